@@ -1,0 +1,99 @@
+-- The state machine as data, and the triggers that hold everybody to it, even the owner typing in psql.
+-- A test keeps the constants in the trigger's WHEN equal to the table: a lookup per row would cost the update twice.
+-- Takes no locks of its own.
+
+delete from gangq.transitions;
+insert into gangq.transitions (old_state, new_state, verb, role, charges) values
+  ('', 'pending', 'submit', 'gangq_submitter', 'nothing'),
+  ('', 'scheduled', 'submit', 'gangq_submitter', 'nothing'),
+  ('', 'waiting', 'submit', 'gangq_submitter', 'nothing'),
+  ('', 'blocked', 'submit_gang', 'gangq_submitter', 'nothing'),
+  ('', 'waiting', 'submit_gang', 'gangq_submitter', 'nothing'),
+  ('', 'pending', 'retry', 'gangq_submitter', 'nothing'),
+  ('', 'blocked', 'retry', 'gangq_submitter', 'nothing'),
+  ('waiting', 'pending', 'complete', 'gangq_worker', 'nothing'),
+  ('waiting', 'scheduled', 'complete', 'gangq_worker', 'nothing'),
+  ('waiting', 'blocked', 'complete', 'gangq_worker', 'nothing'),
+  ('waiting', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
+  ('scheduled', 'pending', 'promote_due', 'gangq_worker', 'nothing'),
+  ('scheduled', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
+  ('pending', 'running', 'claim', 'gangq_worker', 'attempt'),
+  ('pending', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
+  ('blocked', 'reserved', 'reserve_gang', 'gangq_worker', 'nothing'),
+  ('blocked', 'failed', 'complete_drain', 'gangq_worker', 'nothing'),
+  ('blocked', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
+  ('reserved', 'running', 'claim', 'gangq_worker', 'attempt'),
+  ('reserved', 'blocked', 'rollback_gang', 'gangq_worker', 'nothing'),
+  ('reserved', 'blocked', 'preempt_gang', 'gangq_worker', 'nothing'),
+  ('running', 'done', 'complete', 'gangq_worker', 'nothing'),
+  ('running', 'scheduled', 'fail', 'gangq_worker', 'nothing'),
+  ('running', 'failed', 'fail', 'gangq_worker', 'nothing'),
+  ('running', 'preempted', 'fail', 'gangq_worker', 'nothing'),
+  ('running', 'pending', 'requeue', 'gangq_worker', 'trip'),
+  ('running', 'failed', 'requeue', 'gangq_worker', 'trip'),
+  ('running', 'preempted', 'requeue', 'gangq_worker', 'trip'),
+  ('running', 'pending', 'release', 'gangq_worker', 'stop'),
+  ('running', 'preempted', 'release', 'gangq_worker', 'stop'),
+  ('running', 'pending', 'reap_expired', 'gangq_worker', 'crash'),
+  ('running', 'failed', 'reap_expired', 'gangq_worker', 'crash'),
+  ('running', 'preempted', 'reap_expired', 'gangq_worker', 'crash'),
+  ('running', 'preempting', 'preempt_gang', 'gangq_worker', 'refund'),
+  ('running', 'preempting', 'cancel', 'gangq_submitter', 'nothing'),
+  ('preempting', 'preempted', 'ack_preempted', 'gangq_worker', 'nothing'),
+  ('preempting', 'preempted', 'reap_expired', 'gangq_worker', 'nothing'),
+  ('preempting', 'done', 'complete', 'gangq_worker', 'nothing'),
+  ('preempting', 'pending', 'ack_preempted', 'gangq_worker', 'stop'),
+  ('preempting', 'cancelled', 'ack_preempted', 'gangq_worker', 'nothing'),
+  ('preempting', 'cancelled', 'reap_expired', 'gangq_worker', 'nothing'),
+  ('preempted', 'blocked', 'complete_drain', 'gangq_worker', 'nothing'),
+  ('preempted', 'failed', 'complete_drain', 'gangq_worker', 'nothing'),
+  ('preempted', 'cancelled', 'complete_drain', 'gangq_worker', 'nothing');
+
+create function gangq.illegal_transition() returns trigger language plpgsql set search_path = '' as $$
+begin
+  perform gangq.refuse('GQ004',
+    format('job %s cannot go from %s to %s', new.id, case tg_op when 'INSERT' then 'nothing' else old.state end, new.state),
+    'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
+  return null;
+end $$;
+comment on function gangq.illegal_transition() is 'Internal. Trigger: refuses a change of state that gangq.transitions does not list.';
+
+create trigger live_jobs_birth before insert on gangq.live_jobs for each row
+when (new.state not in ('pending', 'scheduled', 'waiting', 'blocked'))
+execute function gangq.illegal_transition();
+
+create trigger live_jobs_transition before update of state on gangq.live_jobs for each row
+when (old.state <> new.state and (old.state || '>' || new.state) not in (
+  'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
+  'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
+  'blocked>reserved', 'blocked>failed', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
+  'running>done', 'running>scheduled', 'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
+  'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>cancelled',
+  'preempted>blocked', 'preempted>failed', 'preempted>cancelled'))
+execute function gangq.illegal_transition();
+
+-- A row leaves live_jobs only together with its history row, and only by a legal ending.
+create function gangq.left_without_history() returns trigger language plpgsql set search_path = '' as $$
+declare
+  lost record;
+begin
+  select g.id, g.state into lost
+  from gone g
+  where not exists (
+    select 1 from gangq.history h
+    where h.job_id = g.id
+      and h.finished_at > clock_timestamp() - interval '2 days'
+      and (h.state = g.state or exists (
+        select 1 from gangq.transitions x where x.old_state = g.state and x.new_state = h.state)))
+  limit 1;
+  if found then
+    perform gangq.refuse('GQ004',
+      format('job %s (%s) would leave without a history row or by an illegal ending', lost.id, lost.state),
+      'Use gangq.cancel(); rows of live_jobs are never deleted by hand.');
+  end if;
+  return null;
+end $$;
+comment on function gangq.left_without_history() is 'Internal. Trigger: a job leaves live_jobs only beside its history row.';
+
+create trigger live_jobs_leave after delete on gangq.live_jobs referencing old table as gone
+for each statement execute function gangq.left_without_history();

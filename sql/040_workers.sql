@@ -1,0 +1,339 @@
+-- Workers: register, heartbeat, retire, proof of death, quarantine.
+-- Locks: the worker's own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
+-- row, then frees its jobs with skip locked; what is locked by somebody else is freed by the next tick.
+
+create function gangq.register_worker(
+  name text, host text, queues text[], kind text default 'inline', slots integer default 1, prefetch integer default 1,
+  memory_mb bigint default 0, cpus numeric default 0, labels jsonb default '{}', tasks text[] default null,
+  devices jsonb default '[]', address text default null, boot_id text default null, pid bigint default null,
+  identity jsonb default '{}', lease_s real default null
+) returns table (
+  incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
+  tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  s gangq.settings;
+  other record;
+  unknown_queue text;
+  device record;
+  ids bigint[];
+begin
+  select x.* into s from gangq.settings x;
+  if coalesce(register_worker.name, '') = '' or coalesce(register_worker.host, '') = '' then
+    perform gangq.refuse('GQ001', 'a worker needs a name and a host', 'Pass name => ''host-1'', host => ''host-1''.');
+  end if;
+  if coalesce(cardinality(register_worker.queues), 0) = 0 then
+    perform gangq.refuse('GQ001', format('worker %L serves no queue', register_worker.name), 'Pass queues => array[''default''].');
+  end if;
+  select w.q into unknown_queue from unnest(register_worker.queues) as w(q)
+  where not exists (select 1 from gangq.queues_table x where x.name = w.q) limit 1;
+  if found then
+    perform gangq.refuse('GQ002', format('queue %L does not exist', unknown_queue),
+      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).', unknown_queue, unknown_queue));
+  end if;
+  if register_worker.kind = 'inline' and register_worker.slots <> 1 then
+    perform gangq.refuse('GQ001', format('worker %L asks for %s slots and runs handlers inline', register_worker.name, register_worker.slots),
+      'An inline worker has one slot. Start one worker per slot, or a command worker (kind => ''command'').');
+  end if;
+  if register_worker.lease_s is not null and not register_worker.lease_s > s.heartbeat_s then
+    perform gangq.refuse('GQ001', format('lease_s is %s, heartbeats come every %s s', register_worker.lease_s, s.heartbeat_s),
+      'The lease must be longer than the heartbeat interval, best by a factor of ten or more.');
+  end if;
+  if jsonb_typeof(coalesce(register_worker.devices, '[]')) <> 'array' then
+    perform gangq.refuse('GQ001', 'devices must be a JSON array', 'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
+  end if;
+  perform pg_advisory_xact_lock(1734438257, hashtext(register_worker.name));
+  select i.*, l.expires_at, l.renewed_at into other
+  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+  where i.name = register_worker.name and i.ended_at is null;
+  if found then
+    raise exception using errcode = 'GQ006',
+      message = format('worker %L is registered from host %s (pid %s) and was heard %s s ago', other.name, other.host,
+        coalesce(other.pid::text, '?'), round(extract(epoch from t - other.renewed_at)::numeric, 1)),
+      hint = format('Give this one another name, stop the other, or wait %s s for its lease to end and a tick to judge it.',
+        greatest(0, ceil(extract(epoch from other.expires_at - t)))),
+      detail = jsonb_build_object('incarnation', other.id, 'host', other.host, 'boot_id', other.boot_id, 'pid', other.pid,
+        'identity', other.identity, 'silent_s', extract(epoch from t - other.renewed_at),
+        'lease_left_s', extract(epoch from other.expires_at - t))::text;
+  end if;
+  incarnation := nextval('gangq.incarnation_ids'::regclass);
+  insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus, queues, tasks, labels,
+    boot_id, pid, identity, registered_at, quarantined)
+  values (register_worker.incarnation, register_worker.name, register_worker.host, coalesce(register_worker.address, register_worker.host),
+    register_worker.kind, register_worker.slots, register_worker.prefetch, register_worker.memory_mb, register_worker.cpus,
+    register_worker.queues, register_worker.tasks, register_worker.labels, register_worker.boot_id, register_worker.pid,
+    register_worker.identity, t,
+    -- An operator's quarantine is of the worker by name: it outlives a restart.
+    (select i.quarantined from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1));
+  insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
+  values (register_worker.incarnation, t + make_interval(secs => coalesce(register_worker.lease_s, s.lease_s)), t,
+    coalesce(register_worker.lease_s, s.lease_s));
+  for device in
+    select d.uuid, d.index, coalesce(d.vram_mb, 0) as vram_mb, coalesce(d.model, '') as model, coalesce(d.source, 'declared') as source
+    from jsonb_to_recordset(register_worker.devices) as d(uuid text, index integer, vram_mb integer, model text, source text)
+    order by d.uuid
+  loop
+    if coalesce(device.uuid, '') = '' or device.index is null then
+      perform gangq.refuse('GQ001', 'a device needs uuid and index', 'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
+    end if;
+    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, seen_at)
+    values (device.uuid, register_worker.host, device.index, device.vram_mb, device.model, device.source, t)
+    on conflict (uuid) do update set host = excluded.host, index = excluded.index, vram_mb = excluded.vram_mb,
+      model = excluded.model, source = excluded.source, seen_at = excluded.seen_at;
+  end loop;
+  insert into gangq.device_claimants (device_id, incarnation)
+  select r.id, register_worker.incarnation from gangq.device_registry r
+  where r.uuid in (select d.uuid from jsonb_to_recordset(register_worker.devices) as d(uuid text));
+  ids := array(select c.device_id from gangq.device_claimants c where c.incarnation = register_worker.incarnation);
+  perform gangq.offer_devices(ids);
+  withheld := array(
+    select r.uuid from gangq.device_registry r
+    where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
+      or exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine'))
+    order by r.uuid);
+  perform gangq.log_event(t, 'register', incarnation => incarnation, data => jsonb_build_object(
+    'host', register_worker.host, 'slots', register_worker.slots, 'devices', cardinality(ids), 'withheld', withheld));
+  perform gangq.wake_tick();
+  lease_granted_s := coalesce(register_worker.lease_s, s.lease_s);
+  heartbeat_s := s.heartbeat_s;
+  lease_margin_s := s.lease_margin_s;
+  grace_s := s.grace_s;
+  ack_timeout_s := s.ack_timeout_s;
+  tick_s := s.tick_s;
+  log_bytes := s.log_bytes;
+  checkpoint_bytes := s.checkpoint_bytes;
+  registered_at := t;
+  return next;
+exception
+  when check_violation or not_null_violation or invalid_text_representation or numeric_value_out_of_range then
+    perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
+      'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not negative; labels a JSON object.');
+end $$;
+comment on function gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real) is
+  'A worker starts: records what it offers and returns its incarnation, which every other worker verb carries, and the '
+  'installation''s numbers. The lease runs from now. Devices that another live incarnation offers, or that are '
+  'quarantined, come back in withheld; the former are offered as soon as that incarnation has ended. '
+  'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead).';
+
+-- A device is offered by the longest-standing live incarnation that sees it.
+create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
+  update gangq.device_registry r set offered_by = best.incarnation
+  from (
+    select d.id, (
+      select c.incarnation from gangq.device_claimants c join gangq.incarnations i on i.id = c.incarnation
+      where c.device_id = d.id and i.ended_at is null order by c.incarnation limit 1) as incarnation
+    from unnest(device_ids) as d(id)) best
+  where r.id = best.id and r.offered_by is distinct from best.incarnation
+$$;
+comment on function gangq.offer_devices(bigint[]) is 'Internal. Decides anew who offers these devices.';
+
+create function gangq.heartbeat(
+  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null
+) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  s gangq.settings;
+begin
+  -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart.
+  perform set_config('synchronous_commit', 'off', true);
+  if exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
+    -- Skip locked: while a tick judges this very lease, the answer is given without a renewal and the worker asks again.
+    update gangq.leases l set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s)), renewed_at = t
+    where l.incarnation = (
+      select z.incarnation from gangq.leases z where z.incarnation = heartbeat.incarnation for update skip locked);
+  else
+    perform gangq.refuse_ended(heartbeat.incarnation);
+  end if;
+  if heartbeat.beats is not null then
+    insert into gangq.progress as p (job_id, token, beat_at, data)
+    select j.id, j.token, t, b.beat
+    from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
+    join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
+    where b.beat is not null
+    order by j.id
+    on conflict (job_id) do update set token = excluded.token, beat_at = excluded.beat_at, data = excluded.data;
+  end if;
+  select x.* into s from gangq.settings x;
+  return query
+  with asked as (select a.id, a.token from unnest(heartbeat.job_ids, heartbeat.tokens) as a(id, token)),
+  held as (
+    select j.id, j.token, j.state, j.told_at, j.stop_reason, j.gang_id
+    from gangq.live_jobs j
+    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')
+  )
+  select coalesce(a.id, h.id), coalesce(a.token, h.token),
+    case
+      when h.id is null then 'lost'
+      when h.state = 'running' then 'continue'
+      when h.told_at + make_interval(secs => s.ack_timeout_s) < t then 'lost'
+      when h.stop_reason = 'cancel' then 'cancel'
+      else 'preempt'
+    end,
+    case when h.id is null then 'not this worker''s claim any more' else h.stop_reason end,
+    h.gang_id, g.epoch
+  from asked a full join held h on h.id = a.id and h.token = a.token
+  left join gangq.live_gangs g on g.id = h.gang_id;
+end $$;
+comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]) is
+  'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '
+  'sent), stores the beats given (aligned with job_ids; null: no news), and returns per claim what to do: continue, '
+  'preempt or cancel (stop within the grace, then ack_preempted), lost (kill it, report nothing). Claims the worker did '
+  'not list are returned too. Waits for no lock. Call it in autocommit. Raises GQ005.';
+
+create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = '' as $$
+declare
+  i gangq.incarnations;
+begin
+  select x.* into i from gangq.incarnations x where x.id = refuse_ended.incarnation;
+  if not found then
+    perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(refuse_ended.incarnation::text, 'null')),
+      'Call gangq.register_worker and use the incarnation it returns.');
+  end if;
+  perform gangq.refuse('GQ005', format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
+    'Kill what it still runs, report nothing, and register again.');
+end $$;
+comment on function gangq.refuse_ended(bigint) is 'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
+
+-- Ends an incarnation. The caller holds its worker row locked. cause: retire, crash.
+create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
+language plpgsql set search_path = '' as $$
+begin
+  update gangq.incarnations i set state = final_state, ended_at = t where i.id = end_incarnation.incarnation;
+  delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
+  delete from gangq.earmarks e where e.incarnation = end_incarnation.incarnation;
+  perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
+end $$;
+comment on function gangq.end_incarnation(bigint, text, timestamptz) is
+  'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by free_orphans.';
+
+create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  me gangq.incarnations;
+begin
+  select i.* into me from gangq.incarnations i where i.id = retire_worker.incarnation for update;
+  if not found then
+    perform gangq.refuse_ended(retire_worker.incarnation);
+  end if;
+  if me.ended_at is not null then
+    return;
+  end if;
+  if not final then
+    update gangq.incarnations i set state = 'draining' where i.id = me.id;
+    delete from gangq.sleepers z where z.incarnation = me.id;
+    perform gangq.log_event(t, 'drain_worker', incarnation => me.id);
+  else
+    perform gangq.end_incarnation(me.id, 'retired', t);
+    perform gangq.log_event(t, 'retire', incarnation => me.id);
+    perform gangq.free_orphans(array[me.id]);
+  end if;
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.retire_worker(bigint, boolean) is
+  'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final true: it is gone, '
+  'and says so itself, so all it had started is dead; jobs it still held are free at once, uncharged. Repeats are '
+  'harmless. Raises GQ002.';
+
+create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  i gangq.incarnations;
+begin
+  if coalesce(jsonb_typeof(report_dead.evidence), 'null') <> 'object' or report_dead.evidence = '{}' then
+    perform gangq.refuse('GQ001', format('worker %L is reported dead without evidence', report_dead.worker),
+      'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", "checked": "host was powered off"}.');
+  end if;
+  select x.* into i from gangq.incarnations x
+  where x.id = report_dead.incarnation and x.name = report_dead.worker for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker, coalesce(report_dead.incarnation::text, 'null')),
+      'Take both from select name, incarnation from gangq.workers.');
+  end if;
+  if i.ended_at is not null then
+    return 0;
+  end if;
+  perform gangq.end_incarnation(i.id, 'dead', t);
+  perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death', data => report_dead.evidence);
+  return gangq.free_orphans(array[i.id]);
+end $$;
+comment on function gangq.report_dead(text, bigint, jsonb) is
+  'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has confirmed gone every '
+  'process it had started. Its jobs are free at once; returns how many. Evidence is kept in events. Repeats are '
+  'harmless. Raises GQ001, GQ002.';
+
+create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
+returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  d gangq.device_registry;
+  i gangq.incarnations;
+begin
+  if (device_uuid is null) = (worker is null) then
+    perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them', 'Pass device_uuid or worker.');
+  end if;
+  if coalesce(reason, '') = '' then
+    perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Whoever lifts it will want to know.');
+  end if;
+  if worker is not null then
+    select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for update;
+    if not found then
+      perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
+    end if;
+    update gangq.incarnations x set quarantined = quarantine.reason where x.id = i.id;
+    perform gangq.log_event(t, 'quarantine', incarnation => i.id, reason => quarantine.reason);
+    return;
+  end if;
+  select r.* into d from gangq.device_registry r where r.uuid = quarantine.device_uuid;
+  if not found then
+    perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
+  end if;
+  -- Whoever takes a device locks the worker that offers it first, as claim does.
+  perform 1 from gangq.incarnations x where x.id = d.offered_by for update;
+  if exists (select 1 from gangq.device_holds h where h.device_id = d.id and h.kind = 'job') then
+    perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
+      (select h.job_id from gangq.device_holds h where h.device_id = d.id)), 'Cancel the job or let it end, then quarantine the device.');
+  end if;
+  insert into gangq.device_holds (device_id, kind, reason, since) values (d.id, 'quarantine', quarantine.reason, t)
+  on conflict (device_id) do update set reason = excluded.reason;
+  perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by, reason => quarantine.reason,
+    data => jsonb_build_object('device', d.uuid));
+end $$;
+comment on function gangq.quarantine(text, text, text) is
+  'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work goes on. '
+  'For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
+
+create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+begin
+  if (device_uuid is null) = (worker is null) then
+    perform gangq.refuse('GQ001', 'lift the quarantine of a device or of a worker, one of them', 'Pass device_uuid or worker.');
+  end if;
+  if worker is not null then
+    update gangq.incarnations x set quarantined = null
+    where x.id = (select y.id from gangq.incarnations y where y.name = unquarantine.worker order by y.id desc limit 1);
+    if not found then
+      perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
+    end if;
+  else
+    if not exists (select 1 from gangq.device_registry r where r.uuid = unquarantine.device_uuid) then
+      perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
+    end if;
+    delete from gangq.device_holds h using gangq.device_registry r
+    where r.uuid = unquarantine.device_uuid and h.device_id = r.id and h.kind = 'quarantine';
+  end if;
+  perform gangq.log_event(t, 'unquarantine', reason => coalesce(device_uuid, worker));
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.unquarantine(text, text) is 'Lifts a quarantine. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';

@@ -1,0 +1,31 @@
+-- What workers have free, counted from what they hold: no counters that could drift.
+-- Takes no locks: whoever takes capacity locks the worker row first.
+
+-- Reserved, running and preempting all count as used. Plain solo jobs share a slot up to the worker's prefetch.
+create function gangq.free_capacity(incarnations bigint[])
+returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
+language sql stable as $$
+  select i.id,
+    (i.slots - u.whole - ceil(u.plain::numeric / i.prefetch))::integer,
+    ((i.slots - u.whole) * i.prefetch - u.plain)::integer,
+    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams
+  from gangq.incarnations i
+  cross join lateral (
+    select count(*) filter (where not s.plain or j.gang_id is not null) as whole,
+      count(*) filter (where s.plain and j.gang_id is null) as plain,
+      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation = i.id) u
+  cross join lateral (
+    select coalesce(array_agg(r.id order by r.vram_mb, r.index, r.id), '{}') as ids,
+      coalesce(array_agg(r.vram_mb order by r.vram_mb, r.index, r.id), '{}') as vrams
+    from gangq.device_registry r
+    where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
+  where i.id = any (free_capacity.incarnations)
+$$;
+comment on function gangq.free_capacity(bigint[]) is
+  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, and free devices with their memory, smallest first.';
+
+create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql immutable as
+$$ select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels $$;
+comment on function gangq.serves(gangq.incarnations, gangq.shapes) is 'Internal. Whether this worker is for jobs of this shape at all, free or not.';

@@ -1,0 +1,297 @@
+-- Gangs are placed: decide reads, reserve_gang writes, admit does both for whoever runs the tick.
+-- Locks: the gang, its jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again.
+
+-- How many members of a shape each of these workers has room for.
+create function gangq.members_that_fit(
+  s gangq.shapes, free_slots integer, free_memory_mb bigint, free_cpus numeric, free_vrams integer[]
+) returns integer language sql immutable as $$
+  select greatest(0, least(
+    free_slots,
+    case when s.memory_mb > 0 then free_memory_mb / s.memory_mb else free_slots end,
+    case when s.cpus > 0 then floor(free_cpus / s.cpus) else free_slots end,
+    case when s.gpus > 0 then (select count(*) from unnest(free_vrams) v where v >= s.vram_mb) / s.gpus
+      else free_slots end))::integer
+$$;
+comment on function gangq.members_that_fit(gangq.shapes, integer, bigint, numeric, integer[]) is
+  'Internal. How many jobs of this shape fit into this much free capacity; devices are whole and never shared.';
+
+-- The packing rule. Fewest hosts: the largest first, but the last one is the tightest that still holds the rest, so
+-- that a small gang does not break up a large host. Ranks are contiguous per host and per worker.
+create function gangq.pack(size integer, workers bigint[], hosts text[], rooms integer[]) returns bigint[]
+language sql immutable as $$
+  with w as (
+    select x.worker, x.host, x.room from unnest(workers, hosts, rooms) as x(worker, host, room) where x.room > 0
+  ),
+  h as (
+    select w.host, sum(w.room) as room,
+      sum(sum(w.room)) over (order by sum(w.room) desc, w.host) as upto
+    from w group by w.host
+  ),
+  whole as (select h.host, h.room, h.upto from h where h.upto < size),
+  rest as (
+    select h.host, h.room from h
+    where h.host not in (select whole.host from whole)
+      and h.room >= size - coalesce((select max(whole.upto) from whole), 0)
+    order by h.room, h.host limit 1
+  ),
+  chosen as (select host, room, 0 as last from whole union all select host, room, 1 from rest),
+  seats as (
+    select w.worker, row_number() over (order by c.last, c.room desc, w.host, w.room desc, w.worker, n) as seat
+    from chosen c join w on w.host = c.host cross join lateral generate_series(1, w.room) n
+  )
+  select case when (select count(*) from rest) = 1 then
+    (select array_agg(s.worker order by s.seat) from seats s where s.seat <= size) end
+$$;
+comment on function gangq.pack(integer, bigint[], text[], integer[]) is
+  'Internal. The worker of each rank, or null when the rooms do not hold size members.';
+
+create function gangq.decide(max_gangs integer default 200)
+returns table (gang_id bigint, incarnations bigint[], earmark bigint[])
+language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  cfg gangq.settings;
+  g record;
+  s gangq.shapes;
+  ids bigint[]; hosts text[]; slots integer[]; memory bigint[]; cpus numeric[];
+  vrams jsonb := '{}';  -- per worker, the free devices' memory, smallest first
+  total_rooms integer[];
+  rooms integer[];
+  seats bigint[];
+  unfit jsonb := '{}';  -- shape -> smallest size that did not fit in this pass
+  held boolean := false;
+  w record;
+  left_vrams integer[];
+begin
+  select x.* into cfg from gangq.settings x;
+  select array_agg(f.incarnation order by f.incarnation), array_agg(i.host order by f.incarnation),
+    array_agg(f.slots order by f.incarnation), array_agg(f.memory_mb order by f.incarnation),
+    array_agg(f.cpus order by f.incarnation), jsonb_object_agg(f.incarnation, to_jsonb(f.vrams))
+  into ids, hosts, slots, memory, cpus, vrams
+  from gangq.free_capacity(gangq.candidates(t)) f join gangq.incarnations i on i.id = f.incarnation;
+  if ids is null then
+    return;
+  end if;
+  for g in
+    select c.* from (
+      select b.*, row_number() over (
+        partition by b.queue, b.priority order by case b.policy when 'largest_first' then -b.size else 0 end, b.order_key) as turn
+      from (
+        select x.id, x.size, x.priority, x.order_key, x.shape_id, z.queue, q.policy
+        from gangq.live_gangs x join gangq.shapes z on z.id = x.shape_id join gangq.queues_table q on q.name = z.queue
+        where x.state = 'blocked' and (x.not_before is null or x.not_before <= t) and not q.paused
+        order by x.order_key limit 1000) b) c
+    order by c.priority desc, c.turn, c.order_key
+    limit decide.max_gangs
+  loop
+    continue when (unfit ->> g.shape_id::text)::integer <= g.size;
+    select x.* into s from gangq.shapes x where x.id = g.shape_id;
+    select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, c.slots, c.memory_mb, c.cpus,
+        array(select v::integer from jsonb_array_elements_text(vrams -> c.id::text) v)) else 0 end order by c.id)
+    into rooms
+    from unnest(ids, slots, memory, cpus) as c(id, slots, memory_mb, cpus) join gangq.incarnations i on i.id = c.id;
+    seats := gangq.pack(g.size, ids, hosts, rooms);
+    if seats is null then
+      unfit := unfit || jsonb_build_object(g.shape_id::text, g.size);
+      -- The first gang that must wait keeps the workers it would get if they were idle: otherwise a stream of
+      -- smaller work, each of it fitting at once, would starve it for ever.
+      if not held then
+        select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, i.slots, i.memory_mb, i.cpus, d.vrams) else 0 end order by i.id)
+        into total_rooms
+        from unnest(ids) as c(id) join gangq.incarnations i on i.id = c.id
+        cross join lateral (
+          select coalesce(array_agg(r.vram_mb), '{}') as vrams from gangq.device_registry r
+          where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine')) d;
+        seats := gangq.pack(g.size, ids, hosts, total_rooms);
+        if seats is not null then
+          held := true;
+          gang_id := g.id;
+          incarnations := null;
+          earmark := array(select distinct e from unnest(seats) e);
+          return next;
+          slots := array(select case when c.id = any (earmark) then 0 else c.free end
+            from unnest(ids, slots) with ordinality as c(id, free, n) order by c.n);
+        end if;
+      end if;
+      continue;
+    end if;
+    gang_id := g.id;
+    incarnations := seats;
+    earmark := null;
+    return next;
+    for w in select e.id, count(*)::integer as members from unnest(seats) as e(id) group by e.id loop
+      slots[array_position(ids, w.id)] := slots[array_position(ids, w.id)] - w.members;
+      memory[array_position(ids, w.id)] := memory[array_position(ids, w.id)] - w.members * s.memory_mb;
+      cpus[array_position(ids, w.id)] := cpus[array_position(ids, w.id)] - w.members * s.cpus;
+      if s.gpus > 0 then
+        -- The same rule as reserve_gang: the smallest devices that are large enough.
+        left_vrams := array(
+          select v.vram from (
+            select e.vram::integer as vram, e.n, count(*) filter (where e.vram::integer >= s.vram_mb) over (order by e.n) as nth
+            from jsonb_array_elements_text(vrams -> w.id::text) with ordinality as e(vram, n)) v
+          where v.vram < s.vram_mb or v.nth > w.members * s.gpus order by v.n);
+        vrams := jsonb_set(vrams, array[w.id::text], to_jsonb(left_vrams));
+      end if;
+    end loop;
+  end loop;
+end $$;
+comment on function gangq.decide(integer) is
+  'What admit would do now, without doing it: gangs that fit, with the worker of each rank, and the first gang that '
+  'must wait, with the workers kept for it. By priority, then the queue''s policy (queues take turns), then age; '
+  'capacity is subtracted after each placement; a shape that did not fit is not tried again in the pass.';
+
+create function gangq.candidates(t timestamptz) returns bigint[] language sql stable as $$
+  select coalesce(array_agg(i.id), '{}')
+  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
+  where i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t)
+    and l.renewed_at > t - make_interval(secs => s.candidate_silence_s)
+$$;
+comment on function gangq.candidates(timestamptz) is
+  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not passed over.';
+
+create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  s gangq.shapes;
+  locked bigint[];
+  wanted bigint[];
+begin
+  perform gangq.require_read_committed('reserve_gang');
+  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  if g.state <> 'blocked' then
+    perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
+  end if;
+  if coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
+    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
+      'Pass the worker''s incarnation for each rank, in rank order.');
+  end if;
+  select x.* into s from gangq.shapes x where x.id = g.shape_id;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  wanted := array(select distinct w from unnest(reserve_gang.incarnations) w order by w);
+  -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for update skip locked);
+  if locked <> wanted or exists (
+    select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
+    join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
+    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams) < m.members
+  ) then
+    return false;
+  end if;
+  if s.gpus > 0 then
+    insert into gangq.device_holds (device_id, kind, job_id, since)
+    select d.device_id, 'job', m.job_id, t
+    from (
+      select j.id as job_id, w.id as incarnation, row_number() over (partition by w.id order by w.rank) - 1 as nth
+      from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
+      join gangq.live_jobs j on j.gang_id = g.id and j.rank = w.rank - 1) m
+    join (
+      select f.incarnation, e.device_id, row_number() over (partition by f.incarnation order by e.n) - 1 as nth
+      from gangq.free_capacity(wanted) f
+      cross join lateral unnest(f.device_ids, f.vrams) with ordinality as e(device_id, vram_mb, n)
+      where e.vram_mb >= s.vram_mb) d
+      on d.incarnation = m.incarnation and d.nth / s.gpus = m.nth;
+  end if;
+  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
+  g.restore_step := gangq.restore_step(g);
+  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
+  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
+  update gangq.live_jobs j set state = 'reserved', incarnation = w.id, deadline_at = g.deadline_at
+  from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
+  where j.gang_id = g.id and j.rank = w.rank - 1;
+  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, reserved_at = t, deadline_at = g.deadline_at,
+    go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
+  where x.id = g.id;
+  delete from gangq.earmarks e where e.gang_id = g.id;
+  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
+    'size', g.size, 'restore_step', g.restore_step,
+    'hosts', (select jsonb_object_agg(h.host, h.members) from (
+      select i.host, count(*) as members from unnest(reserve_gang.incarnations) as w(id)
+      join gangq.incarnations i on i.id = w.id group by i.host) h)));
+  perform gangq.wake(wanted, 'claim');
+  return true;
+end $$;
+comment on function gangq.reserve_gang(bigint, bigint[]) is
+  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
+  'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
+  'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
+
+create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
+language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+#variable_conflict use_column
+declare
+  d record;
+  earmarked boolean := false;
+begin
+  perform gangq.require_read_committed('admit');
+  placed := 0;
+  again := false;
+  for d in select x.* from gangq.decide(admit.max_gangs) x loop
+    if d.incarnations is null then
+      earmarked := true;
+      delete from gangq.earmarks e where e.gang_id <> d.gang_id or e.incarnation <> all (d.earmark);
+      insert into gangq.earmarks (incarnation, gang_id, order_key)
+      select w.id, g.id, g.order_key from unnest(d.earmark) as w(id), gangq.live_gangs g where g.id = d.gang_id
+      on conflict (incarnation) do update set gang_id = excluded.gang_id, order_key = excluded.order_key;
+    else
+      perform 1 from gangq.live_gangs g where g.id = d.gang_id and g.state = 'blocked' for update skip locked;
+      if not found then
+        again := true;
+      elsif gangq.reserve_gang(d.gang_id, d.incarnations) then
+        placed := placed + 1;
+      else
+        again := true;
+      end if;
+    end if;
+  end loop;
+  if not earmarked then
+    delete from gangq.earmarks;
+  end if;
+  return next;
+end $$;
+comment on function gangq.admit(integer) is
+  'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
+  'transaction. again: something was busy, ask again soon. Raises GQ008.';
+
+create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  cfg gangq.settings;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  if g.state <> 'reserved' or exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'reserved') then
+    return false;
+  end if;
+  select x.* into cfg from gangq.settings x;
+  delete from gangq.device_holds h where h.job_id = any (array(select j.id from gangq.live_jobs j where j.gang_id = g.id));
+  -- Whoever did not claim in time is not asked again for a while. A worker that is claiming right now is not silent.
+  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
+  where g.deadline_at <= t and i.id = any (array(
+    select z.id from gangq.incarnations z
+    where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
+    order by z.id for update skip locked));
+  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
+  update gangq.live_gangs x set state = 'blocked', deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
+    placement_misses = x.placement_misses + 1,
+    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
+  where x.id = g.id;
+  perform gangq.log_event(t, 'rollback', g.id, g.epoch, reason => coalesce(rollback_gang.reason, 'not claimed in time'));
+  return true;
+end $$;
+comment on function gangq.rollback_gang(bigint, text) is
+  'Takes back a reservation that nobody has started on: the whole gang is blocked again, nobody is charged, a miss is '
+  'counted and backs the gang off; workers that missed the deadline are passed over for a while. False when a member '
+  'was claimed (then it drains) or nothing is reserved. Raises GQ002.';

@@ -1,0 +1,270 @@
+-- A worker takes work: claim, and the barrier that lets a gang begin.
+-- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then pending
+-- jobs with skip locked only.
+
+create function gangq.claim(
+  incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
+  sleep boolean default false
+) returns table (
+  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz;
+  me gangq.incarnations;
+  gang_ids bigint[];
+  taken bigint[] := '{}';
+  took bigint[];
+  room record;
+  want integer := claim.max_jobs;
+  kept_from bigint;  -- jobs from this key on come after the gang this worker is kept for
+  heads record;
+  shape_ids integer[];
+  keys bigint[];
+  s gangq.shapes;
+  bound bigint;
+  n integer;
+begin
+  perform gangq.require_read_committed('claim');
+  if claim.max_jobs is null or claim.max_jobs not between 1 and 1000 then
+    perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(claim.max_jobs::text, 'null')), 'Claim in batches.');
+  end if;
+  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved');
+  if gang_ids <> '{}' then
+    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+    perform 1 from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved' order by j.id for update;
+  end if;
+  select i.* into me from gangq.incarnations i where i.id = claim.incarnation for update;
+  if not found or me.ended_at is not null then
+    perform gangq.refuse_ended(claim.incarnation);
+  end if;
+  t := gangq.now();
+  if not exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) then
+    perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
+      'Call gangq.heartbeat: if it is accepted, claim again; else register again.');
+  end if;
+  if claim.request_id is not null then
+    taken := array(
+      select j.id from gangq.live_jobs j
+      where j.incarnation = me.id and j.request_id = claim.request_id and j.state in ('running', 'preempting') order by j.order_key);
+    if taken <> '{}' then
+      return query select * from gangq.claimed(taken);
+      return;
+    end if;
+  end if;
+
+  if gang_ids <> '{}' and me.state = 'live' then
+    with started as (
+      update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
+        deadline_at = null, request_id = claim.request_id
+      where j.id = any (array(
+        select z.id from gangq.live_jobs z where z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
+      returning j.id, j.token
+    ),
+    held as (
+      update gangq.device_holds h set token = s.token from started s where h.job_id = s.id
+    )
+    select array_agg(s.id) into taken from started s;
+    taken := coalesce(taken, '{}');
+    if taken <> '{}' then
+      perform gangq.open_barriers(me, gang_ids, taken, claim.ports, t);
+    end if;
+    want := want - cardinality(taken);
+  end if;
+
+  if want > 0 and me.state = 'live' and me.quarantined is null then
+    select f.* into room from gangq.free_capacity(array[me.id]) f;
+    kept_from := coalesce((select e.order_key from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
+    -- The head of every shape that fits: shapes that do not fit are never looked at, however many jobs they have.
+    select array_agg(h.id), array_agg(h.order_key) into shape_ids, keys
+    from (
+      select z.id, (
+        select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) as order_key
+      from gangq.shapes z join gangq.queues_table q on q.name = z.queue
+      where gangq.serves(me, z) and not q.paused
+        and case when z.plain then room.plain_room > 0
+          else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end
+    ) h where h.order_key < kept_from;
+    -- Merge the heads: take from the first shape up to where the next one begins.
+    while want > 0 and shape_ids is not null loop
+      select h.n, h.id, h.key, lead(h.key) over (order by h.key) as next_key into heads
+      from (
+        select e.n, e.id, e.key
+        from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
+        where e.key is not null and e.key < kept_from
+          and case when z.plain then room.plain_room > 0
+            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end) h
+      order by h.key limit 1;
+      exit when not found;
+      select z.* into s from gangq.shapes z where z.id = heads.id;
+      bound := least(coalesce(heads.next_key, kept_from), kept_from);
+      n := case when s.plain then least(want, room.plain_room) else 1 end;
+      with started as (
+        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+          claimed_at = t, due_at = null, request_id = claim.request_id
+        where j.id = any (array(
+          select z.id from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
+          order by z.order_key limit n for update skip locked))
+        returning j.id
+      )
+      select array_agg(st.id) into took from started st;
+      want := want - coalesce(cardinality(took), 0);
+      if took is not null then
+        taken := taken || took;
+        if s.plain then
+          room.plain_room := room.plain_room - cardinality(took);
+          room.slots := room.slots - ceil(cardinality(took)::numeric / me.prefetch);
+        else
+          room.plain_room := room.plain_room - me.prefetch;
+          room.slots := room.slots - 1;
+          room.memory_mb := room.memory_mb - s.memory_mb;
+          room.cpus := room.cpus - s.cpus;
+          if s.gpus > 0 then
+            perform gangq.hold_devices(took[1], s, room.device_ids, room.vrams, t);
+            select coalesce(array_agg(d.id order by d.n), '{}'), coalesce(array_agg(d.vram order by d.n), '{}')
+            into room.device_ids, room.vrams
+            from unnest(room.device_ids, room.vrams) with ordinality as d(id, vram, n)
+            where not exists (select 1 from gangq.device_holds h where h.device_id = d.id);
+          end if;
+        end if;
+      end if;
+      exit when want <= 0;
+      if took is null or (s.plain and cardinality(took) < n) then
+        -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
+        keys[heads.n] := (select j.order_key from gangq.live_jobs j
+          where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
+      else
+        keys[heads.n] := (select j.order_key from gangq.live_jobs j
+          where j.shape_id = heads.id and j.state = 'pending'
+            and j.order_key > (select max(z.order_key) from gangq.live_jobs z where z.id = any (took))
+          order by j.order_key limit 1);
+      end if;
+    end loop;
+  end if;
+
+  if taken = '{}' then
+    if claim.sleep and me.state = 'live' then
+      insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
+      on conflict (incarnation) do nothing;
+    end if;
+  else
+    delete from gangq.sleepers z where z.incarnation = me.id;
+    return query select * from gangq.claimed(taken);
+  end if;
+end $$;
+comment on function gangq.claim(bigint, uuid, integer, integer[], boolean) is
+  'A worker takes work: first its members of reserved gangs, then up to max_jobs solo jobs that fit its free capacity, '
+  'by priority, first in first out within one. Repeating request_id after a lost reply returns the same claims. '
+  'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
+  'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
+  'Raises GQ001, GQ002, GQ005, GQ008.';
+
+create function gangq.hold_devices(job_id bigint, s gangq.shapes, device_ids bigint[], vrams integer[], t timestamptz)
+returns void language sql volatile as $$
+  insert into gangq.device_holds (device_id, kind, job_id, token, since)
+  select d.id, 'job', hold_devices.job_id, (select j.token from gangq.live_jobs j where j.id = hold_devices.job_id), hold_devices.t
+  from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
+  where d.vram >= (s).vram_mb order by d.n limit (s).gpus
+$$;
+comment on function gangq.hold_devices(bigint, gangq.shapes, bigint[], integer[], timestamptz) is
+  'Internal. Holds the smallest devices that are large enough. Two holders of one device collide on the key.';
+
+create function gangq.claimed(ids bigint[]) returns table (
+  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz
+) language sql stable as $$
+  select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer,
+    j.budget_s, j.gang_id, g.epoch, j.rank, g.size, case when j.rank = 0 then g.master_port end,
+    case when j.gang_id is not null then g.restore_step
+      else (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
+    case when s.gpus = 0 then '[]' else (
+      select jsonb_agg(jsonb_build_object('uuid', r.uuid, 'index', r.index, 'vram_mb', r.vram_mb, 'source', r.source) order by r.index, r.uuid)
+      from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id where h.job_id = j.id) end,
+    j.submitted_at
+  from unnest(claimed.ids) with ordinality as w(id, n)
+  join gangq.live_jobs j on j.id = w.id
+  join gangq.shapes s on s.id = j.shape_id
+  left join gangq.live_gangs g on g.id = j.gang_id
+  order by j.gang_id is null, j.order_key, j.rank
+$$;
+comment on function gangq.claimed(bigint[]) is 'Internal. What a worker needs to know about the jobs it has just claimed.';
+
+-- Called under the gangs' locks, in the transaction of the claim. The last claim opens the barrier.
+create function gangq.open_barriers(me gangq.incarnations, gang_ids bigint[], taken bigint[], ports integer[], t timestamptz)
+returns void language plpgsql set search_path = '' as $$
+declare
+  m record;
+  g record;
+  nth integer := 0;
+begin
+  for m in
+    select j.id, j.gang_id, j.rank, j.token, x.epoch from gangq.live_jobs j join gangq.live_gangs x on x.id = j.gang_id
+    where j.id = any (taken) order by j.id
+  loop
+    perform gangq.log_event(t, 'claim', m.gang_id, m.epoch, m.id, m.token, me.id, data => jsonb_build_object('rank', m.rank));
+    if m.rank = 0 then
+      nth := nth + 1;
+      update gangq.live_gangs x set master_host = me.host, master_addr = me.address, master_port = ports[nth] where x.id = m.gang_id;
+    end if;
+  end loop;
+  for g in
+    select x.id, x.epoch from gangq.live_gangs x
+    where x.id = any (gang_ids) and x.state = 'reserved'
+      and not exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state <> 'running')
+    order by x.id
+  loop
+    update gangq.live_gangs x set state = 'running', go_at = t, deadline_at = null where x.id = g.id;
+    perform gangq.log_event(t, 'go', g.id, g.epoch);
+    perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id), 'go');
+  end loop;
+end $$;
+comment on function gangq.open_barriers(gangq.incarnations, bigint[], bigint[], integer[], timestamptz) is
+  'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed.';
+
+create function gangq.barrier(job_id bigint, token bigint) returns table (
+  go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
+  node_rank integer, local_world_size integer, master_addr text, master_port integer
+) language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_column
+declare
+  mine gangq.live_jobs;
+begin
+  select j.* into mine from gangq.live_jobs j where j.id = barrier.job_id;
+  if not found or mine.token is distinct from barrier.token or mine.state <> 'running' or mine.gang_id is null then
+    perform gangq.refuse_stale(barrier.job_id, barrier.token);
+  end if;
+  return query
+  select g.go_at is not null, g.epoch, j.rank, j.id, i.name, i.host,
+    (row_number() over (partition by i.host order by j.rank) - 1)::integer,
+    (dense_rank() over (order by f.first_rank) - 1)::integer,
+    (count(*) over (partition by i.host))::integer, g.master_addr, g.master_port
+  from gangq.live_jobs j
+  join gangq.live_gangs g on g.id = j.gang_id
+  left join gangq.incarnations i on i.id = j.incarnation
+  left join lateral (
+    select min(z.rank) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
+    where z.gang_id = j.gang_id and k.host = i.host) f on true
+  where j.gang_id = mine.gang_id
+  order by j.rank;
+end $$;
+comment on function gangq.barrier(bigint, bigint) is
+  'Who is who in this epoch, one row per member in rank order; go is true once every member has been claimed: only '
+  'then may a member''s code begin. Raises GQ003 when the claim is not ours any more or was told to stop.';
+
+create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = '' as $$
+declare
+  j gangq.live_jobs;
+begin
+  select x.* into j from gangq.live_jobs x where x.id = refuse_stale.job_id;
+  if not found and not exists (select 1 from gangq.history h where h.job_id = refuse_stale.job_id) then
+    perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(refuse_stale.job_id::text, 'null')), 'Job ids are in gangq.jobs.');
+  end if;
+  perform gangq.refuse('GQ003', format('token %s is not the present claim of job %s, which is %s',
+      coalesce(refuse_stale.token::text, 'null'), refuse_stale.job_id, coalesce(j.state, 'over')),
+    'The claim was lost (lease ended, cancelled, drained) or is over. Stop the work and report nothing.');
+end $$;
+comment on function gangq.refuse_stale(bigint, bigint) is 'Internal. Raises GQ003, or GQ002 for a job that never was.';

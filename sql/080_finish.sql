@@ -1,0 +1,302 @@
+-- A job ends, or is handed back: complete, fail, requeue, release; and leave, the one door into history.
+-- Locks: gangs by id, jobs by id. Never a worker row: those who give capacity back must not meet those who take it.
+
+-- Moves jobs out of live_jobs into history: solo jobs to the state given, gang members with the state they have.
+-- Pairs whose token is not the present one stay. Returns the ids that left.
+create function gangq.leave(
+  ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz
+) returns bigint[] language plpgsql set search_path = '' as $$
+declare
+  left_ids bigint[];
+begin
+  with leaving as (
+    select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result)
+  ),
+  gone as (
+    delete from gangq.live_jobs j using leaving l
+    where j.id = l.id and j.token is not distinct from l.token
+      and case when leave.new_state is null then j.gang_id is not null and j.state in ('done', 'failed', 'cancelled')
+        else j.gang_id is null and (leave.new_state <> 'done' or j.state in ('running', 'preempting')) end
+    returning j.*, l.result as new_result
+  ),
+  kept as (
+    insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at, incarnation, shape_id, rank,
+      budget_s, priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention,
+      submitter, payload, result, error)
+    select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at, coalesce(g.finished_at, leave.t),
+      g.incarnation, g.shape_id, g.rank, g.budget_s, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
+      g.trips, g.max_trips, g.stops, coalesce(leave.new_state, g.state),
+      case coalesce(leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
+      g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
+    from gone g join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
+    returning job_id
+  )
+  select array_agg(k.job_id) into left_ids from kept k;
+  if left_ids is null then
+    return '{}';
+  end if;
+  delete from gangq.device_holds h where h.job_id = any (left_ids);
+  delete from gangq.progress p where p.job_id = any (left_ids);
+  delete from gangq.dependencies d where d.job_id = any (left_ids);
+  update gangq.dependencies d set outcome = h.state
+  from gangq.history h
+  where d.on_job_id = any (left_ids) and h.job_id = d.on_job_id and h.finished_at >= leave.t;
+  if found then
+    perform gangq.wake_tick(true);
+  end if;
+  return left_ids;
+end $$;
+comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timestamptz) is
+  'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told.';
+
+create function gangq.was_final(job_id bigint, token bigint) returns boolean language sql stable as $$
+  select exists (select 1 from gangq.live_jobs j where j.id = was_final.job_id and j.final_token = was_final.token)
+    or exists (select 1 from gangq.history h where h.job_id = was_final.job_id and h.token = was_final.token)
+$$;
+comment on function gangq.was_final(bigint, bigint) is
+  'Internal. Whether this token already ended its attempt: the same final call again then succeeds silently.';
+
+create function gangq.lock_job(job_id bigint) returns gangq.live_jobs language plpgsql set search_path = '' as $$
+declare
+  j gangq.live_jobs;
+begin
+  select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id;
+  if j.gang_id is not null then
+    perform 1 from gangq.live_gangs g where g.id = j.gang_id for update;
+    perform 1 from gangq.live_jobs x where x.gang_id = j.gang_id order by x.id for update;
+  end if;
+  select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id for update;
+  return j;
+end $$;
+comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gang and all members, in the fixed order; returns the job.';
+
+create function gangq.complete(
+  job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
+) returns table (job_id bigint, outcome text)
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  done bigint[];
+  p record;
+  big record;
+begin
+  if coalesce(cardinality(complete.job_ids), 0) = 0 or cardinality(complete.job_ids) <> coalesce(cardinality(complete.tokens), 0)
+    or cardinality(complete.results) <> cardinality(complete.job_ids) then
+    perform gangq.refuse('GQ001', 'complete needs as many tokens (and results, if any) as job ids, and at least one', 'Pass arrays of one length.');
+  end if;
+  if complete.results is not null then
+    select r.n, pg_column_size(r.result) as bytes, q.max_payload_bytes, q.name into big
+    from unnest(complete.job_ids, complete.results) with ordinality as r(id, result, n)
+    join gangq.live_jobs j on j.id = r.id join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue
+    where pg_column_size(r.result) > 1024 and pg_column_size(r.result) > q.max_payload_bytes limit 1;
+    if found then
+      perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s', complete.job_ids[big.n], big.bytes, big.name, big.max_payload_bytes),
+        'Store it elsewhere and return its address.');
+    end if;
+  end if;
+  done := gangq.leave(complete.job_ids, complete.tokens, 'done', complete.results, null, t);
+  if cardinality(done) = cardinality(complete.job_ids) then
+    return query select d.id, 'done' from unnest(done) as d(id);
+  else
+    perform 1 from gangq.live_gangs g
+    where g.id in (select j.gang_id from gangq.live_jobs j where j.id = any (complete.job_ids)) order by g.id for update;
+    perform 1 from gangq.live_jobs j
+    where j.gang_id in (select z.gang_id from gangq.live_jobs z where z.id = any (complete.job_ids)) order by j.id for update;
+    for p in
+      select c.id, c.token, c.result, j.gang_id, j.token = c.token and j.state in ('running', 'preempting') as ours
+      from unnest(complete.job_ids, complete.tokens, complete.results) as c(id, token, result)
+      left join gangq.live_jobs j on j.id = c.id
+      where c.id <> all (done) or c.id is null
+      order by c.id
+    loop
+      job_id := p.id;
+      if p.ours and p.gang_id is not null then
+        update gangq.live_jobs j set state = 'done', result = p.result, finished_at = t, final_token = j.token, token = null,
+          incarnation = null, told_at = null, stop_reason = null
+        where j.id = p.id;
+        delete from gangq.device_holds h where h.job_id = p.id;
+        perform gangq.member_ended(p.gang_id, p.id, p.token, 'done', t);
+        outcome := 'done';
+      elsif gangq.was_final(p.id, p.token) then
+        outcome := 'repeated';
+      elsif strict then
+        perform gangq.refuse_stale(p.id, p.token);
+      else
+        outcome := 'stale';
+      end if;
+      return next;
+    end loop;
+    return query select d.id, 'done' from unnest(done) as d(id);
+  end if;
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
+  'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
+  'exactly when the caller''s own writes are committed. A success reported while told to stop counts. outcome: done, '
+  'repeated (this token had ended it before), or with strict => false stale; with strict a stale pair raises GQ003 and '
+  'nothing changes. Raises GQ001, GQ002, GQ003, GQ007.';
+
+create function gangq.fail(
+  job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
+) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+declare
+  t timestamptz := gangq.now();
+  j gangq.live_jobs;
+  q gangq.queues_table;
+  delay interval;
+begin
+  if cause not in ('error', 'port_taken') then
+    perform gangq.refuse('GQ001', format('cause is %L', cause), 'It is error, or port_taken when a member''s rendezvous port was taken.');
+  end if;
+  j := gangq.lock_job(fail.job_id);
+  if j.id is null or j.token is distinct from fail.token or j.state not in ('running', 'preempting') then
+    if gangq.was_final(fail.job_id, fail.token) then
+      return 'repeated';
+    end if;
+    perform gangq.refuse_stale(fail.job_id, fail.token);
+  end if;
+  if j.state = 'preempting' then
+    return gangq.stopped(j, coalesce(fail.error, '{}'), t);
+  end if;
+  if j.gang_id is not null then
+    perform gangq.drain(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
+      coalesce(fail.error ->> 'message', 'failed'), t, not retryable);
+    return 'preempted';
+  end if;
+  select x.* into q from gangq.queues_table x join gangq.shapes s on s.queue = x.name where s.id = j.shape_id;
+  if not retryable or j.attempts >= j.max_attempts then
+    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], coalesce(fail.error, '{}'), t);
+    perform gangq.log_event(t, 'fail', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'message',
+      data => jsonb_build_object('attempts', j.attempts, 'retryable', retryable));
+    perform gangq.wake_tick();
+    return 'failed';
+  end if;
+  delay := gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts);
+  update gangq.live_jobs x set state = 'scheduled', due_at = t + delay, final_token = x.token, token = null, incarnation = null,
+    error = fail.error, request_id = null
+  where x.id = j.id;
+  delete from gangq.device_holds h where h.job_id = j.id;
+  perform gangq.log_event(t, 'retry', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'message',
+    data => jsonb_build_object('attempts', j.attempts, 'due_at', t + delay));
+  perform gangq.wake_tick();
+  return 'scheduled';
+end $$;
+comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
+  'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or retryable is false. '
+  'error: {"type", "message", "traceback", "host", "log_tail"}. A member''s failure drains its gang with it as the culprit. '
+  'Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
+
+create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
+returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+declare
+  t timestamptz := gangq.now();
+  j gangq.live_jobs;
+begin
+  j := gangq.lock_job(requeue.job_id);
+  if j.id is null or j.token is distinct from requeue.token or j.state not in ('running', 'preempting') then
+    if gangq.was_final(requeue.job_id, requeue.token) then
+      return 'repeated';
+    end if;
+    perform gangq.refuse_stale(requeue.job_id, requeue.token);
+  end if;
+  perform gangq.log_event(t, 'trip', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation,
+    reason => requeue.error ->> 'message', data => requeue.error || jsonb_build_object('trips', j.trips + 1));
+  if j.state = 'preempting' then
+    return gangq.stopped(j, requeue.error, t);
+  end if;
+  if j.gang_id is not null then
+    perform gangq.drain(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'message', 'watchdog trip'), t);
+    return 'preempted';
+  end if;
+  if j.trips >= j.max_trips then
+    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], coalesce(requeue.error, '{}'), t);
+    perform gangq.wake_tick();
+    return 'failed';
+  end if;
+  update gangq.live_jobs x set state = 'pending', trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token, token = null,
+    incarnation = null, error = requeue.error, request_id = null,
+    order_key = case when front then gangq.order_key(x.priority, gangq.front_pos()) else x.order_key end
+  where x.id = j.id;
+  delete from gangq.device_holds h where h.job_id = j.id;
+  perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1, 'sleepers');
+  perform gangq.wake_tick();
+  return 'pending';
+end $$;
+comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
+  'A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the front of its priority, or '
+  'fails it when its trips are spent. A member''s trip drains its gang. Returns pending, failed, preempted or repeated. '
+  'Raises GQ002, GQ003.';
+
+create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
+returns table (job_id bigint, outcome text)
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  p record;
+  j gangq.live_jobs;
+begin
+  if coalesce(cardinality(release.job_ids), 0) <> coalesce(cardinality(release.tokens), 0) then
+    perform gangq.refuse('GQ001', 'release needs as many tokens as job ids', 'Pass arrays of one length.');
+  end if;
+  perform 1 from gangq.live_gangs g
+  where g.id in (select x.gang_id from gangq.live_jobs x where x.id = any (release.job_ids)) order by g.id for update;
+  for p in select r.id, r.token from unnest(release.job_ids, release.tokens) as r(id, token) order by r.id loop
+    j := gangq.lock_job(p.id);
+    job_id := p.id;
+    if j.id is null or j.token is distinct from p.token or j.state not in ('running', 'preempting') then
+      outcome := case when gangq.was_final(p.id, p.token) then 'repeated' else 'stale' end;
+    else
+      outcome := 'released';
+      if j.state = 'preempting' then
+        perform gangq.stopped(j, null, t);
+      elsif j.gang_id is not null then
+        perform gangq.drain(j.gang_id, array[j.id], 'release', null, coalesce(release.reason, 'handed back by its worker'), t);
+      else
+        perform gangq.hand_back(j, 'release', coalesce(release.reason, 'handed back by its worker'), t);
+      end if;
+    end if;
+    return next;
+  end loop;
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.release(bigint[], bigint[], text) is
+  'A worker hands claims back because it has to stop; their work is dead. Nobody is charged. outcome: released, repeated, '
+  'stale. A member''s release drains its gang. Raises GQ001.';
+
+-- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
+create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz) returns text
+language plpgsql set search_path = '' as $$
+begin
+  perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
+    incarnation => (j).incarnation, reason => hand_back.reason);
+  if how = 'crash' and (j).crashes >= (j).max_crashes then
+    perform gangq.leave(array[(j).id], array[(j).token], 'failed', array[null]::jsonb[],
+      jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason, 'crashes', (j).crashes + 1), t);
+    return 'failed';
+  end if;
+  update gangq.live_jobs x set state = 'pending', attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null,
+    request_id = null, told_at = null, stop_reason = null,
+    crashes = x.crashes + case how when 'crash' then 1 else 0 end, stops = x.stops + case how when 'crash' then 0 else 1 end,
+    error = case how when 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason) else x.error end
+  where x.id = (j).id;
+  delete from gangq.device_holds h where h.job_id = (j).id;
+  perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
+  return 'pending';
+end $$;
+comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz) is
+  'Internal. Back to pending without charging an attempt; a crash counts as one and fails the job when those are spent.';
+
+create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
+language sql volatile security definer set search_path = '' as $$
+  insert into gangq.logs (job_id, token, seq, at, chunk)
+  select l.id, l.token, l.seq, gangq.now(), l.chunk
+  from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks) as l(id, token, seq, chunk)
+  join gangq.live_jobs j on j.id = l.id and (j.token = l.token or j.final_token = l.token)
+  where octet_length(l.chunk) <= 1048576
+    and not exists (select 1 from gangq.logs x where x.job_id = l.id and x.token = l.token and x.seq = l.seq)
+$$;
+comment on function gangq.append_log(bigint[], bigint[], integer[], text[]) is
+  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and repeated numbers are dropped silently; the '
+  'worker bounds the total (settings.log_bytes).';

@@ -1,0 +1,394 @@
+-- A gang is taken down together: drain, ack, complete_drain; and cancel and retry, which use the same path.
+-- Locks: gangs by id, jobs by id. Never a worker row.
+
+-- Begins a drain. culprits are already proven stopped. Everybody else that runs is told to stop; what is only reserved
+-- goes back to blocked. Attempts were counted at claim: all but a culprit's are given back here, because only here is
+-- the culprit known. Before the barrier opened nobody's code had begun, so nobody is charged.
+create function gangq.drain(
+  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false
+) returns void language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+  how text := drain.cause;
+  charged boolean;
+  told bigint;
+  back bigint;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = drain.gang_id for update;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  if g.go_at is null and how in ('fail', 'crash', 'trip') then
+    how := 'never_started';
+  end if;
+  charged := how in ('fail', 'crash', 'trip');
+  update gangq.live_jobs j set
+    state = case when j.id = any (culprits) then 'preempted' else 'preempting' end,
+    attempts = case
+      when j.id = any (culprits) and how = 'fail' then case when drain.final then greatest(j.attempts, j.max_attempts) else j.attempts end
+      else j.attempts - 1 end,
+    crashes = j.crashes + case when j.id = any (culprits) and how = 'crash' then 1 else 0 end,
+    trips = j.trips + case when j.id = any (culprits) and how = 'trip' then 1 else 0 end,
+    stops = j.stops + case when how in ('preempt', 'release') then 1 else 0 end,
+    final_token = case when j.id = any (culprits) then j.token else j.final_token end,
+    token = case when j.id = any (culprits) then null else j.token end,
+    incarnation = case when j.id = any (culprits) then null else j.incarnation end,
+    request_id = case when j.id = any (culprits) then null else j.request_id end,
+    error = case when j.id = any (culprits) then coalesce(drain.error, j.error) else j.error end,
+    told_at = case when j.id = any (culprits) then null else t end,
+    stop_reason = case when j.id = any (culprits) then null when g.cancelling then 'cancel' else 'drain' end
+  where j.gang_id = g.id and j.state = 'running';
+  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null
+  where j.gang_id = g.id and j.state = 'reserved';
+  get diagnostics back = row_count;
+  delete from gangq.device_holds h using gangq.live_jobs j
+  where h.job_id = j.id and j.gang_id = g.id and h.kind = 'job' and j.state in ('blocked', 'preempted');
+  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = culprits[1],
+    attempts = x.attempts + case when charged then 1 else 0 end,
+    never_started = x.never_started + case when how = 'never_started' then 1 else 0 end,
+    placement_misses = x.placement_misses + case when how = 'placement_miss' then 1 else 0 end,
+    preemptions = x.preemptions + case when how = 'preempt' then 1 else 0 end,
+    deadline_at = null, master_host = null, master_addr = null, master_port = null
+  where x.id = g.id;
+  select count(*) into told from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting';
+  perform gangq.log_event(t, 'drain', g.id, g.epoch, culprits[1], reason => drain.reason, data => jsonb_build_object(
+    'cause', how, 'culprits', culprits, 'told', told, 'unreserved', back, 'error', drain.error));
+  perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting'), 'stop');
+  if told = 0 then
+    perform gangq.complete_drain(g.id);
+  end if;
+end $$;
+comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean) is
+  'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, cancel, placement_miss, '
+  'never_started. Ends in complete_drain when nobody is left to wait for.';
+
+-- A member, or a solo job, that had been told to stop is proven stopped.
+create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, forced boolean default false) returns text
+language plpgsql set search_path = '' as $$
+declare
+  epoch integer;
+begin
+  if (j).gang_id is null then
+    if (j).stop_reason = 'cancel' then
+      perform gangq.leave(array[(j).id], array[(j).token], 'cancelled', array[null]::jsonb[], error, t);
+      perform gangq.log_event(t, case when forced then 'force' else 'ack' end, job_id => (j).id, token => (j).token, incarnation => (j).incarnation, reason => 'cancelled');
+      perform gangq.wake_tick();
+      return 'cancelled';
+    end if;
+    return gangq.hand_back(j, 'release', 'told to stop', t);
+  end if;
+  select g.epoch into epoch from gangq.live_gangs g where g.id = (j).gang_id;
+  update gangq.live_jobs x set state = 'preempted', final_token = x.token, token = null, incarnation = null, request_id = null,
+    told_at = null, stop_reason = null, error = coalesce(stopped.error, x.error)
+  where x.id = (j).id;
+  delete from gangq.device_holds h where h.job_id = (j).id and h.kind = 'job';
+  perform gangq.log_event(t, case when forced then 'force' else 'ack' end, (j).gang_id, epoch, (j).id, (j).token, (j).incarnation,
+    data => jsonb_build_object('rank', (j).rank, 'seconds', extract(epoch from t - (j).told_at)));
+  perform gangq.complete_drain((j).gang_id);
+  return 'preempted';
+end $$;
+comment on function gangq.stopped(gangq.live_jobs, jsonb, timestamptz, boolean) is
+  'Internal. Proof that a job told to stop has stopped: its own word, its failure, or (forced) the end of its lease.';
+
+create function gangq.ack_preempted(job_id bigint, token bigint) returns text
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+declare
+  j gangq.live_jobs;
+begin
+  j := gangq.lock_job(ack_preempted.job_id);
+  if j.id is null or j.token is distinct from ack_preempted.token or j.state not in ('running', 'preempting') then
+    if gangq.was_final(ack_preempted.job_id, ack_preempted.token) then
+      return 'repeated';
+    end if;
+    perform gangq.refuse_stale(ack_preempted.job_id, ack_preempted.token);
+  end if;
+  if j.state = 'running' then
+    perform gangq.refuse('GQ004', format('job %s was not told to stop', j.id),
+      'Use gangq.release to hand it back, gangq.fail if it failed, gangq.complete if it is done.');
+  end if;
+  return gangq.stopped(j, null, gangq.now());
+end $$;
+comment on function gangq.ack_preempted(bigint, bigint) is
+  'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns preempted, cancelled, '
+  'pending (solo, to be run again) or repeated. Raises GQ002, GQ003, GQ004 (it was not told to stop).';
+
+-- A member reached a final state while the others go on. Called under the gang's lock.
+create function gangq.member_ended(gang_id bigint, job_id bigint, token bigint, how text, t timestamptz) returns void
+language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
+  perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token,
+    data => jsonb_build_object('rank', (select j.rank from gangq.live_jobs j where j.id = member_ended.job_id)));
+  if g.state = 'draining' then
+    perform gangq.complete_drain(g.id);
+  elsif not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'done') then
+    perform gangq.end_gang(g.id, 'done', null, t);
+  end if;
+end $$;
+comment on function gangq.member_ended(bigint, bigint, bigint, text, timestamptz) is
+  'Internal. The last done member ends its gang; a member done during a drain may complete the drain.';
+
+create function gangq.complete_drain(gang_id bigint) returns text
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  cfg gangq.settings;
+  q gangq.queues_table;
+  m record;
+  why text;
+  delay interval := '0';
+begin
+  select x.* into g from gangq.live_gangs x where x.id = complete_drain.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', complete_drain.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  if g.state <> 'draining' or exists (
+    select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved')) then
+    return null;
+  end if;
+  if not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'done') then
+    perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => 'every member had finished', data => '{"outcome": "done"}');
+    perform gangq.end_gang(g.id, 'done', null, t);
+    return 'done';
+  end if;
+  if g.cancelling then
+    perform gangq.log_event(t, 'drained', g.id, g.epoch, data => '{"outcome": "cancelled"}');
+    perform gangq.end_gang(g.id, 'cancelled', 'cancelled', t);
+    return 'cancelled';
+  end if;
+  select j.rank, j.state, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips into m
+  from gangq.live_jobs j
+  where j.gang_id = g.id and (j.state in ('done', 'failed') or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
+  order by j.state not in ('done', 'failed'), j.rank limit 1;
+  if found then
+    why := case
+      when m.state in ('done', 'failed') then format('rank %s was already %s when the gang drained (%s)', m.rank, m.state, g.drain_cause)
+      when m.attempts >= m.max_attempts then format('rank %s spent its %s attempts', m.rank, m.max_attempts)
+      when m.crashes > m.max_crashes then format('rank %s lost its worker %s times', m.rank, m.crashes)
+      else format('rank %s tripped a watchdog %s times', m.rank, m.trips) end;
+  elsif g.attempts >= g.max_attempts then
+    why := format('the gang spent its %s launches', g.max_attempts);
+  end if;
+  if why is not null then
+    perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => why, data => '{"outcome": "failed"}');
+    perform gangq.end_gang(g.id, 'failed', why, t);
+    return 'failed';
+  end if;
+  select x.* into cfg from gangq.settings x;
+  select x.* into q from gangq.queues_table x join gangq.shapes s on s.queue = x.name where s.id = g.shape_id;
+  delay := case
+    when g.drain_cause = 'never_started' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.never_started)
+    when g.drain_cause = 'placement_miss' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.placement_misses)
+    when g.drain_cause in ('fail', 'trip') then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts)
+    else '0' end;
+  update gangq.live_jobs j set state = 'blocked' where j.gang_id = g.id and j.state = 'preempted';
+  update gangq.live_gangs x set state = 'blocked', drain_started_at = null, go_at = null, reserved_at = null,
+    not_before = case when delay > '0' then t + delay end
+  where x.id = g.id;
+  perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => g.drain_cause, data => jsonb_build_object(
+    'outcome', 'blocked', 'not_before', case when delay > '0' then t + delay end));
+  perform gangq.wake_tick();
+  return 'blocked';
+end $$;
+comment on function gangq.complete_drain(bigint) is
+  'When the last member is proven stopped: the gang is blocked again as a whole, or ends: done if every member had '
+  'finished, cancelled if that was asked, failed when a member''s attempts, crashes or trips or the gang''s launches are '
+  'spent, or a sibling is already done or failed. Returns the outcome, or null while somebody is still stopping. '
+  'Raises GQ002.';
+
+create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz) returns void
+language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+  ids bigint[];
+begin
+  select x.* into g from gangq.live_gangs x where x.id = end_gang.gang_id;
+  if end_gang.final_state <> 'done' then
+    update gangq.live_jobs j set state = end_gang.final_state, finished_at = t, waits_on = 0,
+      error = case when end_gang.final_state = 'failed' then coalesce(j.error, jsonb_build_object('type', 'GangFailed', 'message', end_gang.reason)) else j.error end
+    where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
+  end if;
+  ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
+  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null, array_fill(null::jsonb, array[cardinality(ids)]), null, t);
+  if end_gang.final_state <> 'failed' then
+    delete from gangq.checkpoints c where c.gang_id = g.id;
+  end if;
+  insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts,
+    placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter)
+  select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.placement_misses,
+    g.never_started, g.preemptions, end_gang.final_state,
+    case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
+    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter
+  from gangq.shapes s join gangq.queues_table q on q.name = s.queue where s.id = g.shape_id;
+  delete from gangq.earmarks e where e.gang_id = g.id;
+  delete from gangq.live_gangs x where x.id = g.id;
+  perform gangq.log_event(t, 'end', g.id, g.epoch, reason => end_gang.reason, data => jsonb_build_object('outcome', end_gang.final_state));
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.end_gang(bigint, text, text, timestamptz) is
+  'Internal. The gang and all its members leave for history together.';
+
+create function gangq.preempt_gang(gang_id bigint, trigger_job bigint default null, reason text default null) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = preempt_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', preempt_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  if g.state not in ('reserved', 'running') or (preempt_gang.trigger_job is not null and not exists (
+    select 1 from gangq.live_jobs j where j.id = preempt_gang.trigger_job and j.gang_id = g.id and j.state in ('running', 'reserved'))) then
+    return false;
+  end if;
+  perform gangq.drain(g.id, '{}', 'preempt', null, coalesce(preempt_gang.reason, 'preempted by an operator'), t);
+  return true;
+end $$;
+comment on function gangq.preempt_gang(bigint, bigint, text) is
+  'Tells a reserved or running gang to stop; it keeps its checkpoint, nobody is charged, and it is admitted again. '
+  'trigger_job, if given, must be a live member of the present epoch; otherwise nothing changes and false is returned, as '
+  'for a gang that is not placed. Raises GQ002.';
+
+create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null)
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  why text := coalesce(cancel.reason, 'cancelled by ' || gangq.caller());
+  w record;
+  g gangq.live_gangs;
+  j gangq.live_jobs;
+begin
+  perform 1 from gangq.live_gangs x where x.id = any (cancel.gang_ids) order by x.id for update;
+  perform 1 from gangq.live_jobs x where x.id = any (cancel.job_ids) or x.gang_id = any (cancel.gang_ids) order by x.id for update;
+  for w in select distinct c.id from unnest(cancel.gang_ids) as c(id) order by c.id loop
+    select x.* into g from gangq.live_gangs x where x.id = w.id;
+    if not found then
+      select h.gang_id, h.state into gang_id, state from gangq.gang_history h where h.gang_id = w.id order by h.finished_at desc limit 1;
+      if not found then
+        perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs.');
+      end if;
+    else
+      gang_id := g.id;
+      perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => why);
+      update gangq.live_gangs x set cancelling = true where x.id = g.id;
+      if g.state in ('reserved', 'running') then
+        perform gangq.drain(g.id, '{}', 'cancel', null, why, t);
+      elsif g.state in ('waiting', 'blocked') then
+        perform gangq.end_gang(g.id, 'cancelled', why, t);
+      else
+        update gangq.live_jobs x set stop_reason = 'cancel' where x.gang_id = g.id and x.state = 'preempting';
+      end if;
+      select x.state into state from gangq.live_gangs x where x.id = g.id;
+      if not found then
+        state := 'cancelled';
+      end if;
+    end if;
+    return next;
+  end loop;
+  gang_id := null;
+  for w in select distinct c.id from unnest(cancel.job_ids) as c(id) order by c.id loop
+    select x.* into j from gangq.live_jobs x where x.id = w.id;
+    if not found then
+      select h.job_id, h.state into job_id, state from gangq.history h where h.job_id = w.id order by h.finished_at desc limit 1;
+      if not found then
+        perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs.');
+      end if;
+    elsif j.gang_id is not null then
+      perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
+        format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id));
+    else
+      job_id := j.id;
+      perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token, reason => why);
+      if j.state = 'running' then
+        update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = 'cancel' where x.id = j.id;
+        perform gangq.wake(array[j.incarnation], 'stop');
+        state := 'preempting';
+      elsif j.state = 'preempting' then
+        update gangq.live_jobs x set stop_reason = 'cancel' where x.id = j.id;
+        state := 'preempting';
+      else
+        perform gangq.leave(array[j.id], array[j.token], 'cancelled', array[null]::jsonb[], jsonb_build_object('type', 'Cancelled', 'message', why), t);
+        state := 'cancelled';
+      end if;
+    end if;
+    return next;
+  end loop;
+end $$;
+comment on function gangq.cancel(bigint[], bigint[], text) is
+  'Cancels live jobs and gangs; what runs is told to stop and is cancelled once proven stopped. Returns the state each '
+  'has now (cancelled, preempting, draining, or how it had ended). Raises GQ001 (a member of a gang), GQ002.';
+
+create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  w record;
+  h gangq.history;
+  k gangq.gang_history;
+begin
+  for w in select distinct c.id from unnest(retry.gang_ids) as c(id) order by c.id loop
+    select x.* into k from gangq.gang_history x where x.gang_id = w.id order by x.finished_at desc limit 1;
+    if not found and not exists (select 1 from gangq.live_gangs x where x.id = w.id) then
+      perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
+    end if;
+    insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, state, checkpoint_mode, claim_deadline_s, submitted_at, name, submitter)
+    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()), k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, 'blocked',
+      k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller()
+    where k.gang_id is not null
+    on conflict do nothing;
+    if not found then
+      perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
+    end if;
+    insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, priority, max_attempts,
+      max_crashes, max_trips, state, submitter, payload, final_token)
+    select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank, t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
+      x.max_trips, 'blocked', g.submitter, x.payload, x.token
+    from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
+    where g.id = w.id order by x.job_id, x.finished_at desc;
+    perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => 'retried by ' || gangq.caller());
+    gang_id := w.id;
+    state := 'blocked';
+    return next;
+  end loop;
+  gang_id := null;
+  for w in select distinct c.id from unnest(retry.job_ids) as c(id) order by c.id loop
+    select x.* into h from gangq.history x where x.job_id = w.id order by x.finished_at desc limit 1;
+    if not found and not exists (select 1 from gangq.live_jobs x where x.id = w.id) then
+      perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs; history is kept for its retention.');
+    end if;
+    if h.gang_id is not null then
+      perform gangq.refuse('GQ001', format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
+        format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
+    end if;
+    insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
+      state, submitter, payload, final_token)
+    select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,
+      h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.payload, h.token
+    where h.job_id is not null
+    on conflict do nothing;
+    if not found then
+      perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
+    end if;
+    perform gangq.log_event(t, 'retry', job_id => h.job_id, reason => 'retried by ' || gangq.caller());
+    perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = h.shape_id), 1, 'commit');
+    job_id := w.id;
+    state := 'pending';
+    return next;
+  end loop;
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.retry(bigint[], bigint[]) is
+  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters; a failed gang resumes from '
+  'its last complete checkpoint. Raises GQ001 (a member of a gang), GQ002, GQ004 (still live).';

@@ -1,0 +1,144 @@
+-- All maintenance in the right order, run by whoever gets the lock: tick; and the partitions it keeps.
+-- Locks: two advisory locks, then each step's own, always with skip locked. A tick is one autocommit call.
+
+create function gangq.tick(force boolean default false)
+returns table (ran boolean, again boolean, next_in_s real, detail jsonb)
+language plpgsql security definer set search_path = '' set lock_timeout = '10s' as $$
+#variable_conflict use_column
+declare
+  next_lock constant bigint := 4873961273421;
+  run_lock constant bigint := 4873961273422;
+  every real := (select s.tick_s from gangq.settings s);
+  last_at timestamptz := (select x.last_at from gangq.tick_state x);
+  t timestamptz := gangq.now();
+  reaped integer; flagged integer; stale integer; promoted integer; drained integer; placed record;
+begin
+  perform gangq.require_read_committed('tick');
+  ran := false;
+  again := false;
+  next_in_s := every;
+  if not force and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
+    next_in_s := every - extract(epoch from t - last_at);
+    return next;
+    return;
+  end if;
+  -- At most one runs and one waits. Who cannot even wait may leave: the one that waits has yet to start and will see
+  -- everything committed by now. NEXT is let go as soon as RUN is held, so it is a session lock taken for an instant.
+  if not pg_try_advisory_lock(next_lock) then
+    return next;
+    return;
+  end if;
+  begin
+    perform pg_advisory_xact_lock(run_lock);
+  exception when others or query_canceled then
+    perform pg_advisory_unlock(next_lock);
+    raise;
+  end;
+  perform pg_advisory_unlock(next_lock);
+  stale := gangq.rollback_stale();
+  reaped := gangq.reap_expired();
+  drained := gangq.finish_drains();
+  flagged := gangq.flag_dead_workers();
+  promoted := gangq.promote_due();
+  select a.placed, a.again into placed from gangq.admit() a;
+  perform gangq.keep_partitions();
+  ran := true;
+  again := placed.again or reaped >= 200 or stale >= 200 or promoted >= 200;
+  -- What is due sooner than the next safety tick is served on time, not up to a tick late.
+  next_in_s := greatest(0.01, least(every, extract(epoch from (
+    select min(x.due) from (
+      (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' order by j.due_at limit 1)
+      union all
+      select min(g.not_before) from gangq.live_gangs g where g.state = 'blocked' and g.not_before > t) x) - gangq.now())));
+  next_in_s := coalesce(next_in_s, every);
+  detail := jsonb_build_object('placed', placed.placed, 'rolled_back', stale, 'reaped', reaped, 'drained', drained,
+    'flagged', flagged, 'promoted', promoted);
+  return next;
+end $$;
+comment on function gangq.tick(boolean) is
+  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, admission, partitions. Safe to '
+  'call from anywhere at any rate: one runs at a time. force: even if one has just run. next_in_s: when to call again; '
+  'again: at once. Call it in autocommit. Raises GQ008.';
+
+create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = '' as $$
+declare
+  w record;
+  n integer := 0;
+begin
+  for w in
+    select g.id from gangq.live_gangs g
+    where g.state = 'draining' and not exists (
+      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
+    order by g.id limit most
+  loop
+    perform 1 from gangq.live_gangs g where g.id = w.id for update skip locked;
+    continue when not found;
+    perform gangq.complete_drain(w.id);
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+comment on function gangq.finish_drains(integer) is 'Internal. Drains whose last member stopped without anybody completing them.';
+
+-- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
+-- waits 100 ms at most for its lock, and is tried again by a later tick.
+create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
+security definer set search_path = '' set lock_timeout = '100ms' as $$
+declare
+  t timestamptz := gangq.now();
+  cfg gangq.settings;
+  parent record;
+  day date;
+  part text;
+  old record;
+  made integer := 0;
+begin
+  if not at_once and exists (select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
+    return 0;
+  end if;
+  update gangq.tick_state x set partitions_checked_at = t;
+  select x.* into cfg from gangq.settings x;
+  for parent in
+    select * from (values ('history_short', 'finished_at', cfg.retention_short), ('history_long', 'finished_at', cfg.retention_long),
+      ('gang_history_short', 'finished_at', cfg.retention_short), ('gang_history_long', 'finished_at', cfg.retention_long),
+      ('events', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
+  loop
+    begin
+      for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
+        part := parent.name || '_' || to_char(day, 'YYYYMMDD');
+        continue when to_regclass('gangq.' || part) is not null;
+        execute format('create table gangq.%I (like gangq.%I including defaults including constraints)', part, parent.name);
+        execute format('alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)', parent.name, part,
+          day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
+        execute format('comment on table gangq.%I is %L', part, parent.name || ' of ' || day || ' (UTC)');
+        made := made + 1;
+      end loop;
+      for old in
+        select c.relname from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
+        where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
+          and to_date(right(c.relname, 8), 'YYYYMMDD') < ((t - parent.keep) at time zone 'UTC')::date
+      loop
+        execute format('drop table gangq.%I', old.relname);
+      end loop;
+    exception
+      -- A lock not to be had now, or rows of that day already in the default partition: they stay there.
+      when lock_not_available or check_violation then null;
+    end;
+  end loop;
+  delete from gangq.history_short_rest h where h.finished_at < t - cfg.retention_short;
+  delete from gangq.history_long_rest h where h.finished_at < t - cfg.retention_long;
+  delete from gangq.gang_history_short_rest h where h.finished_at < t - cfg.retention_short;
+  delete from gangq.gang_history_long_rest h where h.finished_at < t - cfg.retention_long;
+  delete from gangq.events_rest e where e.at < t - cfg.retention_long;
+  delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
+  delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
+    and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
+    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null);
+  delete from gangq.checkpoints c
+  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id);
+  return made;
+end $$;
+comment on function gangq.keep_partitions(boolean) is
+  'Makes the next week''s partitions and drops those past their retention, every ten minutes or at once; also forgets '
+  'incarnations and checkpoints long over. Returns how many partitions were made.';
+

@@ -1,0 +1,157 @@
+-- What people and dashboards read. Views show payloads, results and errors only to those who may see them.
+
+create function gangq.may_read_payloads() returns boolean language sql stable as $$
+  select pg_has_role(gangq.caller(), 'gangq_admin', 'member')
+    or pg_has_role(gangq.caller(), 'gangq_submitter', 'member')
+    or pg_has_role(gangq.caller(), 'gangq_worker', 'member')
+$$;
+comment on function gangq.may_read_payloads() is 'Internal. A viewer alone sees no payloads, results or errors.';
+
+create view gangq.queues as
+select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s, q.backoff_max_s, q.budget_s,
+  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at
+from gangq.queues_table q;
+comment on view gangq.queues is 'Queues and the defaults their jobs inherit.';
+
+create view gangq.jobs as
+select j.id, s.queue, s.task, j.state, j.priority, j.gang_id, j.rank, i.name as worker, i.host, j.attempts, j.max_attempts,
+  j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s,
+  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, j.submitter, p.data as progress,
+  case when m.may then j.payload end as payload, case when m.may then j.result end as result, case when m.may then j.error end as error
+from gangq.live_jobs j
+join gangq.shapes s on s.id = j.shape_id
+left join gangq.incarnations i on i.id = j.incarnation
+left join gangq.progress p on p.job_id = j.id and p.token = j.token
+cross join (select gangq.may_read_payloads() as may offset 0) m
+union all
+select h.job_id, s.queue, s.task, h.state, h.priority, h.gang_id, h.rank, i.name, i.host, h.attempts, h.max_attempts,
+  h.crashes, h.trips, h.stops, h.submitted_at, null, h.claimed_at, h.finished_at, null, null, h.token, h.budget_s,
+  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, h.submitter, null,
+  case when m.may then h.payload end, case when m.may then h.result end, case when m.may then h.error end
+from gangq.history h
+join gangq.shapes s on s.id = h.shape_id
+left join gangq.incarnations i on i.id = h.incarnation
+cross join (select gangq.may_read_payloads() as may offset 0) m
+where not exists (select 1 from gangq.live_jobs j where j.id = h.job_id)
+  and not exists (select 1 from gangq.history n where n.job_id = h.job_id and n.finished_at > h.finished_at);
+comment on view gangq.jobs is 'Every job, live or ended: its live row, else its latest ending.';
+
+create view gangq.gangs as
+select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.placement_misses,
+  g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
+  g.drain_cause, g.note, null::text as reason, g.submitter,
+  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts
+from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
+union all
+select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.placement_misses,
+  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}'
+from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
+where not exists (select 1 from gangq.live_gangs g where g.id = h.gang_id)
+  and not exists (select 1 from gangq.gang_history n where n.gang_id = h.gang_id and n.finished_at > h.finished_at);
+comment on view gangq.gangs is 'Every gang, live or ended.';
+
+create view gangq.workers as
+select i.name, i.host, case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent' else i.state end as state,
+  i.id as incarnation, i.kind, i.slots, i.slots - f.slots as used_slots, i.prefetch, i.queues, i.tasks, i.labels,
+  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
+  i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at
+from gangq.incarnations i
+left join gangq.leases l on l.incarnation = i.id
+cross join (select gangq.now() as t offset 0) c
+cross join lateral gangq.free_capacity(array[i.id]) f
+where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
+comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';
+
+create view gangq.devices as
+select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
+  case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,
+  h.job_id, h.reason, h.since
+from gangq.device_registry r
+left join gangq.incarnations i on i.id = r.offered_by
+left join gangq.device_holds h on h.device_id = r.id;
+comment on view gangq.devices is 'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker).';
+
+create view gangq.capacity as
+select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(greatest(f.slots, 0)) as free_slots,
+  sum(d.gpus)::bigint as gpus, sum(cardinality(f.device_ids)) as free_gpus,
+  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus
+from gangq.queues_table q
+join gangq.incarnations i on q.name = any (i.queues) and i.ended_at is null
+cross join lateral gangq.free_capacity(array[i.id]) f
+cross join lateral (select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
+group by q.name, i.host;
+comment on view gangq.capacity is 'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each.';
+
+create view gangq.timeline as
+select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
+  (e.data ->> 'rank')::integer as rank, e.worker, coalesce(i.host, e.data ->> 'host') as host, e.reason, e.data
+from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
+where e.gang_id is not null
+order by e.id;
+comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, drain, ack, drained, end. Filter by gang_id.';
+
+create view gangq.drains as
+select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job, (d.data ->> 'told')::integer as moved,
+  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'ack') as acked,
+  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'force') as forced,
+  z.data ->> 'outcome' as outcome, d.reason, d.at as started_at, z.at as ended_at
+from gangq.events d
+left join lateral (
+  select x.at, x.data from gangq.events x where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id order by x.id limit 1) z on true
+where d.kind = 'drain' and d.gang_id is not null;
+comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged or were forced, how it ended.';
+
+create view gangq.violations as
+select 'members match size' as rule, 'gang ' || g.id as subject, format('%s members, size %s', m.n, g.size) as detail
+from gangq.live_gangs g cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
+where m.n <> g.size
+union all
+select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s', g.state, m.states)
+from gangq.live_gangs g cross join lateral (
+  select array_agg(distinct j.state) as states from gangq.live_jobs j where j.gang_id = g.id) m
+where not case g.state
+  when 'waiting' then m.states <@ '{waiting}'
+  when 'blocked' then m.states <@ '{blocked}'
+  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
+  when 'running' then m.states <@ '{running,done}' and m.states && '{running}'
+  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.states && '{preempting}'
+  else false end
+union all
+select 'member of a live gang', 'job ' || j.id, 'gang ' || j.gang_id || ' is not live'
+from gangq.live_jobs j where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)
+union all
+select 'held by a known incarnation', 'job ' || j.id, 'incarnation ' || j.incarnation
+from gangq.live_jobs j where j.incarnation is not null and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
+union all
+select 'within capacity', 'worker ' || i.name, format('free: %s slots, %s MiB, %s CPUs', f.slots, f.memory_mb, f.cpus)
+from gangq.incarnations i cross join lateral gangq.free_capacity(array[i.id]) f
+where i.ended_at is null and (f.slots < 0 or f.memory_mb < 0 or f.cpus < 0)
+union all
+select 'holds as many devices as it asks for', 'job ' || j.id, format('holds %s, asks for %s', h.n, s.gpus)
+from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+cross join lateral (select count(*) as n from gangq.device_holds d where d.job_id = j.id) h
+where j.incarnation is not null and h.n <> s.gpus
+union all
+select 'device held by a placed job', 'device ' || r.uuid, 'job ' || h.job_id
+from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+where h.kind = 'job' and not exists (select 1 from gangq.live_jobs j where j.id = h.job_id and j.incarnation is not null)
+union all
+select 'device large enough', 'job ' || j.id, format('%s MiB of %s', r.vram_mb, s.vram_mb)
+from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id join gangq.shapes s on s.id = j.shape_id
+where r.vram_mb < s.vram_mb
+union all
+select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
+from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = j.incarnation
+where not gangq.serves(i, s)
+union all
+select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
+from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1
+union all
+select 'order key matches priority', 'job ' || j.id, format('priority %s', j.priority)
+from gangq.live_jobs j where (j.order_key >> 50) <> 1000 - j.priority
+union all
+select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
+from gangq.dependencies d
+where d.outcome is null and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id);
+comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';

@@ -1,0 +1,59 @@
+-- Who may do what. Nobody but the owner writes a table: the functions are the door.
+-- gangq_viewer reads views; gangq_submitter also submits, cancels, retries; gangq_worker also works; gangq_admin all.
+
+do $$
+declare
+  r text;
+begin
+  foreach r in array array['gangq_viewer', 'gangq_submitter', 'gangq_worker', 'gangq_admin'] loop
+    if not exists (select 1 from pg_catalog.pg_roles where rolname = r) then
+      begin
+        execute format('create role %I nologin', r);
+      exception
+        when duplicate_object or unique_violation then null;  -- another database of this server migrates at the same time
+        when insufficient_privilege then
+          raise exception using errcode = '42501', message = format('role %s is missing and %s may not create roles', r, current_user),
+            hint = 'Have an administrator run: create role gangq_viewer; create role gangq_submitter; create role gangq_worker; create role gangq_admin;';
+      end;
+    end if;
+  end loop;
+end $$;
+
+revoke all on schema gangq from public;
+revoke all on all tables in schema gangq from public;
+revoke all on all sequences in schema gangq from public;
+revoke all on all functions in schema gangq from public;
+grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
+
+grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains,
+  gangq.capacity, gangq.violations, gangq.queues, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
+to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
+grant select on gangq.logs to gangq_submitter, gangq_worker, gangq_admin;
+grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint)
+to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
+
+grant execute on function
+  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text),
+  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text),
+  gangq.set_priority(integer, bigint[], bigint[]), gangq.cancel(bigint[], bigint[], text), gangq.retry(bigint[], bigint[])
+to gangq_submitter, gangq_admin;
+
+grant execute on function
+  gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real),
+  gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]), gangq.claim(bigint, uuid, integer, integer[], boolean), gangq.barrier(bigint, bigint),
+  gangq.complete(bigint[], bigint[], jsonb[], boolean), gangq.fail(bigint, bigint, jsonb, boolean, text),
+  gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
+  gangq.save_checkpoint(bigint, bigint, bigint, bytea), gangq.load_checkpoint(bigint, bigint),
+  gangq.append_log(bigint[], bigint[], integer[], text[]), gangq.retire_worker(bigint, boolean), gangq.report_dead(text, bigint, jsonb),
+  gangq.tick(boolean), gangq.admit(integer), gangq.reserve_gang(bigint, bigint[]), gangq.rollback_gang(bigint, text),
+  gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer)
+to gangq_worker, gangq_admin;
+
+grant execute on function
+  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
+  gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval),
+  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text), gangq.decide(integer),
+  gangq.keep_partitions(boolean)
+to gangq_admin;
+
+select gangq.keep_partitions(true);

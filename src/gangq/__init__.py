@@ -1,0 +1,1 @@
+"""A durable job queue inside PostgreSQL for work that occupies GPUs."""

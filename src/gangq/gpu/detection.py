@@ -1,0 +1,167 @@
+"""Which devices this host has, found out without trusting a driver to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gangq.gpu.declared import DeclaredDriver
+from gangq.gpu.device import Device, Driver, DriverUnavailable, Source
+from gangq.gpu.nvml import NvmlDriver
+from gangq.gpu.rocm import AmdsmiDriver
+
+_REAP_S = 2.0
+_LOOK: dict[Source, str] = {
+    "nvml": "Run nvidia-smi and look at dmesg for Xid lines",
+    "amdsmi": "Run amd-smi list and look at dmesg for amdgpu lines",
+}
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The devices a worker may offer, who vouches for them (None: nobody), and what the operator should know.
+
+    A source without devices is a driver that answered and shows this worker none.
+    """
+
+    devices: tuple[Device, ...]
+    source: Source | None
+    warnings: tuple[str, ...] = ()
+
+    def visible_env(
+        self, devices: Iterable[Device], *, environ: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return the environment that shows a child exactly these devices; `environ` is the worker's own.
+
+        No devices hides them all from the child. Where nothing was detected the result is empty: gangq then
+        knows of no device and leaves the child's environment alone.
+        """
+        if self.source is None:
+            return {}
+        driver: Driver
+        if self.source == "declared":
+            driver = DeclaredDriver(environ=environ)
+        else:
+            driver = NvmlDriver(environ) if self.source == "nvml" else AmdsmiDriver(environ)
+        return driver.visible_env(devices)
+
+
+def detect(
+    declared: str | None = None,
+    *,
+    timeout_s: float = 10.0,
+    worker: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> Detection:
+    """Find this worker's devices: as declared, else NVIDIA's, else AMD's, else none.
+
+    `declared` ("2x24GiB", see `parse_declared`) wins over any driver; `worker` goes into its UUIDs.
+    `timeout_s` bounds each driver, which is asked in a process of its own: a hung or crashed driver becomes a
+    warning. A restriction in `environ` (default: this process's), such as CUDA_VISIBLE_DEVICES, is respected.
+    Warnings are returned, not logged. Raises `DeviceSpecError` for a declaration that cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    if declared is not None:
+        operator = DeclaredDriver(declared, environ=environ, worker=worker)
+        devices = operator.devices()
+        return Detection(tuple(devices), "declared", tuple(operator.warnings))
+    warnings: list[str] = []
+    drivers: tuple[Driver, ...] = (NvmlDriver(environ), AmdsmiDriver(environ))
+    for driver in drivers:
+        try:
+            devices, said = _ask(driver, timeout_s=timeout_s, environ=environ)
+        except DriverUnavailable as error:
+            if not error.absent:
+                warnings.append(str(error))
+            continue
+        return Detection(tuple(devices), driver.name, (*warnings, *said))
+    return Detection((), None, tuple(warnings))
+
+
+def _ask(
+    driver: Driver,
+    *,
+    timeout_s: float,
+    environ: Mapping[str, str],
+    kill: Callable[[int, int], None] = os.killpg,
+) -> tuple[list[Device], list[str]]:
+    """Run the probe for one driver; returns its devices and warnings, raises `DriverUnavailable`."""
+    command = [sys.executable, "-m", "gangq.gpu.probe", driver.name, str(timeout_s + 2 * _REAP_S)]
+    # The probe must import what this process imports, and nothing that merely lies in the working directory
+    # (a training script called random.py).
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    try:
+        probe = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DriverUnavailable(
+            f"cannot start {command[0]!r} to ask {driver.library} for its devices ({error}): this worker "
+            "starts without them; repair the Python installation, or declare them with --devices"
+        ) from error
+    try:
+        out, err = probe.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise DriverUnavailable(_abandon(driver, probe, timeout_s, kill)) from error
+    reply = _parse(out)
+    if reply is None:
+        raise DriverUnavailable(_crashed(driver, probe.returncode, err))
+    if reply["problem"] is not None:
+        raise DriverUnavailable(reply["problem"], absent=reply["absent"])
+    return [Device(**fields) for fields in reply["devices"]], reply["warnings"]
+
+
+def _parse(out: bytes) -> dict[str, Any] | None:
+    try:
+        reply: dict[str, Any] = json.loads(out)
+    except ValueError:
+        return None
+    return reply
+
+
+def _abandon(
+    driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float, kill: Callable[[int, int], None]
+) -> str:
+    """Kill a probe that hangs and say so; a probe that outlives SIGKILL is left behind, never waited for."""
+    with suppress(ProcessLookupError):
+        kill(probe.pid, signal.SIGKILL)
+    message = (
+        f"{driver.library} did not answer within {timeout_s:g} s: this worker starts without its devices. "
+        f"{_LOOK[driver.name]}; if that hangs too, the driver is wedged and needs a GPU reset or a reboot."
+    )
+    try:
+        probe.communicate(timeout=_REAP_S)
+    except subprocess.TimeoutExpired:
+        for stream in (probe.stdout, probe.stderr):
+            if stream is not None:
+                stream.close()
+        # Should the kernel let go of it one day, nobody else would collect it.
+        threading.Thread(target=probe.wait, name=f"gangq-reap-{probe.pid}", daemon=True).start()
+        message += f" The probe, pid {probe.pid}, does not die of SIGKILL: it is stuck in the kernel; reboot."
+    return message
+
+
+def _crashed(driver: Driver, returncode: int, err: bytes) -> str:
+    try:
+        end = f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        end = f"exited with {returncode}"
+    lines = err.decode("utf-8", "replace").strip().splitlines()
+    last = f", last words {lines[-1][:200]!r}" if lines else ""
+    return (
+        f"the probe of {driver.library} {end}{last}: this worker starts without its devices. "
+        f"{_LOOK[driver.name]}; a driver whose parts are of different versions crashes like this."
+    )

@@ -1,0 +1,148 @@
+"""AMD devices through the `amdsmi` binding (extra `gangq[rocm]`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gangq.gpu.device import Device, DriverUnavailable, Source
+from gangq.gpu.memory import unified_memory
+from gangq.gpu.visible import Candidate, restrict
+
+_LOADED = Path("/dev/kfd")
+# What the ROCm runtime calls a card: GPU- and 16 hex digits. amd-smi's own UUID is another number.
+_RUNTIME_UUID = re.compile(r"GPU-[0-9a-f]{16}")
+# AMDSMI_STATUS_NOT_SUPPORTED
+_NOT_SUPPORTED = 2
+
+
+class AmdsmiDriver:
+    """Cards and compute partitions as libamd_smi lists them."""
+
+    name: Source = "amdsmi"
+    library = "libamd_smi.so"
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, loaded: Path = _LOADED) -> None:
+        self.warnings: list[str] = []
+        self._environ = os.environ if environ is None else environ
+        self._loaded = loaded
+
+    def devices(self) -> list[Device]:
+        """List the devices; a card that does not answer is left out with a warning and the rest are kept."""
+        self.warnings = []
+        smi = self._open()
+        try:
+            candidates = self._candidates(smi)
+        finally:
+            with contextlib.suppress(Exception):
+                smi.amdsmi_shut_down()
+        return [candidate.device for candidate in self._restricted(candidates)]
+
+    def visible_env(self, devices: Iterable[Device]) -> dict[str, str]:
+        """Set ROCR_VISIBLE_DEVICES to runtime UUIDs (an index for a partition, which shares its card's UUID).
+
+        HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES shows. It is set too, to all of that,
+        because one inherited from the worker's own environment would hide the job's devices again.
+        """
+        chosen = list(devices)
+        return {
+            "ROCR_VISIBLE_DEVICES": ",".join(
+                device.uuid if _RUNTIME_UUID.fullmatch(device.uuid) else str(device.index)
+                for device in chosen
+            ),
+            "HIP_VISIBLE_DEVICES": ",".join(str(position) for position in range(len(chosen))),
+        }
+
+    def _open(self) -> Any:
+        try:
+            import amdsmi
+        # Without libamd_smi.so the import raises KeyError, with another release's AttributeError.
+        except Exception as error:
+            if not self._loaded.exists():
+                raise DriverUnavailable("no AMD driver", absent=True) from error
+            raise DriverUnavailable(
+                f"an AMD GPU driver is loaded but amdsmi cannot be imported ({type(error).__name__}: "
+                f"{error}): pip install 'gangq[rocm]' in the installed ROCm's version, and amd-smi-lib"
+            ) from error
+        try:
+            amdsmi.amdsmi_init()
+        except Exception as error:
+            raise DriverUnavailable(
+                f"{self.library} cannot start ({_one_line(error)}): see what amd-smi list says; the user of "
+                "this worker must be in the groups render and video",
+                absent=not self._loaded.exists(),
+            ) from error
+        return amdsmi
+
+    def _candidates(self, smi: Any) -> list[Candidate]:
+        handles = list(smi.amdsmi_get_processor_handles())
+        if not handles:
+            raise DriverUnavailable("the AMD driver lists no card", absent=True)
+        found: list[tuple[int, Device]] = []
+        for position, handle in enumerate(handles):
+            try:
+                found.append(self._device(smi, handle, position))
+            except Exception as error:
+                self.warnings.append(
+                    f"AMD GPU {position} of {len(handles)} is left out, it does not answer "
+                    f"({_one_line(error)}). Look at dmesg for amdgpu lines; it may need amd-smi reset "
+                    "--gpureset or a reboot of the host."
+                )
+        # Partitions of one card carry the card's UUID, and the runtime then takes the first of them for it.
+        shared = {uuid for uuid, count in Counter(device.uuid for _, device in found).items() if count > 1}
+        candidates = []
+        for ordinal, device in sorted(found, key=lambda pair: pair[0]):
+            unique = replace(device, uuid=f"{device.uuid}/{ordinal}") if device.uuid in shared else device
+            candidates.append(Candidate(unique, ordinal, (unique.uuid,)))
+        return candidates
+
+    def _device(self, smi: Any, handle: Any, position: int) -> tuple[int, Device]:
+        asic = smi.amdsmi_get_gpu_asic_info(handle)
+        serial = str(asic.get("asic_serial", "N/A"))
+        listed: dict[str, Any] = {}
+        # Not in every release; the serial number is the same 16 digits.
+        with contextlib.suppress(AttributeError, smi.AmdSmiException):
+            listed = smi.amdsmi_get_gpu_enumeration_info(handle)
+        hip_id = listed.get("hip_id")
+        ordinal = hip_id if isinstance(hip_id, int) else position
+        uuid = str(listed.get("hip_uuid") or "").lower().replace("gpu-", "GPU-", 1)
+        if not _RUNTIME_UUID.fullmatch(uuid):
+            uuid = f"GPU-{serial.lower().removeprefix('0x').zfill(16)}"
+        if not _RUNTIME_UUID.fullmatch(uuid) or int(uuid.removeprefix("GPU-"), 16) == 0:
+            # Consumer cards may have no serial number; host and bus address at least stay put.
+            uuid = f"PCI-{socket.gethostname()}-{smi.amdsmi_get_gpu_device_bdf(handle)}"
+        model = str(asic.get("market_name", "N/A"))
+        try:
+            vram_mb = int(smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM)) // 2**20
+        except smi.AmdSmiLibraryException as error:
+            if error.get_error_code() != _NOT_SUPPORTED:
+                raise
+            vram_mb = 0
+        if vram_mb == 0:
+            vram_mb, said = unified_memory(model, uuid)
+            self.warnings.append(said)
+        return ordinal, Device(ordinal, uuid, vram_mb, model, self.name)
+
+    def _restricted(self, candidates: list[Candidate]) -> list[Candidate]:
+        runtime = self._environ.get("ROCR_VISIBLE_DEVICES")
+        candidates, said = restrict(candidates, "ROCR_VISIBLE_DEVICES", runtime)
+        self.warnings.extend(said)
+        if runtime is not None:
+            # HIP counts again from 0 within what the runtime shows it.
+            candidates = [replace(c, ordinal=position) for position, c in enumerate(candidates)]
+        # HIP reads CUDA_VISIBLE_DEVICES only where its own variable is not set.
+        hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in self._environ else "CUDA_VISIBLE_DEVICES"
+        candidates, said = restrict(candidates, hip, self._environ.get(hip))
+        self.warnings.extend(said)
+        return candidates
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

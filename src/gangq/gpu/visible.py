@@ -1,0 +1,91 @@
+"""The operator's own restriction: CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
+
+The driver libraries list every card of the host whatever these variables say, so a worker that ignored them
+would hand out cards that its operator gave to somebody else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gangq.gpu.device import Device
+
+_NOTHING = frozenset({"", "none", "nodevfiles"})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A device with the names an operator may call it by: its runtime's ordinal, and whole or cut UUIDs.
+
+    A MIG instance also answers to the ordinal and the UUID of its card.
+    """
+
+    device: Device
+    ordinal: int
+    uuids: tuple[str, ...]
+
+
+def entries(value: str) -> list[str]:
+    """Split the value of a *_VISIBLE_DEVICES variable; "", "none" and "NoDevFiles" mean no device.
+
+    A negative index ends the list, as it does for CUDA: "0,-1,1" shows device 0 only.
+    """
+    if value.strip().lower() in _NOTHING:
+        return []
+    listed: list[str] = []
+    for entry in (part.strip() for part in value.split(",")):
+        if entry.startswith("-"):
+            break
+        if entry:
+            listed.append(entry)
+    return listed
+
+
+def named(candidates: Iterable[Candidate], entry: str) -> list[Candidate]:
+    """Return the candidates that one entry names: an ordinal, a UUID, or an unambiguous start of a UUID."""
+    if entry.isdecimal():
+        return [c for c in candidates if c.ordinal == int(entry)]
+    matches = [(c, uuid) for c in candidates for uuid in c.uuids if uuid.lower().startswith(entry.lower())]
+    if len({uuid for _, uuid in matches}) != 1:
+        return []
+    return [c for c, _ in matches]
+
+
+def restrict(
+    candidates: Sequence[Candidate], variable: str, value: str | None
+) -> tuple[list[Candidate], list[str]]:
+    """Keep what `value` lists, in its order; returns the kept candidates and one warning per unusable entry.
+
+    None (variable not set) keeps everything. An entry that names nothing is passed over rather than ending
+    the list: the card it means may be a lost one, and the healthy ones listed behind it are still wanted.
+    """
+    if value is None:
+        return list(candidates), []
+    kept: list[Candidate] = []
+    warnings: list[str] = []
+    for entry in entries(value):
+        found = named(candidates, entry)
+        if not found:
+            warnings.append(
+                f"{variable}={value!r}: {entry!r} names no usable device of this host, or more than one; it "
+                "is passed over. List whole UUIDs (nvidia-smi -L, amd-smi list) or correct the variable."
+            )
+        kept.extend(c for c in found if c not in kept)
+    return kept, warnings
+
+
+def enforced_elsewhere(value: str, count: int) -> bool:
+    """Say whether a NVIDIA_VISIBLE_DEVICES value is a note from the container runtime rather than a filter.
+
+    The runtime mounts the chosen cards and the driver then counts them from 0, while the variable keeps the
+    host's numbers: "3" in a container with one card is that card. Applying it again would leave none. Where
+    every index is below `count` (what the driver counts, lost cards included) the two agree. "all" and
+    the "void" or the path that device plugins leave behind, name no card either. An unknown UUID stays a
+    filter: it must not open the whole host.
+    """
+    return any(
+        not re.match(r"(GPU|MIG)-", entry) and not (entry.isdecimal() and int(entry) < count)
+        for entry in entries(value)
+    )
