@@ -132,7 +132,8 @@ comment on function gangq.offer_devices(bigint[]) is 'Internal. Decides anew who
 create function gangq.heartbeat(
   incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null
 ) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -9,7 +9,8 @@ create function gangq.claim(
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz;

@@ -5,18 +5,23 @@
 -- Pairs whose token is not the present one stay. Returns the ids that left.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz
-) returns bigint[] language plpgsql set search_path = '' as $$
+) returns bigint[] language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
 declare
   left_ids bigint[];
 begin
+  perform set_config('gangq.leaving', 'with history', true);
   with leaving as (
     select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result)
   ),
   gone as (
     delete from gangq.live_jobs j using leaving l
     where j.id = l.id and j.token is not distinct from l.token
-      and case when leave.new_state is null then j.gang_id is not null and j.state in ('done', 'failed', 'cancelled')
-        else j.gang_id is null and (leave.new_state <> 'done' or j.state in ('running', 'preempting')) end
+      and case leave.new_state
+        when 'done' then j.gang_id is null and j.state in ('running', 'preempting')
+        when 'failed' then j.gang_id is null and j.state = 'running'
+        when 'cancelled' then j.gang_id is null and j.state in ('waiting', 'scheduled', 'pending', 'preempting')
+        else j.gang_id is not null and j.state in ('done', 'failed', 'cancelled') end
     returning j.*, l.result as new_result
   ),
   kept as (
@@ -32,16 +37,17 @@ begin
     returning job_id
   )
   select array_agg(k.job_id) into left_ids from kept k;
+  perform set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
   end if;
   delete from gangq.device_holds h where h.job_id = any (left_ids);
   delete from gangq.progress p where p.job_id = any (left_ids);
   delete from gangq.dependencies d where d.job_id = any (left_ids);
-  update gangq.dependencies d set outcome = h.state
-  from gangq.history h
-  where d.on_job_id = any (left_ids) and h.job_id = d.on_job_id and h.finished_at >= leave.t;
-  if found then
+  if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
+    update gangq.dependencies d set outcome = (
+      select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
+    where d.on_job_id = any (left_ids);
     perform gangq.wake_tick(true);
   end if;
   return left_ids;
@@ -73,7 +79,8 @@ comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gan
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
