@@ -175,9 +175,8 @@ begin
       else 'preempt'
     end,
     case when h.id is null then 'not this worker''s claim any more' else h.stop_reason end,
-    h.gang_id, g.epoch
-  from asked a full join held h on h.id = a.id and h.token = a.token
-  left join gangq.live_gangs g on g.id = h.gang_id;
+    h.gang_id, (select g.epoch from gangq.live_gangs g where g.id = h.gang_id)
+  from asked a full join held h on h.id = a.id and h.token = a.token;
 end $$;
 comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]) is
   'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '

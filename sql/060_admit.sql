@@ -69,7 +69,15 @@ begin
     array_agg(f.slots order by f.incarnation), array_agg(f.memory_mb order by f.incarnation),
     array_agg(f.cpus order by f.incarnation), jsonb_object_agg(f.incarnation, to_jsonb(f.vrams))
   into ids, hosts, slots, memory, cpus, vrams
-  from gangq.free_capacity(gangq.candidates(t)) f join gangq.incarnations i on i.id = f.incarnation;
+  from gangq.free_capacity(array(
+    -- Only workers of queues in which a gang waits: what runs on the others is not even counted.
+    select c.id from unnest(gangq.candidates(t)) as c(id) join gangq.incarnations i on i.id = c.id
+    where i.queues && array(
+      select distinct z.queue from (
+        select x.shape_id from gangq.live_gangs x
+        where x.state = 'blocked' and (x.not_before is null or x.not_before <= t) order by x.order_key limit 1000) x
+      join gangq.shapes z on z.id = x.shape_id))) f
+  join gangq.incarnations i on i.id = f.incarnation;
   if ids is null then
     return;
   end if;

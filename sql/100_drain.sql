@@ -357,6 +357,10 @@ begin
       x.max_trips, 'blocked', g.submitter, x.payload, x.token
     from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
     where g.id = w.id order by x.job_id, x.finished_at desc;
+    insert into gangq.retried (gang_id, finished_at) values (k.gang_id, k.finished_at);
+    insert into gangq.retried (job_id, finished_at)
+    select distinct on (x.job_id) x.job_id, x.finished_at from gangq.history x
+    where x.gang_id = k.gang_id order by x.job_id, x.finished_at desc;
     perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => 'retried by ' || gangq.caller());
     gang_id := w.id;
     state := 'blocked';
@@ -381,6 +385,7 @@ begin
     if not found then
       perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
     end if;
+    insert into gangq.retried (job_id, finished_at) values (h.job_id, h.finished_at);
     perform gangq.log_event(t, 'retry', job_id => h.job_id, reason => 'retried by ' || gangq.caller());
     perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = h.shape_id), 1, 'commit');
     job_id := w.id;

@@ -49,7 +49,8 @@ begin
     select min(x.due) from (
       (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' order by j.due_at limit 1)
       union all
-      select min(g.not_before) from gangq.live_gangs g where g.state = 'blocked' and g.not_before > t) x) - gangq.now())));
+      (select g.not_before from gangq.live_gangs g
+        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
   detail := jsonb_build_object('placed', placed.placed, 'rolled_back', stale, 'reaped', reaped, 'drained', drained,
     'flagged', flagged, 'promoted', promoted);

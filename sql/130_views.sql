@@ -13,27 +13,29 @@ select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q
 from gangq.queues_table q;
 comment on view gangq.queues is 'Queues and the defaults their jobs inherit.';
 
+-- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50 reads 50 rows.
 create view gangq.jobs as
-select j.id, s.queue, s.task, j.state, j.priority, j.gang_id, j.rank, i.name as worker, i.host, j.attempts, j.max_attempts,
-  j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s,
-  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, j.submitter, p.data as progress,
-  case when m.may then j.payload end as payload, case when m.may then j.result end as result, case when m.may then j.error end as error
-from gangq.live_jobs j
-join gangq.shapes s on s.id = j.shape_id
-left join gangq.incarnations i on i.id = j.incarnation
-left join gangq.progress p on p.job_id = j.id and p.token = j.token
-cross join (select gangq.may_read_payloads() as may offset 0) m
-union all
-select h.job_id, s.queue, s.task, h.state, h.priority, h.gang_id, h.rank, i.name, i.host, h.attempts, h.max_attempts,
-  h.crashes, h.trips, h.stops, h.submitted_at, null, h.claimed_at, h.finished_at, null, null, h.token, h.budget_s,
-  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, h.submitter, null,
-  case when m.may then h.payload end, case when m.may then h.result end, case when m.may then h.error end
-from gangq.history h
-join gangq.shapes s on s.id = h.shape_id
-left join gangq.incarnations i on i.id = h.incarnation
-cross join (select gangq.may_read_payloads() as may offset 0) m
-where not exists (select 1 from gangq.live_jobs j where j.id = h.job_id)
-  and not exists (select 1 from gangq.history n where n.job_id = h.job_id and n.finished_at > h.finished_at);
+select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host, k.attempts, k.max_attempts,
+  k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at, k.finished_at, k.told_at, k.stop_reason, k.token, k.budget_s,
+  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
+  case when (select gangq.may_read_payloads()) then k.payload end as payload,
+  case when (select gangq.may_read_payloads()) then k.result end as result,
+  case when (select gangq.may_read_payloads()) then k.error end as error
+from (
+  select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
+    j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
+    j.payload, j.result, j.error
+  from gangq.live_jobs j
+  union all
+  select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts, h.max_attempts, h.crashes, h.trips,
+    h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz, null::text, h.token, h.budget_s,
+    h.submitter, h.payload, h.result, h.error
+  from gangq.history h
+) k
+join gangq.shapes s on s.id = k.shape_id
+left join gangq.incarnations i on i.id = k.incarnation
+left join gangq.progress p on p.job_id = k.id and p.token = k.token
+where not exists (select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
 comment on view gangq.jobs is 'Every job, live or ended: its live row, else its latest ending.';
 
 create view gangq.gangs as
@@ -46,8 +48,7 @@ union all
 select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.placement_misses,
   h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}'
 from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
-where not exists (select 1 from gangq.live_gangs g where g.id = h.gang_id)
-  and not exists (select 1 from gangq.gang_history n where n.gang_id = h.gang_id and n.finished_at > h.finished_at);
+where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as

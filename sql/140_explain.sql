@@ -188,7 +188,10 @@ select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.sub
 from gangq.live_gangs g
 join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
 cross join (select gangq.now() as t offset 0) c
-left join lateral (select gangq.infeasible(g.shape_id, g.size) as why) h on g.state = 'blocked'
+left join (
+  select k.shape_id, k.size, gangq.infeasible(k.shape_id, k.size) as why
+  from (select distinct z.shape_id, z.size from gangq.live_gangs z where z.state = 'blocked') k) h
+  on g.state = 'blocked' and h.shape_id = g.shape_id and h.size = g.size
 where g.state in ('waiting', 'blocked')
 union all
 select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,

@@ -1,0 +1,57 @@
+# Two commands on a fresh machine with Python 3.10 or newer, venv and make:  make demo   make test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-torch soak bench lint wheel-check clean help
+
+help:
+	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
+	@echo "make test        every test, on real PostgreSQL"
+	@echo "make soak        the long proofs"
+	@echo "make bench       gangq beside its floor and a peer"
+	@echo "make lint        ruff and mypy --strict"
+	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
+	@echo "make test-torch  the training as an unmodified torch.distributed script (needs torch in $(VENV))"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/gangq demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not soak and not torch"
+
+test-torch: $(VENV)/.dev
+	$(BIN)/python -m pytest -m torch
+
+soak: $(VENV)/.dev
+	GANGQ_SOAK=1 $(BIN)/python -m pytest -m "soak or not soak" tests/property tests/interleaving tests/process
+
+bench: $(VENV)/.bench
+	$(BIN)/python tests/bench/run.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel-check: $(VENV)/.dev
+	$(BIN)/python tests/packaging/check_wheels.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

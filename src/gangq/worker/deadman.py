@@ -1,0 +1,173 @@
+"""A dead man's switch for work inside this process: it dies at the deadline even if no Python ever runs
+again.
+
+An inline handler may sit in a C library that holds the GIL. Then no thread of ours runs, no Python signal
+handler runs, and a lease that must not be outlived runs out. So the promise is given to the kernel: timers on
+``CLOCK_BOOTTIME``, moved ahead with every renewed lease (some microseconds), needing nobody's help to fire.
+
+Two of them, because each covers where the other is weak:
+
+* At the deadline ``SIGEV_THREAD`` has libc start a thread on ``_exit`` itself, with the exit code as its
+  argument. It gives a chosen code, and it works for PID 1 of a container, to whom the kernel delivers no
+  SIGKILL sent from inside. But it needs memory for that thread, and a process that is not stopped (SIGSTOP).
+* A quarter second later ``SIGEV_SIGNAL`` sends a plain SIGKILL. It needs neither.
+
+Optionally a third, a grace earlier, raises a signal on which ``faulthandler`` writes every thread's stack,
+again without the interpreter: what it was doing when it was killed is then in the log.
+
+Timers do not survive ``exec`` and are not inherited by ``fork``: a forked child is not killed by its
+parent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from typing import IO
+
+from gangq.errors import GangqError
+from gangq.worker.procfs import boottime
+
+__all__ = ["Deadman", "Unsupported", "boottime"]
+
+_SIGEV_SIGNAL = 0
+_SIGEV_THREAD = 2
+_TIMER_ABSTIME = 1
+_BACKSTOP_S = 0.25
+
+
+class Unsupported(GangqError):
+    """This platform cannot do what was asked."""
+
+
+class _Sigevent(ctypes.Structure):
+    # The value is an int or a pointer. As a pointer-sized number its low half is the int in the register that
+    # _exit reads, on either byte order.
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_byte * 64),
+    ]
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "at_s", "at_ns")]
+
+
+class _Timer:
+    """One POSIX timer on ``CLOCK_BOOTTIME``."""
+
+    def __init__(self, libc: ctypes.CDLL, event: _Sigevent) -> None:
+        self._libc = libc
+        self._id = ctypes.c_void_p()
+        if libc.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._id)) != 0:
+            code = ctypes.get_errno()
+            raise Unsupported(f"this kernel gives no timer on CLOCK_BOOTTIME: {os.strerror(code)}")
+
+    def set(self, at: float) -> None:
+        """Fire at this instant, at once if it is past; 0 disarms."""
+        at_s, at_ns = divmod(int(at * 1e9), 1_000_000_000)
+        spec = _Itimerspec(0, 0, at_s, at_ns)
+        if self._libc.timer_settime(self._id, _TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
+            raise OSError(ctypes.get_errno(), "timer_settime")
+
+    def delete(self) -> None:
+        self._libc.timer_delete(self._id)
+
+
+class Deadman:
+    """Kills this process at an instant that :meth:`arm` keeps moving ahead. Thread-safe."""
+
+    def __init__(
+        self,
+        clock: str = "boottime",
+        *,
+        dump_file: IO[str] | None = None,
+        dump_signal: int | None = None,
+        kill_signal_too: bool = True,
+    ) -> None:
+        """Create the timers, unarmed.
+
+        ``dump_file`` (a real file, kept open) is where stacks go when :meth:`arm` is given a grace; the
+        signal for it is ``dump_signal`` [SIGRTMIN + 7], which nothing else in this process may use.
+        ``kill_signal_too=False`` leaves out the later SIGKILL.
+
+        Raises:
+            Unsupported: not Linux, or a C library without POSIX timers.
+            ValueError: a clock other than ``boottime``, the only one that runs on while the host sleeps.
+        """
+        if clock != "boottime":
+            raise ValueError(f"clock {clock!r}: leases are counted on 'boottime' and nothing else")
+        if not sys.platform.startswith("linux"):
+            raise Unsupported(
+                f"inline work needs Linux timers to keep its lease; this is {sys.platform}: use Linux"
+            )
+        self._libc = _load_libc()
+        self._exit_address = ctypes.cast(self._libc._exit, ctypes.c_void_p).value
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        self._exit_timer: _Timer | None = None
+        self._kill_timer: _Timer | None = None
+        self._dump_timer: _Timer | None = None
+        if kill_signal_too:
+            event = _Sigevent(signo=signal.SIGKILL, notify=_SIGEV_SIGNAL)
+            self._kill_timer = _Timer(self._libc, event)
+        if dump_file is not None:
+            number = signal.SIGRTMIN + 7 if dump_signal is None else dump_signal
+            faulthandler.register(number, file=dump_file, all_threads=True)
+            self._dump_timer = _Timer(self._libc, _Sigevent(signo=number, notify=_SIGEV_SIGNAL))
+
+    def arm(self, at_boottime: float, code: int = 77, *, grace_s: float = 0.0) -> None:
+        """Die with exit status ``code`` at ``at_boottime`` (seconds of :func:`boottime`), at once if that is
+        past.
+
+        Again with a later instant to live on. With ``grace_s`` > 0 and a ``dump_file``, stacks are written
+        that much earlier. Should the exit itself not be possible (stopped, or no memory), SIGKILL follows
+        0.25 s later.
+        """
+        # A past instant counts from now: else the backstop, past too, would take the exit code away.
+        at = max(at_boottime, boottime())
+        with self._lock:
+            # The later one first: at no instant between these calls may the process be without a switch.
+            if self._kill_timer is not None:
+                self._kill_timer.set(at + _BACKSTOP_S)
+            if self._exit_timer is None or code != self._code:
+                former, self._exit_timer, self._code = self._exit_timer, self._exit_on_timer(code), code
+                self._exit_timer.set(at)
+                if former is not None:
+                    former.delete()
+            else:
+                self._exit_timer.set(at)
+            if self._dump_timer is not None:
+                self._dump_timer.set(max(at - grace_s, 1e-6) if grace_s > 0 else 0)
+
+    def disarm(self) -> None:
+        """Live on. :meth:`arm` may follow."""
+        with self._lock:
+            for timer in (self._dump_timer, self._exit_timer, self._kill_timer):
+                if timer is not None:
+                    timer.set(0)
+
+    def _exit_on_timer(self, code: int) -> _Timer:
+        event = _Sigevent(value=code, signo=0, notify=_SIGEV_THREAD, function=self._exit_address)
+        return _Timer(self._libc, event)
+
+
+def _load_libc() -> ctypes.CDLL:
+    """The C library, or the ``librt`` that held its timers before glibc 2.34 (which also finds ``_exit``)."""
+    for name in (None, "librt.so.1"):
+        try:
+            library = ctypes.CDLL(name, use_errno=True)
+            if hasattr(library, "timer_create"):
+                return library
+        except OSError:
+            continue
+    raise Unsupported("this C library has no timer_create: run workers with glibc or musl on Linux")

@@ -1,0 +1,399 @@
+"""The small program that stands between a worker and one command, and outlives neither the other way round.
+
+Run as ``python -I -S guardian.py <fd>``, one per command, by :class:`gangq.worker.child.Child`. A worker can
+be frozen by a library that holds the GIL, stopped, or killed; the promise that its work is dead before its
+lease ends must hold all the same. So the promise is kept here, in a process of 10 MB that does nothing else:
+
+* It is a *subreaper*: whatever the command starts and however it detaches (double fork, ``setsid``, closed
+  files), it stays below this process, because orphans are handed to their nearest subreaper. When the kernel
+  says ``ECHILD``, the tree is dead: no reading of ``/proc`` is as sure.
+* It keeps the *deadline* on a timer of the kernel, on ``CLOCK_BOOTTIME``, which runs on while a machine
+  sleeps.
+* It sees the worker die (end of file on its channel, or the worker's pidfd: a forked handler may hold the
+  channel open) and then stops the command by itself.
+* It reads the command's output and writes a bounded log, so a command never blocks on a worker that does not
+  read.
+* It reports ``gone`` only after the whole tree is. A tree that survives SIGKILL is reported as ``stuck``, and
+  waited for.
+
+Both directions of the channel are JSON, a line each. In: first the specification, then any of ``{"op":
+"deadline", "at": s, "grace_s": s}``, ``{"op": "stop", "grace_s": s}``, ``{"op": "kill"}``, each repeatable.
+Out: ``started`` or ``failed``, perhaps ``told`` (SIGTERM went out), perhaps ``stuck``, and last ``gone``.
+
+It must not import gangq and imports little: it is started for every command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+if TYPE_CHECKING or __package__:
+    from gangq.worker import bounded_log, procfs
+else:
+    # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import bounded_log
+    import procfs
+
+ROLE_VARIABLE = "GANGQ_ROLE"
+"""Set to ``guardian`` in a guardian's own environment: whoever clears up after a worker leaves guardians for
+last.
+"""
+
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_TFD_TIMER_ABSTIME = 1
+_CHUNK = 1 << 16
+_CHUNKS_PER_TURN = 64
+_POLL_S = 0.1
+
+
+class Timer:
+    """A kernel timer on ``CLOCK_BOOTTIME``; the timeouts of ``poll`` stand still while a host sleeps."""
+
+    def __init__(self, libc: ctypes.CDLL) -> None:
+        self._libc = libc
+        self.fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_FLAGS)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def set(self, at: float | None) -> None:
+        """Become readable at this instant (seconds), now if it is past, never for None."""
+        whole, nanos = (0, 0) if at is None else (int(max(at, 1e-6)), int(max(at, 1e-6) % 1 * 1e9))
+        spec = (ctypes.c_long * 4)(0, 0, whole, nanos)
+        self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
+
+
+class Guardian:
+    """One command from exec to the proof that nothing of it is left."""
+
+    def __init__(self, channel: int, wakeup: int, libc: ctypes.CDLL) -> None:
+        self.channel = channel
+        self.wakeup = wakeup
+        self.libc = libc
+        self.timer = Timer(libc)
+        self.poll = select.poll()
+        self.inbox = b""
+        self.child = 0
+        self.worker = -1
+        self.output = -1
+        self.status: int | None = None
+        self.cause = "exit"
+        self.deadline: float | None = None
+        self.grace = 0.0
+        self.stop_by: float | None = None
+        self.told = False
+        self.killing = False
+        self.buried = False
+        self.left: list[int] = []
+
+    # -- talking to the worker -----------------------------------------------------------------------------
+
+    def say(self, event: str, **fields: object) -> None:
+        """Send one event. A worker that is dead or not reading is no reason to stop guarding."""
+        try:
+            os.write(self.channel, json.dumps({"event": event, **fields}).encode() + b"\n")
+        except OSError:
+            return
+
+    def receive(self) -> None:
+        """Take in what has arrived; EOFError when the worker closed its end or died."""
+        try:
+            data = os.read(self.channel, _CHUNK)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EOFError
+        self.inbox += data
+
+    def next_message(self) -> dict[str, Any] | None:
+        """The next whole message received, if any."""
+        line, newline, rest = self.inbox.partition(b"\n")
+        if not newline:
+            return None
+        self.inbox = rest
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def obey(self) -> None:
+        """Carry out every order received. An end that has begun can be hastened, never taken back."""
+        while message := self.next_message():
+            op = message["op"]
+            if op == "deadline":
+                self.deadline, self.grace = message["at"], message["grace_s"]
+            elif op == "stop":
+                self.stop("stop", procfs.boottime() + message["grace_s"])
+            elif op == "kill":
+                self.kill("kill")
+
+    def listen(self) -> None:
+        """The channel is readable: orders, or the end of the worker."""
+        try:
+            self.receive()
+        except EOFError:
+            self.poll.unregister(self.channel)
+            self.orphaned()
+        self.obey()
+
+    # -- the command ---------------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Read the specification, however long, and exec the command; False, and said why, if it cannot."""
+        while (spec := self.next_message()) is None:
+            self.receive()
+        os.set_blocking(self.channel, False)
+        self.mark: str = spec["mark"]
+        self.orphan_grace: float = spec["orphan_grace_s"]
+        self.stuck_after: float = spec["stuck_after_s"]
+        self.deadline, self.grace = spec["deadline"], spec["grace_s"]
+        if self.deadline is not None and procfs.boottime() >= self.deadline:
+            self.say("failed", stage="deadline", errno=0, text="its deadline has passed already")
+            return False
+        try:
+            self.log = bounded_log.BoundedLog(spec["log_path"], spec["log_head"], spec["log_tail"])
+        except OSError as problem:
+            self.say("failed", stage="log", errno=problem.errno, text=str(problem))
+            return False
+        refusal = self.fork(spec)
+        if refusal:
+            self.log.finish()
+            self.say("failed", **json.loads(refusal))
+            return False
+        entry = procfs.stat(self.child)
+        self.say("started", pid=self.child, start_ticks=entry.start_ticks if entry else 0)
+        # Beside the channel, because a process forked by the worker may hold the channel open after its
+        # death. On an old kernel, or if the worker is dead already, the channel has to say it alone.
+        with contextlib.suppress(AttributeError, OSError):
+            self.worker = os.pidfd_open(spec["worker_pid"])
+            self.poll.register(self.worker, select.POLLIN)
+        return True
+
+    def fork(self, spec: dict[str, Any]) -> bytes:
+        """Start the command; empty when it runs, else the reason it does not, as JSON."""
+        self.output, child_end = os.pipe()
+        verdict, verdict_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self.become(spec, child_end, verdict_end)
+        os.close(child_end)
+        os.close(verdict_end)
+        os.set_blocking(self.output, False)
+        with open(verdict, "rb") as file:
+            refusal = file.read()  # End of file without a word: exec closed it.
+        if refusal:
+            os.waitpid(pid, 0)
+        else:
+            self.child = pid
+        return refusal
+
+    def become(self, spec: dict[str, Any], output: int, verdict: int) -> None:
+        """In the forked child: turn into the command in its own session, or tell why not; never return."""
+        stage = "exec"
+        try:
+            os.setsid()
+            for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # Should someone SIGKILL this guardian, its command goes with it, without anyone's help.
+            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            stage = "cwd"
+            os.chdir(spec["cwd"])
+            stage = "exec"
+            os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+        except BaseException as problem:
+            refusal = {"stage": stage, "errno": getattr(problem, "errno", 0), "text": str(problem)}
+            os.write(verdict, json.dumps(refusal).encode())
+        finally:
+            os._exit(127)
+
+    # -- watching ------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Serve until the command has ended or must be killed."""
+        for fd in (self.channel, self.wakeup, self.timer.fd, self.output):
+            self.poll.register(fd, select.POLLIN)
+        self.obey()
+        self.judge()
+        while not self.killing:
+            # Once the command itself is gone, look now and then whether the rest of its group is too.
+            for fd, _ in self.poll.poll(None if self.status is None else _POLL_S * 1000):
+                if fd == self.channel:
+                    self.listen()
+                elif fd == self.output:
+                    self.drain()
+                elif fd == self.wakeup:
+                    os.read(fd, _CHUNK)
+                elif fd == self.worker:
+                    self.poll.unregister(fd)
+                    self.orphaned()
+                # The timer needs no answer: judge() sets it anew.
+            self.reap()
+            self.judge()
+
+    def judge(self) -> None:
+        """Do what the clock says, then set the timer for the next thing it will say."""
+        now = procfs.boottime()
+        if self.deadline is not None and not self.told and now >= self.deadline - self.grace:
+            self.stop("deadline", self.deadline)
+        limits = [at for at in (self.deadline, self.stop_by) if at is not None]
+        kill_at = min(limits, default=None)
+        if kill_at is not None and now >= kill_at:
+            self.kill("deadline" if kill_at == self.deadline else self.cause)
+        # A shell dies of SIGTERM at once while the training below it is still saving: whoever was told to
+        # stop keeps the grace, leader or not. Without having been told, what a command leaves behind goes
+        # with it.
+        if self.status is not None and not (self.told and self.group_alive()):
+            self.killing = True
+        if self.deadline is not None and not self.told:
+            self.timer.set(self.deadline - self.grace)
+        else:
+            self.timer.set(kill_at)
+
+    def orphaned(self) -> None:
+        """The worker is dead: nobody will renew the deadline or read the result, so the command ends."""
+        self.stop("orphan", procfs.boottime() + self.orphan_grace)
+
+    def stop(self, cause: str, kill_at: float) -> None:
+        """SIGTERM to the whole group, once; SIGKILL at the earliest instant that anyone has asked for."""
+        self.stop_by = kill_at if self.stop_by is None else min(self.stop_by, kill_at)
+        if self.told or self.status is not None:
+            return
+        self.told, self.cause = True, cause
+        self.signal_group(signal.SIGTERM)
+        # In a stopped process SIGTERM would stay pending until its SIGKILL.
+        self.signal_group(signal.SIGCONT)
+        self.say("told", cause=cause)
+
+    def kill(self, cause: str) -> None:
+        """Leave the watching for the killing."""
+        if self.status is None and not self.killing:
+            self.cause = cause
+        self.killing = True
+
+    def signal_group(self, signum: int) -> None:
+        """Signal the command's process group; its pid is its own until :meth:`sweep` buries it."""
+        if self.child and not self.buried:
+            try:
+                os.killpg(self.child, signum)
+            except (ProcessLookupError, PermissionError):
+                return  # Nobody left, or none but another user's: the proof at the end sees what remains.
+
+    def group_alive(self) -> bool:
+        """Whether anyone who was told to stop still runs."""
+        return any(entry.pgrp == self.child and entry.alive for entry in procfs.table().values())
+
+    def drain(self) -> None:
+        """Move output into the log; in turns, so that a flood of it cannot make a deadline late."""
+        for _ in range(_CHUNKS_PER_TURN):
+            try:
+                data = os.read(self.output, _CHUNK) if self.output >= 0 else None
+            except BlockingIOError:
+                return
+            if data is None:
+                return
+            if data:
+                self.log.write(data)
+            else:
+                self.poll.unregister(self.output)
+                os.close(self.output)
+                self.output = -1
+
+    def reap(self) -> None:
+        """Bury adopted orphans and notice the end of the command, which stays a zombie for now: that keeps
+        its pid, and so its process group, from meaning anybody else.
+        """
+        while self.status is None:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is None:
+                return
+            if info.si_pid == self.child:
+                self.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            else:
+                os.waitpid(info.si_pid, 0)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def finish(self, fault: str | None = None) -> None:
+        """Kill whatever is left, wait until nothing is, and only then say so."""
+        since, reported, pause = procfs.boottime(), False, 0.001
+        while not self.sweep():
+            if not reported and procfs.boottime() - since >= self.stuck_after:
+                reported = True
+                self.say("stuck", pids=self.left)
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0 if reported else 0.05)
+        self.drain()
+        self.log.finish()
+        self.say("gone", exit=self.status, cause=self.cause, log_error=self.log.error, fault=fault)
+
+    def sweep(self) -> bool:
+        """One killing pass over everything that is ours; True when the kernel itself knows no child of ours
+        any more.
+        """
+        self.signal_group(signal.SIGKILL)  # All members at one instant: none can fork its way past it.
+        processes = procfs.table()
+        me = os.getpid()
+        ours = (procfs.descendants(processes, {me}) | procfs.carriers(processes, self.mark)) - {me}
+        left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+        self.left = [entry.pid for entry in left]
+        self.reap()
+        if left or self.status is None:
+            return False
+        # Nothing that /proc showed is alive. What it did not show, because it was born while we read, has
+        # come to us as a child when its parent died: so bury all children, and believe only ECHILD.
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if info is None:
+                return False
+            self.buried = self.buried or info.si_pid == self.child
+
+
+def main(channel: int) -> None:
+    """Guard one command for whoever holds the other end of this socket."""
+    os.set_inheritable(channel, False)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    wakeup, wakeup_end = os.pipe()
+    os.set_blocking(wakeup_end, False)
+    signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    guardian = Guardian(channel, wakeup, libc)
+    try:
+        if not guardian.start():
+            return
+    except EOFError:
+        return  # The worker died before it said what to run.
+    fault = None
+    try:
+        guardian.watch()
+    except Exception as problem:
+        # A fault of ours must not leave a command without a guardian: it ends, and the reason is told.
+        fault = repr(problem)
+        guardian.kill("guardian_fault")
+    guardian.finish(fault)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,209 @@
+"""What ``/proc`` says about processes, and how to kill exactly the ones meant.
+
+Shared by the guardian (which runs without gangq on its path, so nothing here imports gangq, and nothing costs
+it start-up time), by :mod:`gangq.worker.child` and by :mod:`gangq.worker.proof`. Linux only at call time;
+importing is safe anywhere.
+
+Three traps this module exists for:
+
+* A pid is a number that gets reused. A process is a pid *and* its start time, so every signal is sent through
+  a pidfd whose start time was compared after it was opened.
+* A zombie is dead work: it holds no memory, no device and no file. ``kill(pid, 0)`` calls it alive.
+* A zombie *thread leader* whose other threads run on is not dead work, though its state letter says ``Z``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+MARK_VARIABLE = "GANGQ_MARK"
+"""Environment variable that a worker puts on everything it starts; children inherit it."""
+
+_MARK_PREFIX = MARK_VARIABLE.encode() + b"="
+
+
+def boottime() -> float:
+    """Seconds since boot, those asleep included: the clock of leases and deadlines.
+
+    Where there is no such clock (macOS, which runs no workers) the monotonic one.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Stat:
+    """One line of ``/proc/<pid>/stat``: who a process is and whose child, group and session it is in."""
+
+    __slots__ = ("comm", "pgrp", "pid", "ppid", "session", "start_ticks", "state", "threads")
+
+    def __init__(self, raw: bytes) -> None:
+        # The name stands in parentheses and may itself hold blanks and parentheses: the last one ends it.
+        head, _, rest = raw.rpartition(b")")
+        pid, _, comm = head.partition(b"(")
+        fields = rest.split()
+        self.pid = int(pid)
+        self.comm = comm.decode(errors="replace")
+        self.state = fields[0].decode()
+        self.ppid = int(fields[1])
+        self.pgrp = int(fields[2])
+        self.session = int(fields[3])
+        self.threads = int(fields[17])
+        self.start_ticks = int(fields[19])
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread of it can still run: a zombie is not alive, a zombie leader with threads is."""
+        return self.state not in "ZX" or self.threads > 1
+
+    def __repr__(self) -> str:
+        return f"<{self.comm} pid={self.pid} ppid={self.ppid} state={self.state} start={self.start_ticks}>"
+
+
+def stat(pid: int) -> Stat | None:
+    """The process with this pid, zombies included; None where there is none (or ``hidepid`` hides another
+    user's).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return Stat(file.read())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def table() -> dict[int, Stat]:
+    """Every process visible in this ``/proc``, zombies included, by pid.
+
+    Not a snapshot: a process that forks and exits while the table is read may leave neither itself nor its
+    child in it. Whoever needs certainty reads twice or, better, is the tree's subreaper and asks the kernel
+    for ``ECHILD``.
+    """
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (entry := stat(int(name))) is not None:
+            found[entry.pid] = entry
+    return found
+
+
+def descendants(processes: dict[int, Stat], roots: set[int]) -> set[int]:
+    """Pids below any of ``roots`` in this table, the roots themselves not included unless one is below
+    another.
+    """
+    children: dict[int, list[int]] = {}
+    for entry in processes.values():
+        children.setdefault(entry.ppid, []).append(entry.pid)
+    below: set[int] = set()
+    frontier = list(roots)
+    while frontier:
+        for pid in children.get(frontier.pop(), ()):
+            if pid not in below:
+                below.add(pid)
+                frontier.append(pid)
+    return below
+
+
+def ancestors(processes: dict[int, Stat], pid: int) -> set[int]:
+    """Pids above this process in this table, and pid 1, which is above everything even where a chain leads
+    past it (a ``docker exec`` has no visible parent).
+    """
+    above = {1}
+    while (entry := processes.get(pid)) is not None and entry.ppid:
+        pid = entry.ppid
+        above.add(pid)
+    return above
+
+
+def environment_value(pid: int, prefix: bytes = _MARK_PREFIX) -> str | None:
+    """The value after ``prefix`` (``NAME=``) in the environment that process was *started* with, or None.
+
+    Programs that rewrite their title may overwrite it, and one started with a scrubbed environment never had
+    it: a mark finds processes, its absence proves nothing alone.
+
+    Raises:
+        PermissionError: the environment exists and is not ours to read.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            raw = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    for entry in raw.split(b"\0"):
+        if entry.startswith(prefix):
+            return os.fsdecode(entry[len(prefix) :])
+    return None
+
+
+def carriers(processes: dict[int, Stat], mark: str) -> set[int]:
+    """Pids whose environment carries exactly this mark, as far as we may read."""
+    found = set()
+    for pid in processes:
+        try:
+            if environment_value(pid) == mark:
+                found.add(pid)
+        except PermissionError:
+            continue
+    return found
+
+
+def send(target: Stat, signum: int) -> bool:
+    """Send a signal to that very process; False when it is gone (or its pid is somebody else's by now).
+
+    Raises:
+        PermissionError: it exists and belongs to another user.
+    """
+    try:
+        handle = os.pidfd_open(target.pid)
+    except ProcessLookupError:
+        return False
+    except (AttributeError, OSError):
+        handle = (
+            -1
+        )  # A kernel before 5.3, or a Python built on its headers: a window of microseconds remains.
+    try:
+        now = stat(target.pid)
+        if now is None or now.start_ticks != target.start_ticks:
+            return False
+        if handle < 0:
+            os.kill(target.pid, signum)
+        else:
+            signal.pidfd_send_signal(handle, signum)
+    except ProcessLookupError:
+        return False
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    return True
+
+
+def strike(targets: list[Stat]) -> list[Stat]:
+    """SIGKILL each of them; those still alive just after the pass, which is normal, are returned.
+
+    A process of another user (a ``sudo`` in the command) cannot be killed by us: it stays in the list, so
+    that the caller reports it instead of taking it for dead.
+    """
+    for target in targets:
+        try:
+            send(target, signal.SIGKILL)
+        except PermissionError:
+            continue
+    return [now for target in targets if (now := same(target)) is not None]
+
+
+def same(target: Stat) -> Stat | None:
+    """The present state of that very process while it is alive, else None."""
+    now = stat(target.pid)
+    if now is None or now.start_ticks != target.start_ticks or not now.alive:
+        return None
+    return now
+
+
+def user_ids(pid: int) -> set[int]:
+    """Its real, effective, saved and file system user ids; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Uid:"):
+                    return {int(word) for word in line.split()[1:]}
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    return set()

@@ -1,0 +1,266 @@
+"""Proof that the work of a dead worker is dead too, by looking at the host it ran on.
+
+Devices and jobs of a lost worker are free at its lease's end; they are free at once when somebody can *prove*
+that no process it started is left. That somebody is the worker's parent, its next incarnation or the host's
+bouncer, and this is the proof.
+
+What is looked for: the processes recorded by identity (pid *and* start time: pids are reused); whatever
+belongs to the process groups or sessions those led; whatever carries the incarnation's mark in its
+environment (``GANGQ_MARK=<incarnation>`` or ``<incarnation>/<command>``); and everything that descends from
+any of them. A zombie is dead. A reading of ``/proc`` is not a snapshot, so it takes two clean ones in a row.
+
+When there is no proof, by design:
+
+* *Another pid namespace.* Processes of a container cannot be seen from another one. The same namespace number
+  is proof enough: the kernel reuses a number only after every process of the former namespace is gone.
+* *Another machine* under the same host name: its boot id would differ as after a reboot, so machine ids are
+  compared first.
+* *Processes that could be ours and will not be read.* An environment is unreadable if the process belongs to
+  another user or has changed its credentials (``sudo``, file capabilities). It could be ours if any of its
+  user ids is one that the dead worker or this process has; a program that became wholly another user is found
+  by descent or session, or not at all: do not give commands that. Under ``hidepid`` the processes of others
+  are not even listed; the same holds.
+
+A different boot id on the same machine is proof at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gangq.worker import procfs
+from gangq.worker.guardian import ROLE_VARIABLE
+
+_ROLE_PREFIX = ROLE_VARIABLE.encode() + b"="
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process for ever: its pid, its start time in clock ticks since boot, and which boot that was."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str | None
+
+
+@dataclass(frozen=True)
+class HostIdentity:
+    """Where an incarnation ran, recorded when it registers; None stands for what this host does not tell.
+
+    ``machine`` is a hash of ``/etc/machine-id`` (which is not for handing around), ``pid_namespace`` the
+    number of the pid namespace, ``uid`` the user the worker ran as.
+    """
+
+    boot_id: str | None
+    machine: str | None
+    pid_namespace: int | None
+    uid: int
+
+    @classmethod
+    def here(cls) -> HostIdentity:
+        """Of this process, now."""
+        machine = _read("/etc/machine-id")
+        try:
+            namespace = os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            namespace = None
+        return cls(
+            boot_id=_read("/proc/sys/kernel/random/boot_id"),
+            machine=hashlib.sha256(b"gangq:" + machine.encode()).hexdigest()[:16] if machine else None,
+            pid_namespace=namespace,
+            uid=os.getuid(),
+        )
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A live process that belongs to the work in question, and why it was taken for one of it.
+
+    ``why`` is ``recorded``, ``group`` (or session of a recorded one), ``mark`` or ``descendant``.
+    """
+
+    pid: int
+    start_ticks: int
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found when the work of one incarnation was looked for."""
+
+    mark: str
+    boot_id: str | None
+    """This host's, now."""
+    same_machine: bool
+    same_boot: bool
+    same_namespace: bool
+    checked: int = 0
+    """Processes looked at in the last pass."""
+    survivors: tuple[Survivor, ...] = ()
+    unreadable: tuple[int, ...] = ()
+    """Pids that could be ours and would not be read."""
+    complete: bool = False
+    """Whether everything that could be ours was seen."""
+
+    @property
+    def proves_death(self) -> bool:
+        """Whether nothing of that incarnation's work can be running any more."""
+        if not self.same_machine:
+            return False
+        return not self.same_boot or (self.same_namespace and self.complete and not self.survivors)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for ``report_dead`` and the event log, the verdict among them."""
+        return {**asdict(self), "proves_death": self.proves_death}
+
+
+@dataclass
+class _Pass:
+    """One reading of ``/proc``."""
+
+    checked: int = 0
+    survivors: list[Survivor] = field(default_factory=list)
+    unreadable: list[int] = field(default_factory=list)
+    guardians: set[int] = field(default_factory=set)
+    stats: dict[int, procfs.Stat] = field(default_factory=dict)
+
+
+def process_identity(pid: int) -> ProcessIdentity:
+    """The identity of a running process, to be recorded as soon as it is started.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    entry = procfs.stat(pid)
+    if entry is None:
+        raise ProcessLookupError(
+            f"no process {pid} on this host: it has ended, or runs in another pid namespace"
+        )
+    return ProcessIdentity(pid, entry.start_ticks, HostIdentity.here().boot_id)
+
+
+def is_same_process(identity: ProcessIdentity) -> bool:
+    """Whether that very process is alive on this host: not a later one with its pid, and not its zombie."""
+    boot_id = HostIdentity.here().boot_id
+    if identity.boot_id is not None and boot_id is not None and identity.boot_id != boot_id:
+        return False
+    entry = procfs.stat(identity.pid)
+    return entry is not None and entry.alive and entry.start_ticks == identity.start_ticks
+
+
+def survivors(mark: str, pids: Sequence[ProcessIdentity]) -> list[Survivor]:
+    """Every live process here that belongs to the work marked ``mark`` or descends from, or is, one of
+    ``pids``.
+
+    One reading; this process itself is never among them.
+    """
+    return _look(mark, pids, uids={os.getuid()}).survivors
+
+
+def confirm_gone(
+    mark: str,
+    identities: Sequence[ProcessIdentity],
+    *,
+    host: HostIdentity,
+    kill: bool = False,
+    timeout_s: float = 10.0,
+) -> Evidence:
+    """Wait up to ``timeout_s`` for the work of a dead incarnation to be gone, and say what was found.
+
+    ``host`` is what that incarnation recorded of itself. With ``kill`` every survivor gets SIGKILL, guardians
+    last: as long as a guardian lives, nothing below it can slip away. Without it, work that has a guardian
+    ends by itself soon (its orphan grace). Never raises for what it finds; ask :attr:`Evidence.proves_death`.
+    """
+    here = HostIdentity.here()
+    boot_id_matches = host.boot_id is not None and host.boot_id == here.boot_id
+    same_machine = boot_id_matches or (host.machine is not None and host.machine == here.machine)
+    same_boot = boot_id_matches or None in (host.boot_id, here.boot_id)
+    # A /proc of some other namespace (a host's, mounted into a container) knows us under another pid.
+    own_view = os.path.basename(os.path.realpath("/proc/self")) == str(os.getpid())
+    same_namespace = own_view and host.pid_namespace is not None and host.pid_namespace == here.pid_namespace
+    verdict = Evidence(mark, here.boot_id, same_machine, same_boot, same_namespace)
+    if not (same_machine and same_boot and same_namespace):
+        return verdict
+    until = time.monotonic() + timeout_s
+    clean = 0
+    while True:
+        found = _look(mark, identities, uids={host.uid, os.getuid()})
+        clean = 0 if found.survivors or found.unreadable else clean + 1
+        if clean >= 2 or (time.monotonic() >= until and clean == 0):
+            return Evidence(
+                mark,
+                here.boot_id,
+                same_machine,
+                same_boot,
+                same_namespace,
+                found.checked,
+                tuple(found.survivors),
+                tuple(found.unreadable),
+                complete=not found.unreadable,
+            )
+        if kill and found.survivors:
+            workers = [found.stats[s.pid] for s in found.survivors if s.pid not in found.guardians]
+            procfs.strike(workers or [found.stats[s.pid] for s in found.survivors])
+        time.sleep(_PAUSE_S)
+
+
+def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pass:
+    processes = procfs.table()
+    boot_id = HostIdentity.here().boot_id
+    led = {
+        identity.pid: identity.start_ticks
+        for identity in recorded
+        if None in (identity.boot_id, boot_id) or identity.boot_id == boot_id
+    }
+    # The kernel gives no pid out again while a group or session goes by it. So if somebody else has a
+    # leader's pid, that group had died out, and the present one of that number is a stranger's.
+    leaders = {
+        pid for pid, ticks in led.items() if pid not in processes or processes[pid].start_ticks == ticks
+    }
+    earliest = min(led.values(), default=0)
+    above = procfs.ancestors(processes, os.getpid())
+    seen = _Pass(checked=len(processes), stats=processes)
+    why: dict[int, str] = {}
+    for entry in processes.values():
+        if not entry.alive or entry.pid == os.getpid():
+            continue
+        if led.get(entry.pid) == entry.start_ticks:
+            why[entry.pid] = "recorded"
+        elif any(entry.start_ticks >= led[leader] for leader in {entry.pgrp, entry.session} & leaders):
+            why[entry.pid] = "group"
+        try:
+            carried = procfs.environment_value(entry.pid)
+            role = procfs.environment_value(entry.pid, _ROLE_PREFIX)
+        except PermissionError:
+            # None of its work: an agent that was there before it (ssh-agent hides its memory, too), and those
+            # that this process itself descends from.
+            if entry.start_ticks >= earliest and entry.pid not in above and uids & procfs.user_ids(entry.pid):
+                seen.unreadable.append(entry.pid)
+            continue
+        if carried is not None and (carried == mark or carried.startswith(mark + "/")):
+            why.setdefault(entry.pid, "mark")
+            if role == "guardian":
+                seen.guardians.add(entry.pid)
+    for pid in procfs.descendants(processes, set(why)) - {os.getpid()}:
+        if processes[pid].alive:
+            why.setdefault(pid, "descendant")
+    seen.unreadable = [pid for pid in seen.unreadable if pid not in why]
+    seen.survivors = [
+        Survivor(pid, processes[pid].start_ticks, processes[pid].comm, why[pid]) for pid in sorted(why)
+    ]
+    return seen
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path) as file:
+            return file.read().strip() or None
+    except OSError:
+        return None

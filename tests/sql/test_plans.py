@@ -1,0 +1,168 @@
+"""What each verb and view costs with 300,000 jobs in every state: no scan that grows with the work, bounded buffers.
+
+The whole call is measured from outside, so that what its inner statements read is counted too: buffers by
+`explain (analyze, buffers)`, sequential scans by the counters PostgreSQL keeps for the running transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from gangq.embedded import Server
+
+MANY = 300_000
+WORKERS = 1_000
+# Bounded by the size of the fleet, by the number of kinds of job, or by one: these may be scanned whole.
+MAY_BE_SCANNED = {
+    "incarnations",
+    "leases",
+    "device_registry",
+    "device_claimants",
+    "device_holds",
+    "sleepers",
+    "earmarks",
+    "shapes",
+    "queues_table",
+    "settings",
+    "tick_state",
+    "migrations",
+    "retried",
+}
+
+FILL = f"""
+set session_replication_role = replica;
+select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
+select count(*) from gangq.submit('fits', payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
+select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_mb => 90000,
+  payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
+select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',
+  payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
+select count(*) from (
+  select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, {MANY} / 100) n) x;
+select count(*) from (
+  select gangq.register_worker('busy' || n, 'host' || n / 8, '{{elsewhere}}', kind => 'command', slots => 400)
+  from generate_series(1, {WORKERS}) n) x;
+select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
+update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(),
+  incarnation = (select min(i.id) from gangq.incarnations i) + j.id % {WORKERS}
+from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
+insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, priority, attempts,
+  max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter)
+select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me'
+from generate_series(1, {MANY}) n;
+insert into gangq.events (at, kind, gang_id, epoch, job_id) select clock_timestamp(), 'claim', 1 + n % 3000, 1, n from generate_series(1, {MANY}) n;
+set session_replication_role = origin;
+vacuum analyze;
+"""
+
+
+@pytest.fixture(scope="module")
+def full(server: Server, template: str) -> Iterator[str]:
+    """A database with 300,000 jobs in each state."""
+    dsn = server.create_database("plans", template=template)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for statement in FILL.split(";\n"):
+            if statement.strip():
+                conn.execute(statement.encode())
+    yield dsn
+    server.drop_database("plans")
+
+
+def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
+    """Buffers touched by a warm run of `sql`, and rows read by sequential scans of tables that must not be scanned.
+
+    `{idle}`, `{busy}`, `{job}` and `{token}` in it stand for an idle worker, a busy one, a running job and its token.
+    """
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        names = conn.execute(
+            "select (select max(id) from gangq.incarnations where name = 'idle') as idle, i.id as busy, j.id as job, j.token "
+            "from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id where i.name = 'busy7' limit 1"
+        ).fetchone()
+        assert names is not None
+        sql = sql.format(idle=names[0], busy=names[1], job=names[2], token=names[3])
+    with psycopg.connect(dsn, autocommit=True) as counted:
+        # The first run warms catalogue caches and plans: a worker's connection is as warm.
+        with counted.transaction(force_rollback=True):
+            counted.execute(sql.encode())
+        with counted.transaction(force_rollback=True):
+            before = _scans(counted)
+            row = counted.execute(("explain (analyze, buffers, format json) " + sql).encode()).fetchone()
+            assert row is not None
+            plan: dict[str, Any] = row[0][0]["Plan"]
+            scanned = {table: n - before.get(table, 0) for table, n in _scans(counted).items()}
+    buffers = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return buffers, {table: n for table, n in scanned.items() if n > 100 and table not in MAY_BE_SCANNED}
+
+
+def _scans(conn: psycopg.Connection[Any]) -> dict[str, int]:
+    rows = conn.execute("select relname, seq_tup_read from pg_stat_xact_user_tables where schemaname = 'gangq'")
+    return dict(rows.fetchall())
+
+
+@pytest.fixture(scope="module")
+def idle(full: str) -> str:
+    """The same database, with one idle worker registered."""
+    with psycopg.connect(full, autocommit=True) as conn:
+        conn.execute("select gangq.register_worker('idle', 'host0', '{default,gpu}', prefetch => 100)")
+        conn.execute("vacuum analyze gangq.incarnations, gangq.leases")
+    return full
+
+
+@pytest.mark.parametrize(
+    ("sql", "most"),
+    [
+        ("select * from gangq.claim({idle}, gen_random_uuid())", 150),
+        ("select * from gangq.claim({idle}, gen_random_uuid(), 100)", 3500),
+        ("select * from gangq.complete(array[{job}], array[{token}])", 150),
+        ("select * from gangq.fail({job}, {token})", 300),
+        ("select * from gangq.requeue({job}, {token})", 300),
+        ("select * from gangq.release(array[{job}], array[{token}])", 300),
+        ("select * from gangq.heartbeat({idle})", 60),
+        ("select * from gangq.heartbeat({busy})", 800),
+        ("select * from gangq.submit('fits')", 120),
+        ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8)", 600),
+        ("select * from gangq.cancel(array[{job}])", 150),
+        ("select * from gangq.cancel(array[(select min(j.id) from gangq.live_jobs j where j.id < 100)])", 150),
+        ("select * from gangq.cancel(gang_ids => array[1000::bigint])", 6000),
+        ("select * from gangq.admit()", 3000),
+        ("select * from gangq.reap_expired()", 1500),
+        ("select * from gangq.flag_dead_workers()", 1500),
+        ("select * from gangq.promote_due()", 100),
+        ("select * from gangq.rollback_stale()", 100),
+        ("select * from gangq.tick(true)", 8000),
+    ],
+)
+def test_a_verb_reads_little_whatever_waits_runs_or_has_ended(idle: str, sql: str, most: int) -> None:
+    buffers, scanned = cost(idle, sql)
+    assert not scanned, f"{sql} scans {scanned}"
+    assert buffers <= most, f"{sql} touches {buffers} buffers"
+
+
+@pytest.mark.parametrize(
+    ("sql", "most"),
+    [
+        ("select * from gangq.jobs where id = 100", 300),
+        ("select * from gangq.jobs where id = 1000000100", 300),
+        ("select * from gangq.jobs where gang_id = 5", 1500),
+        ("select * from gangq.jobs order by id desc limit 50", 1500),
+        ("select * from gangq.gangs where id = 5", 300),
+        ("select * from gangq.timeline where gang_id = 5", 800),
+        ("select * from gangq.drains where gang_id = 5", 300),
+        ("select * from gangq.devices", 100),
+        ("select * from gangq.explain_gang(3000)", 3000),
+        ("select * from gangq.explain_job(100)", 3000),
+    ],
+)
+def test_looking_at_one_thing_reads_little(idle: str, sql: str, most: int) -> None:
+    buffers, scanned = cost(idle, sql)
+    assert not {t: n for t, n in scanned.items() if t != "live_gangs"}, f"{sql} scans {scanned}"
+    assert buffers <= most, f"{sql} touches {buffers} buffers"
+
+
+def test_the_guard_sees_a_sequential_scan(idle: str) -> None:
+    _, scanned = cost(idle, "select count(*) from gangq.live_jobs where submitter <> 'nobody'")
+    assert scanned["live_jobs"] > MANY

@@ -1,0 +1,177 @@
+"""The dead man's switch, in processes of their own, since it works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gangq.worker import deadman
+from gangq.worker.deadman import Deadman, Unsupported, boottime
+
+PRELUDE = """
+import ctypes, os, re, signal, sys, threading, time
+from gangq.worker.deadman import Deadman, boottime
+def hold_the_gil():
+    holding = ctypes.PyDLL(None)
+    while True:
+        holding.sleep(30)
+def backtrack():
+    re.match(r"(a+)+$", "a" * 40 + "b")
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def run(code: str, *, prefix: tuple[str, ...] = ()) -> tuple[int, float, str]:
+    """Exit status, how late it died (s), and standard error; the code prints its deadline first."""
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", PRELUDE + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    return process.returncode, boottime() - float(out.split()[0]), err
+
+
+@pytest.mark.parametrize("hang", ["hold_the_gil()", "backtrack()", "time.sleep(60)"])
+@pytest.mark.parametrize("code", [77, 124])
+def test_it_kills_on_time_with_the_chosen_code_whatever_the_interpreter_does(hang: str, code: int) -> None:
+    status, late, _ = run(f"at = boottime() + 0.3; say(at); Deadman().arm(at, {code}); {hang}")
+    assert status == code
+    assert 0 <= late < 0.3
+
+
+def test_a_thread_could_not_have_done_it() -> None:
+    # The check of the check: with the GIL held like this, a Python thread's os._exit comes far too late.
+    code = (
+        "at = boottime() + 0.2; say(at)\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), os._exit(1)), daemon=True).start()\n"
+        "Deadman().arm(at + 0.6)\n"
+        "hold_the_gil()\n"
+    )
+    status, late, _ = run(code)
+    assert status == 77
+    assert late > 0.55
+
+
+def test_a_new_deadline_replaces_the_former_one_and_its_code() -> None:
+    code = (
+        "switch = Deadman(); switch.arm(boottime() + 0.2, 78); switch.arm(boottime() + 0.2, 79)\n"
+        "at = boottime() + 0.6; say(at); switch.arm(at, 79); hold_the_gil()\n"
+    )
+    status, late, _ = run(code)
+    assert status == 79
+    assert 0 <= late < 0.3
+
+
+def test_disarmed_it_lets_the_process_live_and_can_be_armed_again() -> None:
+    code = (
+        "switch = Deadman(); switch.arm(boottime() + 0.1); switch.disarm(); time.sleep(0.5)\n"
+        "at = boottime() + 0.1; say(at); switch.arm(at, 80); hold_the_gil()\n"
+    )
+    status, late, _ = run(code)
+    assert status == 80
+    assert 0 <= late < 0.3
+
+
+def test_a_deadline_in_the_past_kills_at_once() -> None:
+    status, late, _ = run("say(boottime()); Deadman().arm(5.0, 81); hold_the_gil()")
+    assert status == 81
+    assert 0 <= late < 0.3
+
+
+def test_stacks_are_written_a_grace_before_the_end_even_with_the_gil_held() -> None:
+    code = (
+        "at = boottime() + 0.6; say(at)\n"
+        "Deadman(dump_file=sys.stderr).arm(at, 82, grace_s=0.3)\n"
+        "hold_the_gil()\n"
+    )
+    status, late, err = run(code)
+    assert status == 82
+    assert late < 0.3
+    assert "in hold_the_gil" in err
+
+
+def test_a_stopped_process_is_killed_by_the_second_timer_without_being_continued() -> None:
+    code = "at = boottime() + 0.5; say(at); Deadman().arm(at); os.kill(os.getpid(), signal.SIGSTOP)"
+    status, late, _ = run(code)
+    assert status == -signal.SIGKILL
+    assert 0.2 <= late < 0.8
+
+
+def test_without_the_second_timer_a_stopped_process_dies_when_it_is_continued() -> None:
+    code = (
+        "at = boottime() + 0.3; say(at)\n"
+        "Deadman(kill_signal_too=False).arm(at, 83); say('armed'); hold_the_gil()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            at = float(process.stdout.readline())
+            process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)
+            while boottime() < at + 0.2:
+                time.sleep(0.02)
+            assert process.poll() is None
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(2) == 83
+        finally:
+            process.kill()
+
+
+def test_a_forked_child_is_not_killed_by_its_parents_switch(tmp_path: Path) -> None:
+    code = (
+        "at = boottime() + 0.3; say(at); Deadman().arm(at, 84)\n"
+        "if os.fork() == 0:\n"
+        "    os.close(1); os.close(2); time.sleep(0.9)\n"
+        f"    open({str(tmp_path / 'x')!r}, 'w'); os._exit(0)\n"
+        "hold_the_gil()\n"
+    )
+    assert run(code)[0] == 84
+    until = time.monotonic() + 5
+    while not (tmp_path / "x").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="a pid namespace needs root and unshare"
+)
+def test_it_works_as_pid_one_which_sigkill_from_inside_cannot_kill() -> None:
+    pid_one = ("unshare", "--pid", "--fork", "--mount-proc")
+    hang = "assert os.getpid() == 1; os.kill(1, signal.SIGKILL); hold_the_gil()"
+    status, late, err = run(f"at = boottime() + 0.5; say(at); Deadman().arm(at, 85); {hang}", prefix=pid_one)
+    assert status == 85, err
+    assert 0 <= late < 0.3
+
+
+def test_arming_again_costs_microseconds() -> None:
+    switch = Deadman()
+    before = time.perf_counter()
+    for _ in range(1000):
+        switch.arm(boottime() + 600)
+    spent = time.perf_counter() - before
+    switch.disarm()
+    assert spent < 0.1
+
+
+def test_elsewhere_than_on_linux_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadman.sys, "platform", "darwin")
+    with pytest.raises(Unsupported, match="darwin"):
+        Deadman()
+
+
+def test_another_clock_is_refused() -> None:
+    with pytest.raises(ValueError, match="'wall'"):
+        Deadman("wall")

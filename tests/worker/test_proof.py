@@ -1,0 +1,245 @@
+"""Proof of death: what is found, what is not mistaken for it, and when no claim is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangq.worker import procfs
+from gangq.worker.child import Child
+from gangq.worker.proof import (
+    HostIdentity,
+    ProcessIdentity,
+    confirm_gone,
+    is_same_process,
+    process_identity,
+    survivors,
+)
+
+Run = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def eventually(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
+    until = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < until, f"not within {within_s} s: {condition}"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    return f"inc-{os.getpid()}-{tmp_path.name}"
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*argv: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(argv, env={**os.environ, **(env or {})}, **options)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        with process:  # Closes its pipes and waits.
+            pass
+
+
+def test_a_process_is_the_same_only_with_its_start_time_and_boot(run: Run) -> None:
+    identity = process_identity(run("sleep", "1000").pid)
+    assert is_same_process(identity)
+    assert not is_same_process(replace(identity, start_ticks=identity.start_ticks - 1))
+    assert not is_same_process(replace(identity, boot_id="another"))
+
+
+def test_a_pid_without_a_process_has_no_identity() -> None:
+    with pytest.raises(ProcessLookupError, match="4194305"):
+        process_identity(4194305)
+
+
+def test_a_zombie_is_dead(run: Run, mark: str) -> None:
+    process = run("sleep", "1000", env={"GANGQ_MARK": mark})
+    identity = process_identity(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not is_same_process(identity))
+    os.kill(process.pid, 0)  # Which says that it is alive.
+    assert survivors(mark, [identity]) == []
+
+
+def test_a_zombie_leader_whose_threads_run_on_is_alive(run: Run) -> None:
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    process = run(sys.executable, "-c", code)
+    identity = process_identity(process.pid)
+    eventually(lambda: " Z " in Path(f"/proc/{process.pid}/stat").read_text())
+    assert is_same_process(identity)
+
+
+def test_a_signal_meant_for_an_earlier_process_does_not_reach_a_later_one_with_its_pid(run: Run) -> None:
+    process = run("sleep", "1000")
+    meant = procfs.stat(process.pid)
+    assert meant is not None
+    meant.start_ticks -= 1
+    assert procfs.send(meant, signal.SIGKILL) is False
+    assert procfs.strike([meant]) == []
+    assert process.poll() is None
+
+
+def test_marked_work_and_what_descends_from_it_is_found(run: Run, mark: str, tmp_path: Path) -> None:
+    script = "env -i setsid sh -c 'echo $$ > pid; sleep 1000' & echo; wait"
+    shell = run("sh", "-c", script, env={"GANGQ_MARK": f"{mark}/4"}, cwd=tmp_path)
+    unmarked = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    found = {survivor.pid: survivor.why for survivor in survivors(mark, [])}
+    assert found[shell.pid] == "mark"
+    assert found[unmarked] == "descendant"
+    assert confirm_gone(mark, [], host=HostIdentity.here(), kill=True).proves_death
+
+
+def test_a_longer_mark_is_somebody_elses(run: Run, mark: str) -> None:
+    run("sleep", "1000", env={"GANGQ_MARK": f"{mark}0"})
+    run("sleep", "1000", env={"GANGQ_MARK": f"{mark}0/1"})
+    assert survivors(mark, []) == []
+
+
+def test_what_is_left_of_a_recorded_process_group_is_found_and_killed(run: Run, mark: str) -> None:
+    # A data loader forked by an inline handler: no mark, an orphan by now, but in the dead worker's group.
+    leader = run(
+        "sh",
+        "-c",
+        "sleep 1000 & echo $!; read x",
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert leader.stdout is not None
+    assert leader.stdin is not None
+    orphan = int(leader.stdout.readline())
+    identity = process_identity(leader.pid)
+    leader.stdin.close()
+    leader.wait()
+    assert [(s.pid, s.why, s.name) for s in survivors(mark, [identity])] == [(orphan, "group", "sleep")]
+    evidence = confirm_gone(mark, [identity], host=HostIdentity.here(), kill=True)
+    assert evidence.proves_death
+
+
+def test_a_reused_pid_is_not_taken_for_the_recorded_process(run: Run, mark: str) -> None:
+    # It leads a group with a member, whose group number is then the recorded pid as well.
+    stranger = run("sh", "-c", "read x | cat", start_new_session=True, stdin=subprocess.PIPE)
+    eventually(lambda: sum(e.pgrp == stranger.pid for e in procfs.table().values()) > 1)
+    now = process_identity(stranger.pid)
+    former = ProcessIdentity(now.pid, now.start_ticks - 100, now.boot_id)
+    assert survivors(mark, [former]) == []
+    assert confirm_gone(mark, [former], host=HostIdentity.here(), kill=True).proves_death
+    assert stranger.poll() is None
+
+
+def test_survivors_are_no_proof_until_they_are_gone(run: Run, mark: str) -> None:
+    process = run("sleep", "1000", env={"GANGQ_MARK": mark})
+    identity = process_identity(process.pid)
+    host = HostIdentity.here()
+    evidence = confirm_gone(mark, [identity], host=host, timeout_s=0.2)
+    assert not evidence.proves_death
+    assert [survivor.pid for survivor in evidence.survivors] == [process.pid]
+    assert process.poll() is None
+    assert confirm_gone(mark, [identity], host=host, kill=True).proves_death
+    assert process.wait(5) == -signal.SIGKILL
+    as_json = json.loads(json.dumps(evidence.as_json()))
+    assert as_json["proves_death"] is False
+    assert as_json["survivors"][0]["why"] == "recorded"
+
+
+def test_work_under_a_guardian_is_killed_before_the_guardian(mark: str, tmp_path: Path) -> None:
+    child = Child.start(
+        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000"],
+        dict(os.environ),
+        cwd=tmp_path,
+        log_path=tmp_path / "log",
+        mark=f"{mark}/1",
+    )
+    identities = [process_identity(child.guardian_pid), process_identity(child.pid)]
+    evidence = confirm_gone(mark, identities, host=HostIdentity.here(), kill=True)
+    assert evidence.proves_death
+    ended = child.wait(10)
+    # The guardian lived to tell: had it been struck first, the end would be "guardian_lost".
+    assert ended is not None
+    assert (ended.signal, ended.tree_dead, ended.cause) == (signal.SIGKILL, True, "exit")
+    child.close()
+
+
+def test_another_boot_of_this_machine_is_proof_at_once(run: Run, mark: str) -> None:
+    run("sleep", "1000", env={"GANGQ_MARK": mark})
+    here = HostIdentity.here()
+    assert confirm_gone(mark, [], host=replace(here, boot_id="before")).proves_death is (
+        here.machine is not None
+    )
+
+
+def test_another_machine_of_that_name_proves_nothing(mark: str) -> None:
+    elsewhere = replace(HostIdentity.here(), boot_id="other", machine="other")
+    evidence = confirm_gone(mark, [], host=elsewhere)
+    assert not evidence.same_machine
+    assert not evidence.proves_death
+    assert not confirm_gone(mark, [], host=replace(elsewhere, machine=None)).proves_death
+
+
+def test_another_pid_namespace_proves_nothing(mark: str) -> None:
+    evidence = confirm_gone(mark, [], host=replace(HostIdentity.here(), pid_namespace=1))
+    assert not evidence.same_namespace
+    assert not evidence.proves_death
+    assert not confirm_gone(mark, [], host=replace(HostIdentity.here(), pid_namespace=None)).proves_death
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="changing users needs root and setpriv"
+)
+def test_an_unreadable_process_that_could_be_ours_leaves_the_evidence_incomplete(run: Run, mark: str) -> None:
+    # Not dumpable, as after a setuid exec: its environment belongs to root though its user is ours.
+    hide = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); print('hidden', flush=True); time.sleep(1000)"
+    look = (
+        "import json, sys; from gangq.worker.proof import HostIdentity, ProcessIdentity, confirm_gone\n"
+        "ident = [ProcessIdentity(1, int(sys.argv[2]), None)] if int(sys.argv[2]) else []\n"
+        "found = confirm_gone(sys.argv[1], ident, host=HostIdentity.here(), timeout_s=0.2)\n"
+        "print(json.dumps(found.as_json()))\n"
+    )
+    # User ids of nobody, and of this run alone.
+    as_user = ("setpriv", "--reuid", str(200_000 + os.getpid()), "--regid", "54321", "--clear-groups")
+    if subprocess.run([*as_user, sys.executable, "-c", "import gangq.worker.proof"], check=False).returncode:
+        pytest.skip("another user cannot run this Python: it lies in a closed directory")
+    hidden = run(*as_user, sys.executable, "-c", hide, stdout=subprocess.PIPE)
+    assert hidden.stdout is not None
+    assert hidden.stdout.readline() == b"hidden\n"
+
+    def evidence(user: tuple[str, ...], earliest: int = 0) -> dict[str, Any]:
+        argv = [*user, sys.executable, "-c", look, mark, str(earliest)]
+        return json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
+
+    seen = evidence(as_user)
+    assert (seen["unreadable"], seen["complete"], seen["proves_death"]) == ([hidden.pid], False, False)
+    other_user = ("setpriv", "--reuid", "199999", "--regid", "54322", "--clear-groups")
+    assert evidence(other_user)["proves_death"]
+    # Born before the first process of the incarnation, it cannot be its work.
+    assert evidence(as_user, process_identity(hidden.pid).start_ticks + 1)["proves_death"]
+
+
+def test_the_host_identity_is_stable_and_does_not_hand_out_the_machine_id() -> None:
+    assert HostIdentity.here() == HostIdentity.here()
+    path = Path("/etc/machine-id")
+    if path.exists():
+        assert path.read_text().strip() not in str(HostIdentity.here())
