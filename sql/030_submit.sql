@@ -201,6 +201,9 @@ begin
   if coalesce(cardinality(submit.payloads), 0) = 0 then
     perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
   end if;
+  if not isfinite(submit.due_at) then
+    perform gangq.refuse('GQ001', format('due_at is %s', submit.due_at), 'It is a moment in time, or null for at once.');
+  end if;
   if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
     perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
   end if;
@@ -240,7 +243,7 @@ comment on function gangq.submit(text, text, jsonb[], integer, integer, integer,
 
 -- What no set of the workers registered now could hold, even idle: the reason in numbers, or null.
 create function gangq.infeasible(shape_id integer, size integer) returns text language plpgsql stable
-set search_path = '' as $$
+security definer set search_path = '' as $$
 declare
   s gangq.shapes;
   serving bigint;
@@ -311,8 +314,11 @@ begin
     perform gangq.refuse('GQ001', format('checkpoint_mode is %L', submit_gang.checkpoint_mode),
       'each: every member saves its own part; rank0: rank 0 saves for all.');
   end if;
-  if submit_gang.claim_deadline_s is not null and not submit_gang.claim_deadline_s > 0 then
-    perform gangq.refuse('GQ001', format('claim_deadline_s is %s', submit_gang.claim_deadline_s), 'It is a positive number of seconds.');
+  if not isfinite(submit_gang.due_at) then
+    perform gangq.refuse('GQ001', format('due_at is %s', submit_gang.due_at), 'It is a moment in time, or null for at once.');
+  end if;
+  if submit_gang.claim_deadline_s is not null and not (submit_gang.claim_deadline_s > 0 and submit_gang.claim_deadline_s <= 1e6) then
+    perform gangq.refuse('GQ001', format('claim_deadline_s is %s', submit_gang.claim_deadline_s), 'It is a positive number of seconds, a million at most.');
   end if;
   shape := gangq.intern_shape(submit_gang.queue, submit_gang.task, submit_gang.gpus, submit_gang.vram_mb, submit_gang.memory_mb, submit_gang.cpus, submit_gang.labels);
   q := gangq.check_submission(submit_gang.queue, submit_gang.priority, coalesce(submit_gang.payloads, array[submit_gang.payload]),
@@ -320,10 +326,11 @@ begin
   awaited := gangq.await(submit_gang.after);
   gang_id := nextval('gangq.gang_ids'::regclass);
   note := gangq.infeasible(shape, submit_gang.size);
-  insert into gangq.live_gangs (id, order_key, shape_id, size, priority, max_attempts, state, checkpoint_mode, claim_deadline_s,
+  insert into gangq.live_gangs (id, order_key, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
     submitted_at, not_before, name, note, submitter)
   select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos()), shape, submit_gang.size, submit_gang.priority,
-    coalesce(submit_gang.max_attempts, q.max_attempts), case when awaited <> '{}' then 'waiting' else 'blocked' end,
+    coalesce(submit_gang.max_attempts, q.max_attempts), coalesce(submit_gang.max_crashes, q.max_crashes),
+    coalesce(submit_gang.max_trips, q.max_trips), case when awaited <> '{}' then 'waiting' else 'blocked' end,
     submit_gang.checkpoint_mode, coalesce(submit_gang.claim_deadline_s, s.claim_deadline_s), t, submit_gang.due_at,
     submit_gang.name, submit_gang.note, gangq.caller()
   from gangq.settings s;
@@ -331,8 +338,7 @@ begin
     insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, waits_on, priority,
       max_attempts, max_crashes, max_trips, state, submitter, payload)
     select nextval('gangq.job_ids'::regclass), g.order_key, g.id, r.rank, t, shape, coalesce(submit_gang.budget_s, q.budget_s),
-      cardinality(awaited), g.priority, g.max_attempts, coalesce(submit_gang.max_crashes, q.max_crashes),
-      coalesce(submit_gang.max_trips, q.max_trips), g.state, g.submitter,
+      cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter,
       case when submit_gang.payloads is null then submit_gang.payload else submit_gang.payloads[r.rank + 1] end
     from gangq.live_gangs g, generate_series(0, submit_gang.size - 1) as r(rank)
     where g.id = submit_gang.gang_id

@@ -37,9 +37,9 @@ begin
     perform gangq.refuse('GQ001', format('worker %L asks for %s slots and runs handlers inline', register_worker.name, register_worker.slots),
       'An inline worker has one slot. Start one worker per slot, or a command worker (kind => ''command'').');
   end if;
-  if register_worker.lease_s is not null and not register_worker.lease_s > s.heartbeat_s then
+  if register_worker.lease_s is not null and not (register_worker.lease_s > s.heartbeat_s and register_worker.lease_s <= 1e6) then
     perform gangq.refuse('GQ001', format('lease_s is %s, heartbeats come every %s s', register_worker.lease_s, s.heartbeat_s),
-      'The lease must be longer than the heartbeat interval, best by a factor of ten or more.');
+      'The lease must be longer than the heartbeat interval, best by a factor of ten or more, and a million seconds at most.');
   end if;
   if jsonb_typeof(coalesce(register_worker.devices, '[]')) <> 'array' then
     perform gangq.refuse('GQ001', 'devices must be a JSON array', 'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
@@ -107,7 +107,8 @@ begin
   registered_at := t;
   return next;
 exception
-  when check_violation or not_null_violation or invalid_text_representation or numeric_value_out_of_range then
+  when check_violation or not_null_violation or invalid_text_representation or invalid_parameter_value
+    or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
       'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not negative; labels a JSON object.');
 end $$;
@@ -150,13 +151,19 @@ begin
     perform gangq.refuse_ended(heartbeat.incarnation);
   end if;
   if heartbeat.beats is not null then
+    -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for the lease must be renewed.
+    update gangq.progress p set token = j.token, beat_at = t, data = b.beat
+    from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
+    join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
+    where b.beat is not null and p.job_id = j.id and p.job_id = any (array(
+      select z.job_id from gangq.progress z where z.job_id = any (heartbeat.job_ids) order by z.job_id for update skip locked));
     insert into gangq.progress as p (job_id, token, beat_at, data)
     select j.id, j.token, t, b.beat
     from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
     join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
-    where b.beat is not null
+    where b.beat is not null and not exists (select 1 from gangq.progress z where z.job_id = j.id)
     order by j.id
-    on conflict (job_id) do update set token = excluded.token, beat_at = excluded.beat_at, data = excluded.data;
+    on conflict (job_id) do nothing;
   end if;
   select x.* into s from gangq.settings x;
   return query
@@ -204,7 +211,8 @@ language plpgsql set search_path = '' as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t where i.id = end_incarnation.incarnation;
   delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
-  delete from gangq.earmarks e where e.incarnation = end_incarnation.incarnation;
+  delete from gangq.earmarks e where e.incarnation in (
+    select z.incarnation from gangq.earmarks z where z.incarnation = end_incarnation.incarnation for update skip locked);
   perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
 end $$;
 comment on function gangq.end_incarnation(bigint, text, timestamptz) is

@@ -26,6 +26,13 @@ $$;
 comment on function gangq.free_capacity(bigint[]) is
   'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, and free devices with their memory, smallest first.';
 
+create function gangq.capacity_of(incarnations bigint[])
+returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
+language sql stable security definer set search_path = '' as
+$$ select f.* from gangq.free_capacity(incarnations) f $$;
+comment on function gangq.capacity_of(bigint[]) is
+  'free_capacity for views: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
+
 create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql immutable as
 $$ select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels $$;
 comment on function gangq.serves(gangq.incarnations, gangq.shapes) is 'Internal. Whether this worker is for jobs of this shape at all, free or not.';

@@ -216,7 +216,8 @@ begin
   update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, reserved_at = t, deadline_at = g.deadline_at,
     go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
   where x.id = g.id;
-  delete from gangq.earmarks e where e.gang_id = g.id;
+  delete from gangq.earmarks e where e.incarnation = any (array(
+    select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
   perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
     'size', g.size, 'restore_step', g.restore_step,
     'hosts', (select jsonb_object_agg(h.host, h.members) from (
@@ -229,6 +230,25 @@ comment on function gangq.reserve_gang(bigint, bigint[]) is
   'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
   'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
   'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
+
+-- Earmarks are a promise renewed by every pass, so what somebody has locked this moment (a caller cancelling that very
+-- gang in an open transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
+create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns void language sql volatile as $$
+  delete from gangq.earmarks e where e.incarnation = any (array(
+    select z.incarnation from gangq.earmarks z
+    where not exists (
+      select 1 from gangq.live_gangs g
+      where g.id = keep_for.gang_id and g.id = z.gang_id and g.order_key = z.order_key and z.incarnation = any (keep_for.incarnations))
+    order by z.incarnation for update skip locked));
+  insert into gangq.earmarks (incarnation, gang_id, order_key)
+  select i.id, g.id, g.order_key
+  from (select x.id, x.order_key from gangq.live_gangs x where x.id = keep_for.gang_id for key share skip locked) g
+  cross join (
+    select x.id from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
+  where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id);
+$$;
+comment on function gangq.keep_for(bigint, bigint[]) is
+  'Internal. Keeps exactly these workers for the first gang that must wait; null: for none.';
 
 create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
@@ -243,13 +263,10 @@ begin
   for d in select x.* from gangq.decide(admit.max_gangs) x loop
     if d.incarnations is null then
       earmarked := true;
-      delete from gangq.earmarks e where e.gang_id <> d.gang_id or e.incarnation <> all (d.earmark);
-      insert into gangq.earmarks (incarnation, gang_id, order_key)
-      select w.id, g.id, g.order_key from unnest(d.earmark) as w(id), gangq.live_gangs g where g.id = d.gang_id
-      on conflict (incarnation) do update set gang_id = excluded.gang_id, order_key = excluded.order_key;
+      perform gangq.keep_for(d.gang_id, d.earmark);
     else
-      perform 1 from gangq.live_gangs g where g.id = d.gang_id and g.state = 'blocked' for update skip locked;
-      if not found then
+      if not gangq.try_lock_gang(d.gang_id) or not exists (
+        select 1 from gangq.live_gangs g where g.id = d.gang_id and g.state = 'blocked') then
         again := true;
       elsif gangq.reserve_gang(d.gang_id, d.incarnations) then
         placed := placed + 1;
@@ -259,7 +276,7 @@ begin
     end if;
   end loop;
   if not earmarked then
-    delete from gangq.earmarks;
+    perform gangq.keep_for(null, '{}');
   end if;
   return next;
 end $$;

@@ -62,6 +62,32 @@ $$;
 comment on function gangq.was_final(bigint, bigint) is
   'Internal. Whether this token already ended its attempt: the same final call again then succeeds silently.';
 
+-- complete asks more than was_final: an attempt that was reaped, failed or handed back is over, but it is not done, and
+-- a caller whose own writes hang on this answer must not commit them.
+create function gangq.was_done(job_id bigint, token bigint) returns boolean language sql stable as $$
+  select exists (
+      select 1 from gangq.live_jobs j
+      where j.id = was_done.job_id and j.final_token = was_done.token and j.state = 'done')
+    or exists (
+      select 1 from gangq.history h
+      where h.job_id = was_done.job_id and h.token = was_done.token and h.state = 'done')
+$$;
+comment on function gangq.was_done(bigint, bigint) is
+  'Internal. Whether this token already completed its job: completing again then succeeds silently.';
+
+-- For the tick: a frozen client that holds one row of a gang (an uncommitted submit that awaits a member is enough)
+-- must not make all maintenance wait, so the gang is stepped over as a whole.
+create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+begin
+  perform 1 from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
+  return found and (select count(*) from gangq.live_jobs j where j.gang_id = try_lock_gang.gang_id) = (
+    select count(*) from (
+      select 1 from gangq.live_jobs j where j.gang_id = try_lock_gang.gang_id order by j.id for update skip locked) l);
+end $$;
+comment on function gangq.try_lock_gang(bigint) is
+  'Internal. Locks a gang and all its members without waiting; false when one of them is locked by somebody else.';
+
 create function gangq.lock_job(job_id bigint) returns gangq.live_jobs language plpgsql set search_path = '' as $$
 declare
   j gangq.live_jobs;
@@ -125,7 +151,7 @@ begin
         delete from gangq.device_holds h where h.job_id = p.id;
         perform gangq.member_ended(p.gang_id, p.id, p.token, 'done', t);
         outcome := 'done';
-      elsif gangq.was_final(p.id, p.token) then
+      elsif gangq.was_done(p.id, p.token) then
         outcome := 'repeated';
       elsif strict then
         perform gangq.refuse_stale(p.id, p.token);

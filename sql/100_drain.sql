@@ -11,7 +11,6 @@ create function gangq.drain(
 declare
   g gangq.live_gangs;
   how text := drain.cause;
-  charged boolean;
   told bigint;
   back bigint;
 begin
@@ -20,7 +19,6 @@ begin
   if g.go_at is null and how in ('fail', 'crash', 'trip') then
     how := 'never_started';
   end if;
-  charged := how in ('fail', 'crash', 'trip');
   update gangq.live_jobs j set
     state = case when j.id = any (culprits) then 'preempted' else 'preempting' end,
     attempts = case
@@ -43,7 +41,9 @@ begin
   delete from gangq.device_holds h using gangq.live_jobs j
   where h.job_id = j.id and j.gang_id = g.id and h.kind = 'job' and j.state in ('blocked', 'preempted');
   update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = culprits[1],
-    attempts = x.attempts + case when charged then 1 else 0 end,
+    attempts = x.attempts + case how when 'fail' then 1 else 0 end,
+    crashes = x.crashes + case how when 'crash' then 1 else 0 end,
+    trips = x.trips + case how when 'trip' then 1 else 0 end,
     never_started = x.never_started + case when how = 'never_started' then 1 else 0 end,
     placement_misses = x.placement_misses + case when how = 'placement_miss' then 1 else 0 end,
     preemptions = x.preemptions + case when how = 'preempt' then 1 else 0 end,
@@ -172,6 +172,10 @@ begin
       else format('rank %s tripped a watchdog %s times', m.rank, m.trips) end;
   elsif g.attempts >= g.max_attempts then
     why := format('the gang spent its %s launches', g.max_attempts);
+  elsif g.crashes > g.max_crashes then
+    why := format('the gang lost a worker %s times', g.crashes);
+  elsif g.trips > g.max_trips then
+    why := format('the gang tripped a watchdog %s times', g.trips);
   end if;
   if why is not null then
     perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => why, data => '{"outcome": "failed"}');
@@ -219,9 +223,9 @@ begin
     delete from gangq.checkpoints c where c.gang_id = g.id;
   end if;
   insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts,
-    placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter)
-  select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.placement_misses,
-    g.never_started, g.preemptions, end_gang.final_state,
+    crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter)
+  select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
+    g.trips, g.max_trips, g.placement_misses, g.never_started, g.preemptions, end_gang.final_state,
     case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
     g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue where s.id = g.shape_id;
@@ -343,8 +347,9 @@ begin
     if not found and not exists (select 1 from gangq.live_gangs x where x.id = w.id) then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
-    insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, state, checkpoint_mode, claim_deadline_s, submitted_at, name, submitter)
-    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()), k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, 'blocked',
+    insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
+      checkpoint_mode, claim_deadline_s, submitted_at, name, submitter)
+    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()), k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
       k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller()
     where k.gang_id is not null
     on conflict do nothing;

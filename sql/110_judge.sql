@@ -77,10 +77,7 @@ begin
       and gangq.lease_end(x.told_at + make_interval(secs => s.ack_timeout_s + l.lease_s), l.lease_s, outage) <= t
     order by x.gang_id nulls last, x.id limit most
   loop
-    if w.gang_id is not null then
-      perform 1 from gangq.live_gangs g where g.id = w.gang_id for update skip locked;
-      continue when not found;
-    end if;
+    continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
     select x.* into j from gangq.live_jobs x where x.id = w.id and x.state = 'preempting' for update skip locked;
     continue when not found;
     update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = t,
@@ -117,9 +114,8 @@ begin
     where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is not null
     order by x.gang_id limit most
   loop
-    select x.* into g from gangq.live_gangs x where x.id = w.gang_id for update skip locked;
-    continue when not found;
-    perform 1 from gangq.live_jobs x where x.gang_id = g.id order by x.id for update;
+    continue when not gangq.try_lock_gang(w.gang_id);
+    select x.* into g from gangq.live_gangs x where x.id = w.gang_id;
     if g.state = 'draining' then
       for j in
         select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
@@ -142,7 +138,7 @@ begin
   end loop;
   for w in
     select x.id, i.id as incarnation, i.name, i.state, x.claimed_at,
-      row_number() over (partition by i.id order by x.order_key) as nth, i.prefetch
+      row_number() over (partition by i.id order by x.order_key) as nth, i.prefetch, i.slots
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is null
     order by x.id limit most
@@ -152,8 +148,8 @@ begin
     if j.state = 'preempting' then
       perform gangq.stopped(j, null, t);
     else
-      -- Of the jobs prefetched for one slot only the first can have been running: only that one is charged.
-      perform gangq.hand_back(j, case when w.state = 'dead' and (w.prefetch = 1 or w.nth = 1) then 'crash' else 'release' end,
+      -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged.
+      perform gangq.hand_back(j, case when w.state = 'dead' and (w.prefetch = 1 or w.nth <= w.slots) then 'crash' else 'release' end,
         format('worker %s was %s', w.name, case w.state when 'dead' then 'lost' else 'retired' end), t);
     end if;
     freed := freed + 1;
@@ -213,8 +209,8 @@ begin
       where j.gang_id = g.id and j.state = 'reserved' and i.state <> 'live'))
     order by g.id limit most
   loop
-    perform 1 from gangq.live_gangs g where g.id = w.id and g.state = 'reserved' for update skip locked;
-    continue when not found;
+    continue when not gangq.try_lock_gang(w.id);
+    continue when not exists (select 1 from gangq.live_gangs g where g.id = w.id and g.state = 'reserved');
     if not gangq.rollback_gang(w.id) then
       -- Some were claimed and wait at the barrier for one that will not come.
       update gangq.incarnations i set passed_over_until = t + make_interval(secs => (select s.pass_over_s from gangq.settings s))
@@ -240,6 +236,7 @@ declare
   due record;
   w record;
   g bigint;
+  waiters bigint[];
 begin
   for due in
     with ready as (
@@ -259,19 +256,29 @@ begin
     select d.job_id, j.gang_id, count(*) filter (where d.outcome = 'done') as done,
       min(d.on_job_id) filter (where d.outcome <> 'done') as lost
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
-    where d.job_id in (select x.job_id from gangq.dependencies x where x.outcome is not null order by x.job_id limit most)
+    where d.job_id = any (array(
+        with settled as (
+          select distinct x.job_id from gangq.dependencies x where x.outcome is not null order by x.job_id limit most)
+        select s.job_id from settled s
+        union
+        -- Members are let go together: the limit never cuts a gang.
+        select m.id from settled s join gangq.live_jobs x on x.id = s.job_id join gangq.live_jobs m on m.gang_id = x.gang_id))
       and d.outcome is not null
     group by d.job_id, j.gang_id order by j.gang_id, d.job_id
   loop
     if w.gang_id is not null and w.gang_id is distinct from g then
-      perform 1 from gangq.live_gangs x where x.id = w.gang_id and x.state = 'waiting' for update skip locked;
-      continue when not found;
+      continue when not gangq.try_lock_gang(w.gang_id);
       g := w.gang_id;
     end if;
     perform 1 from gangq.live_jobs j where j.id = w.job_id and j.state = 'waiting' for update skip locked;
     continue when not found;
     n := n + 1;
     if w.lost is not null then
+      -- It may also wait for a job that a caller is completing in an open transaction: then it is cancelled later.
+      waiters := array(select j.id from gangq.live_jobs j where j.id = w.job_id or j.gang_id = w.gang_id);
+      continue when (select count(*) from gangq.dependencies d where d.job_id = any (waiters)) <> (
+        select count(*) from (
+          select 1 from gangq.dependencies d where d.job_id = any (waiters) order by d.on_job_id, d.job_id for update skip locked) l);
       if w.gang_id is not null then
         perform gangq.cancel(gang_ids => array[w.gang_id], reason => format('job %s, which it waited for, did not succeed', w.lost));
       else

@@ -11,7 +11,8 @@ declare
   every real := (select s.tick_s from gangq.settings s);
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   t timestamptz := gangq.now();
-  reaped integer; flagged integer; stale integer; promoted integer; drained integer; placed record;
+  step text;
+  done integer;
 begin
   perform gangq.require_read_committed('tick');
   ran := false;
@@ -35,15 +36,12 @@ begin
     raise;
   end;
   perform pg_advisory_unlock(next_lock);
-  stale := gangq.rollback_stale();
-  reaped := gangq.reap_expired();
-  drained := gangq.finish_drains();
-  flagged := gangq.flag_dead_workers();
-  promoted := gangq.promote_due();
-  select a.placed, a.again into placed from gangq.admit() a;
-  perform gangq.keep_partitions();
+  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'admit', 'keep_partitions'] loop
+    done := gangq.tick_step(step);
+    detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
+    again := again or done < 0 or done >= 200;
+  end loop;
   ran := true;
-  again := placed.again or reaped >= 200 or stale >= 200 or promoted >= 200;
   -- What is due sooner than the next safety tick is served on time, not up to a tick late.
   next_in_s := greatest(0.01, least(every, extract(epoch from (
     select min(x.due) from (
@@ -52,14 +50,40 @@ begin
       (select g.not_before from gangq.live_gangs g
         where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
-  detail := jsonb_build_object('placed', placed.placed, 'rolled_back', stale, 'reaped', reaped, 'drained', drained,
-    'flagged', flagged, 'promoted', promoted);
   return next;
 end $$;
 comment on function gangq.tick(boolean) is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, admission, partitions. Safe to '
   'call from anywhere at any rate: one runs at a time. force: even if one has just run. next_in_s: when to call again; '
   'again: at once. Call it in autocommit. Raises GQ008.';
+
+create function gangq.tick_step(step text) returns integer language plpgsql set search_path = '' as $$
+declare
+  a record;
+begin
+  case step
+    when 'rollback_stale' then return gangq.rollback_stale();
+    when 'reap_expired' then return gangq.reap_expired();
+    when 'finish_drains' then return gangq.finish_drains();
+    when 'flag_dead_workers' then return gangq.flag_dead_workers();
+    when 'promote_due' then return gangq.promote_due();
+    when 'keep_partitions' then return gangq.keep_partitions();
+    when 'admit' then
+      select x.placed, x.again into a from gangq.admit() x;
+      return case when a.again then -1 else a.placed end;
+  end case;
+exception
+  when lock_not_available or deadlock_detected then
+    return -1;
+  when others then
+    -- One broken row must not stop the rest of the maintenance for ever; it must not go unseen either.
+    perform gangq.log_event(gangq.now(), 'tick_error', reason => sqlerrm, data => jsonb_build_object('step', step, 'sqlstate', sqlstate));
+    raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
+    return 0;
+end $$;
+comment on function gangq.tick_step(text) is
+  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again". '
+  'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
 create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = '' as $$
 declare
@@ -72,8 +96,7 @@ begin
       select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
     order by g.id limit most
   loop
-    perform 1 from gangq.live_gangs g where g.id = w.id for update skip locked;
-    continue when not found;
+    continue when not gangq.try_lock_gang(w.id);
     perform gangq.complete_drain(w.id);
     n := n + 1;
   end loop;

@@ -39,13 +39,13 @@ where not exists (select 1 from gangq.retried r where r.job_id = k.id and r.fini
 comment on view gangq.jobs is 'Every job, live or ended: its live row, else its latest ending.';
 
 create view gangq.gangs as
-select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.placement_misses,
+select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
   g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
   g.drain_cause, g.note, null::text as reason, g.submitter,
   array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts
 from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
 union all
-select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.placement_misses,
+select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
   h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}'
 from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
 where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
@@ -60,7 +60,7 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
-cross join lateral gangq.free_capacity(array[i.id]) f
+cross join lateral gangq.capacity_of(array[i.id]) f
 where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
 comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';
 
@@ -79,7 +79,7 @@ select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(
   sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus
 from gangq.queues_table q
 join gangq.incarnations i on q.name = any (i.queues) and i.ended_at is null
-cross join lateral gangq.free_capacity(array[i.id]) f
+cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
 group by q.name, i.host;
 comment on view gangq.capacity is 'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each.';
@@ -126,7 +126,7 @@ select 'held by a known incarnation', 'job ' || j.id, 'incarnation ' || j.incarn
 from gangq.live_jobs j where j.incarnation is not null and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
 union all
 select 'within capacity', 'worker ' || i.name, format('free: %s slots, %s MiB, %s CPUs', f.slots, f.memory_mb, f.cpus)
-from gangq.incarnations i cross join lateral gangq.free_capacity(array[i.id]) f
+from gangq.incarnations i cross join lateral gangq.capacity_of(array[i.id]) f
 where i.ended_at is null and (f.slots < 0 or f.memory_mb < 0 or f.cpus < 0)
 union all
 select 'holds as many devices as it asks for', 'job ' || j.id, format('holds %s, asks for %s', h.n, s.gpus)

@@ -266,6 +266,10 @@ create table gangq.live_gangs (
   priority smallint not null check (priority between -1000 and 1000),
   attempts smallint not null default 0,
   max_attempts smallint not null,
+  crashes smallint not null default 0,
+  max_crashes smallint not null,
+  trips smallint not null default 0,
+  max_trips smallint not null,
   placement_misses integer not null default 0,
   never_started integer not null default 0,
   preemptions integer not null default 0,
@@ -304,8 +308,12 @@ comment on column gangq.live_gangs.shape_id is 'What each member needs.';
 comment on column gangq.live_gangs.size is 'Members, and the world size.';
 comment on column gangq.live_gangs.epoch is 'Reservations so far; each member of one epoch started together.';
 comment on column gangq.live_gangs.priority is '-1000 to 1000, higher first.';
-comment on column gangq.live_gangs.attempts is 'Launches that ended because a member failed, was lost, or tripped.';
-comment on column gangq.live_gangs.max_attempts is 'How many such launches it may spend, so that rotating culprits cannot loop it.';
+comment on column gangq.live_gangs.attempts is 'Launches that ended because a member failed, whichever: rotating culprits cannot loop a gang.';
+comment on column gangq.live_gangs.max_attempts is 'How many such launches it may spend.';
+comment on column gangq.live_gangs.crashes is 'Launches that ended because a member''s worker was lost.';
+comment on column gangq.live_gangs.max_crashes is 'How many of those it survives.';
+comment on column gangq.live_gangs.trips is 'Launches that ended because a member tripped a watchdog.';
+comment on column gangq.live_gangs.max_trips is 'How many of those it survives.';
 comment on column gangq.live_gangs.placement_misses is 'Reservations that were not claimed in time; nobody is charged.';
 comment on column gangq.live_gangs.never_started is 'Drains at the start barrier; nobody is charged.';
 comment on column gangq.live_gangs.preemptions is 'Times it was told to stop for somebody else.';
@@ -583,6 +591,10 @@ create table gangq.gang_history (
   priority smallint not null,
   attempts smallint not null,
   max_attempts smallint not null,
+  crashes smallint not null,
+  max_crashes smallint not null,
+  trips smallint not null,
+  max_trips smallint not null,
   placement_misses integer not null,
   never_started integer not null,
   preemptions integer not null,
@@ -615,6 +627,10 @@ comment on column gangq.gang_history.epoch is 'Reservations it took.';
 comment on column gangq.gang_history.priority is 'Its priority.';
 comment on column gangq.gang_history.attempts is 'Launches charged.';
 comment on column gangq.gang_history.max_attempts is 'Launches it could spend.';
+comment on column gangq.gang_history.crashes is 'Launches lost with a worker.';
+comment on column gangq.gang_history.max_crashes is 'How many of those it could survive.';
+comment on column gangq.gang_history.trips is 'Launches lost to a watchdog trip.';
+comment on column gangq.gang_history.max_trips is 'How many of those it could survive.';
 comment on column gangq.gang_history.placement_misses is 'Reservations not claimed in time.';
 comment on column gangq.gang_history.never_started is 'Drains at the start barrier.';
 comment on column gangq.gang_history.preemptions is 'Times it was told to stop for somebody else.';
