@@ -1,0 +1,67 @@
+"""The command line: a thin shell over the library.
+
+Standard output is the answer, standard error the commentary. With `--json` every line of standard output is
+one JSON object: one for a command that answers one thing, one per row or event for a command that lists or
+follows. Keys are the columns of the views, so they are as stable as those. A gang is written `g12`, a job
+`12`; in JSON `gang_id` is the number, as in psql.
+
+Exit codes: 0 done; 1 refused or failed; 2 bad input or not found; 3 the database cannot be reached, or its
+schema does not fit; 130 interrupted. `gangq run` exits with the status of what it ran, `gangq worker` with
+the code of the worker (see the design's table), `gangq checkpoint load` with 4 when there is none.
+GANGQ_DEBUG=1 shows tracebacks, NO_COLOR turns colours off.
+"""
+
+from __future__ import annotations
+
+import click
+
+from gangq.cli.group import LazyGroup
+from gangq.cli.session import Session, common_options
+
+COMMANDS = {
+    "submit": "work",
+    "run": "run",
+    "ls": "look",
+    "show": "look",
+    "logs": "follow",
+    "events": "follow",
+    "explain": "look",
+    "cancel": "work",
+    "retry": "work",
+    "priority": "work",
+    "queue": "queues",
+    "worker": "worker",
+    "workers": "look",
+    "devices": "look",
+    "drains": "look",
+    "quarantine": "operate",
+    "unquarantine": "operate",
+    "tick": "ticker",
+    "migrate": "database",
+    "db": "database",
+    "doctor": "doctor",
+    "demo": "operate",
+    "beat": "child",
+    "checkpoint": "child",
+}
+"""Command and the module of this package that holds it; imported when it is called."""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_in=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="gangq", prog_name="gangq")
+@common_options
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Run a durable job queue for work that occupies GPUs, inside PostgreSQL.
+
+    The database is --dsn, else GANGQ_DSN, else a private PostgreSQL that is started when first needed.
+    """
+    session = ctx.ensure_object(Session)
+    ctx.call_on_close(session.close)
+
+
+__all__ = ["COMMANDS", "main"]

@@ -143,7 +143,7 @@ def _watch(console: Console, client: Client, fleet: Fleet, gang_id: int, tiles: 
         solo = progress.add_task("solo jobs", total=len(tiles))
         while time.monotonic() < deadline:
             fleet.check()
-            gang = client.gang(gang_id)
+            gang = client.gang(id=gang_id)
             members = client.jobs(gang_id=gang_id)
             step = max((int((m.progress or {}).get("step", 0)) for m in members), default=0)
             done = sum(job.state == "done" for job in client.jobs(ids=tiles))
@@ -174,7 +174,7 @@ def _kill_rank(console: Console, fleet: Fleet, members: list[JobRow]) -> str:
 def _verdict(
     console: Console, client: Client, gang_id: int, tiles: list[int], killed: str, took_s: float
 ) -> int:
-    gang = client.gang(gang_id)
+    gang = client.gang(id=gang_id)
     members = sorted(client.jobs(gang_id=gang_id), key=lambda member: member.rank or 0)
     result = members[0].result or {}
     drains = client.drains(gang_id=gang_id)

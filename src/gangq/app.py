@@ -1,0 +1,518 @@
+"""The App: which database, and which tasks.
+
+app = App()
+
+@app.task(queue="gpu", gpus=1, budget=3600)
+def train(ctx, epochs):
+    ...
+
+train.submit(epochs=10).result()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+
+from gangq import embedded
+from gangq.client import AsyncClient, Client
+from gangq.client.encoding import as_object
+from gangq.context import Context
+from gangq.errors import InvalidInput, NotFound, UnknownTask
+from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COMMAND = "command"
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """How jobs of a task are submitted. None means the queue's default.
+
+    - `queue`: where they wait. `priority`: -1000 to 1000, higher first.
+    - `gpus` (whole devices), `vram_mb` (MiB on each), `memory_mb` (MiB), `cpus` (may be fractional), `labels`
+      (which the worker must carry): what one job, or one member of a gang, needs.
+    - `budget`: wall-clock seconds an attempt may take.
+    - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
+    - `due_at`: not before then; a datetime with a time zone.
+    - `after`: jobs (handles or ids) that must be done first.
+    - `connection`: submit inside this connection's transaction; see `Client`.
+    """
+
+    queue: str = "default"
+    priority: int = 0
+    gpus: int = 0
+    vram_mb: int = 0
+    memory_mb: int = 0
+    cpus: float = 0
+    labels: Mapping[str, Any] | None = None
+    budget: float | None = None
+    max_attempts: int | None = None
+    max_crashes: int | None = None
+    max_trips: int | None = None
+    due_at: datetime | None = None
+    after: Sequence[Handle | AsyncHandle | int] = ()
+    connection: object | None = None
+
+    def changed(self, options: Mapping[str, Any]) -> TaskOptions:
+        """Return a copy with `options` in place. Raises `InvalidInput` for a name that is no option."""
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise InvalidInput(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **options)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as keyword arguments of `Client.submit`."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["budget_s"] = given.pop("budget")
+        given["after"] = [job if isinstance(job, int) else job.id for job in self.after] or None
+        return given
+
+
+@dataclass(frozen=True, eq=False)
+class _Declaration(Generic[P, R]):
+    """What a task is, whoever submits it."""
+
+    app: App
+    name: str
+    function: Callable[Concatenate[Context, P], R] | None
+    defaults: TaskOptions
+    isolate: bool = False
+
+    def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        listed = [as_object(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
+        return {"task": self.name, "payloads": listed, **self.defaults.arguments()}
+
+    def _gang(
+        self,
+        size: int,
+        payload: Mapping[str, Any] | None,
+        payloads: Sequence[Mapping[str, Any]] | None,
+        more: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        each = None if payloads is None else [as_object(p, f"payloads[{i}]") for i, p in enumerate(payloads)]
+        return {
+            "task": self.name,
+            "size": size,
+            "payload": None if payload is None else as_object(payload, "payload"),
+            "payloads": each,
+            **more,
+            **self.defaults.changed(options).arguments(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Task(_Declaration[P, R]):
+    """A task of an App: call it as the plain function it is, or submit it.
+
+    `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
+    a child process. `aio` is the same task with awaitable methods.
+    """
+
+    def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now; no queue is involved."""
+        if self.function is None:
+            raise InvalidInput(
+                f"task {self.name!r} is implemented elsewhere: submit it, or import what implements it"
+            )
+        return self.function(ctx, *args, **kwargs)
+
+    @property
+    def aio(self) -> AsyncTask[P, R]:
+        """The same task with awaitable methods."""
+        return AsyncTask(self.app, self.name, self.function, self.defaults, self.isolate)
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """Return the task with other options (see `TaskOptions`); this one stays as it is."""
+        return dataclasses.replace(self, defaults=self.defaults.changed(options))
+
+    def submit(self, /, **payload: Any) -> Handle:
+        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit)."""
+        return self.submit_many([payload])[0]
+
+    def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Handle]:
+        """Submit one job per payload in one statement; return their handles in order."""
+        arguments = self._jobs(payloads)
+        if not arguments["payloads"]:
+            return []
+        return [self.app.job(id) for id in self.app.client.submit(**arguments)]
+
+    def submit_gang(
+        self,
+        size: int,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        payloads: Sequence[Mapping[str, Any]] | None = None,
+        name: str | None = None,
+        checkpoint_mode: str = "each",
+        claim_deadline_s: float | None = None,
+        **options: Any,
+    ) -> GangHandle:
+        """Submit `size` members that start together or not at all (SQL: gangq.submit_gang).
+
+        `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode`: "each" (every
+        member saves its part) or "rank0". `options` are those of the task, per member.
+        """
+        more = {"name": name, "checkpoint_mode": checkpoint_mode, "claim_deadline_s": claim_deadline_s}
+        made = self.app.client.submit_gang(**self._gang(size, payload, payloads, more, options))
+        return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncTask(_Declaration[P, R]):
+    """`Task` for asyncio: the same methods, awaited."""
+
+    def options(self, **options: Any) -> AsyncTask[P, R]:
+        """Return the task with other options (see `TaskOptions`); this one stays as it is."""
+        return dataclasses.replace(self, defaults=self.defaults.changed(options))
+
+    async def submit(self, /, **payload: Any) -> AsyncHandle:
+        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit)."""
+        return (await self.submit_many([payload]))[0]
+
+    async def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[AsyncHandle]:
+        """Submit one job per payload in one statement; return their handles in order."""
+        arguments = self._jobs(payloads)
+        if not arguments["payloads"]:
+            return []
+        return [self.app.aio.job(id) for id in await self.app.aio.client.submit(**arguments)]
+
+    async def submit_gang(
+        self,
+        size: int,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        payloads: Sequence[Mapping[str, Any]] | None = None,
+        name: str | None = None,
+        checkpoint_mode: str = "each",
+        claim_deadline_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGangHandle:
+        """Submit `size` members that start together or not at all; see `Task.submit_gang`."""
+        more = {"name": name, "checkpoint_mode": checkpoint_mode, "claim_deadline_s": claim_deadline_s}
+        made = await self.app.aio.client.submit_gang(**self._gang(size, payload, payloads, more, options))
+        return AsyncGangHandle(self.app.aio._client, made.gang_id, made.job_ids, made.note)
+
+
+class App:
+    """One database and the tasks that run in it.
+
+    `dsn` None: GANGQ_DSN, else the private server, started if need be. Nothing is resolved, started or
+    connected before the first use. `client`: use this one instead.
+    """
+
+    def __init__(self, dsn: str | None = None, *, client: Client | None = None) -> None:
+        if dsn is not None and client is not None:
+            raise InvalidInput("both dsn and client are given to App: the client has its database already")
+        self._dsn = client.target.conninfo if client else dsn
+        self._resolved = client is not None
+        self._made = client
+        self._lock = threading.RLock()
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self.aio = AsyncApp(self)
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the client's connections; a later call connects again."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def dsn(self) -> str:
+        """The database, resolved at first use. It may hold a password: do not print it."""
+        with self._lock:
+            if not self._resolved:
+                self._dsn, self._resolved = embedded.resolve_dsn(self._dsn), True
+            return cast("str", self._dsn)
+
+    @property
+    def client(self) -> Client:
+        """The client, made at first use."""
+        with self._lock:
+            if self._made is None:
+                self._made = Client(self.dsn)
+            return self._made
+
+    def _client(self) -> Client:
+        return self.client
+
+    # Tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self, /, *, name: str | None = None, isolate: bool = False, **options: Any
+    ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        isolate: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Declare a function as a task; it stays callable. With or without parentheses.
+
+        It is called as `f(ctx, **payload)` and must return JSON. `name`: default the function's. `isolate`:
+        run it in a child process. `options`: see `TaskOptions`.
+        """
+        defaults = TaskOptions().changed(options)
+
+        def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
+            called = name or function.__name__
+            return self._add(Task(self, called, function, defaults, isolate))
+
+        return declare if function is None else declare(function)
+
+    def declare_task(self, name: str, **options: Any) -> Task[..., Any]:
+        """Declare a task that is implemented elsewhere, so that it can be submitted from here."""
+        return self._add(Task(self, name, None, TaskOptions().changed(options)))
+
+    def _add(self, task: Task[P, R]) -> Task[P, R]:
+        if not task.name or task.name == COMMAND:
+            raise InvalidInput(
+                f"a task cannot be called {task.name!r}: pass another name to @app.task(name=...)"
+            )
+        if task.name in self._tasks:
+            raise InvalidInput(
+                f"task {task.name!r} is declared twice in this App: give one of them another name, "
+                "@app.task(name=...)"
+            )
+        self._tasks[task.name] = task
+        return task
+
+    @property
+    def tasks(self) -> dict[str, Task[..., Any]]:
+        """The tasks by name; a copy."""
+        return dict(self._tasks)
+
+    def get_task(self, name: str) -> Task[..., Any]:
+        """Return the task with this name. Raises `UnknownTask`, naming those there are."""
+        try:
+            return self._tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self._tasks)) or "none"
+            raise UnknownTask(
+                f"this App has no task {name!r} (it has: {known}): import the module that declares it, or "
+                "correct the name"
+            ) from None
+
+    # Work
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: None = None,
+        **options: Any,
+    ) -> Handle: ...
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int,
+        name: str | None = None,
+        checkpoint_mode: str = "each",
+        claim_deadline_s: float | None = None,
+        **options: Any,
+    ) -> GangHandle: ...
+
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int | None = None,
+        **options: Any,
+    ) -> Handle | GangHandle:
+        """Submit a command, or with `gang` that many members of it.
+
+        `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
+        worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
+        `options`: see `TaskOptions`; with `gang` also name, checkpoint_mode, claim_deadline_s.
+        """
+        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
+        task: Task[..., Any] = Task(self, COMMAND, None, TaskOptions())
+        if gang is None:
+            return task.options(**options).submit(**payload)
+        return task.submit_gang(gang, payload, **options)
+
+    def job(self, id: int) -> Handle:
+        """Return a handle for the job with this id; nothing is asked yet."""
+        return Handle(self._client, id)
+
+    def gang(self, id: int) -> GangHandle:
+        """Return a handle for the gang with this id. Raises `NotFound`."""
+        members = sorted(self.client.jobs(gang_id=id), key=lambda job: job.rank or 0)
+        if not members:
+            raise NotFound(
+                f"gang {id} does not exist: never committed, past its retention, or another database"
+            )
+        return GangHandle(self._client, id, [member.id for member in members])
+
+    def run_worker(self, **options: Any) -> int:
+        """Run a worker for these tasks in this process until it is told to stop; return its exit code.
+
+        `options` are those of `gangq worker`; see `gangq.worker.main.run_worker`.
+        """
+        # Imported here: who only submits needs no watchdogs and no device libraries.
+        from gangq.worker.main import run_worker
+
+        return run_worker(self, **options)
+
+
+class AsyncApp:
+    """`App` for asyncio, as `app.aio`: the same tasks and database, awaitable methods. Close it before its
+    event loop ends."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._made: AsyncClient | None = None
+
+    async def __aenter__(self) -> AsyncApp:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the async client's connections; a later call connects again."""
+        if self._made is not None:
+            await self._made.close()
+
+    @property
+    def client(self) -> AsyncClient:
+        """The async client, made at first use."""
+        if self._made is None:
+            self._made = AsyncClient(self._app.dsn)
+        return self._made
+
+    def _client(self) -> AsyncClient:
+        return self.client
+
+    @property
+    def tasks(self) -> dict[str, AsyncTask[..., Any]]:
+        """The tasks by name; a copy."""
+        return {name: task.aio for name, task in self._app.tasks.items()}
+
+    def get_task(self, name: str) -> AsyncTask[..., Any]:
+        """Return the task with this name. Raises `UnknownTask`, naming those there are."""
+        return self._app.get_task(name).aio
+
+    @overload
+    async def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: None = None,
+        **options: Any,
+    ) -> AsyncHandle: ...
+
+    @overload
+    async def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int,
+        name: str | None = None,
+        checkpoint_mode: str = "each",
+        claim_deadline_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGangHandle: ...
+
+    async def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int | None = None,
+        **options: Any,
+    ) -> AsyncHandle | AsyncGangHandle:
+        """Submit a command, or with `gang` that many members of it; see `App.submit_command`."""
+        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
+        task: AsyncTask[..., Any] = AsyncTask(self._app, COMMAND, None, TaskOptions())
+        if gang is None:
+            return await task.options(**options).submit(**payload)
+        return await task.submit_gang(gang, payload, **options)
+
+    def job(self, id: int) -> AsyncHandle:
+        """Return a handle for the job with this id; nothing is asked yet."""
+        return AsyncHandle(self._client, id)
+
+    async def gang(self, id: int) -> AsyncGangHandle:
+        """Return a handle for the gang with this id. Raises `NotFound`."""
+        members = sorted(await self.client.jobs(gang_id=id), key=lambda job: job.rank or 0)
+        if not members:
+            raise NotFound(
+                f"gang {id} does not exist: never committed, past its retention, or another database"
+            )
+        return AsyncGangHandle(self._client, id, [member.id for member in members])
+
+
+def command_payload(
+    argv: Sequence[str] | str,
+    *,
+    shell: bool = False,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> dict[str, Any]:
+    """Return the payload of a command's job: {"argv": [...], "shell": bool, "env": {...}, "cwd": str or
+    null}.
+
+    Raises `InvalidInput` when there is nothing to run, or when `argv` and `shell` do not fit.
+    """
+    words = [argv] if isinstance(argv, str) else list(argv)
+    if isinstance(argv, str) and not shell:
+        raise InvalidInput(
+            f"command {argv!r} is one string: pass a list such as {argv.split()!r}, or shell=True for /bin/sh"
+        )
+    if not words or not words[0]:
+        raise InvalidInput("the command is empty: pass the program and its arguments as a list")
+    if shell and len(words) != 1:
+        raise InvalidInput(f"with shell=True the command is one string, and {len(words)} were given")
+    for what, texts in (("argv", words), ("env", [*(env or {}), *(env or {}).values()])):
+        wrong = next((text for text in texts if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise InvalidInput(f"{what} holds {wrong!r}, which is {type(wrong).__name__}: use strings")
+    return {"argv": words, "shell": shell, "env": dict(env or {}), "cwd": cwd}

@@ -1,0 +1,148 @@
+"""gangq migrate, and gangq db for the private server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from gangq import embedded, schema
+from gangq.cli.session import Session, common_options, json_option, pass_session
+from gangq.client import core
+from gangq.embedded import EmbeddedError
+
+
+@click.command()
+@click.option("--dump-sql", is_flag=True, help="Print a fresh installation as SQL, and touch nothing.")
+@common_options
+@pass_session
+def migrate(session: Session, dump_sql: bool) -> None:
+    """Bring the schema up to this library's.
+
+    In one transaction, as the schema's owner. Repeating it does nothing. --dump-sql is for people with their
+    own migration tool; with --json it is {"sql": ...}.
+    """
+    if dump_sql:
+        text = schema.dump_sql()
+        session.answer({"sql": text}, text.removesuffix("\n"))
+        return
+    report = schema.migrate(session.dsn(), log=lambda step: None if session.json else click.echo(step))
+    session.answer(asdict(report))
+
+
+@click.group()
+def db() -> None:
+    """Look after the private PostgreSQL that is used when no --dsn or GANGQ_DSN is given.
+
+    Its data lives in GANGQ_DATA_DIR [~/.local/share/gangq/pg-<major>] and stays there.
+    """
+
+
+@db.command()
+@json_option
+@pass_session
+def start(session: Session) -> None:
+    """Start it, or find it running."""
+    server = embedded.Server().start()
+    found = server.status()
+    session.answer(_described(found), f"PostgreSQL {_version(found)} runs as pid {found.pid} in {found.data_dir}")
+
+
+@db.command()
+@click.option(
+    "--mode",
+    type=click.Choice(["smart", "fast", "immediate"]),
+    default="fast",
+    show_default=True,
+    help="smart waits for clients to leave; immediate does not even checkpoint.",
+)
+@json_option
+@pass_session
+def stop(session: Session, mode: Any) -> None:
+    """Stop it. Jobs and their history stay; running work survives an outage shorter than its lease."""
+    server = embedded.Server()
+    was = server.status()
+    server.stop(mode)
+    text = f"stopped (was pid {was.pid})" if was.running else f"no server runs in {was.data_dir}"
+    session.answer({**_described(server.status()), "was_running": was.running}, text)
+
+
+@db.command()
+@json_option
+@pass_session
+def status(session: Session) -> None:
+    """Say whether it runs. Exit code 3 when it does not."""
+    found = embedded.Server().status()
+    state = f"runs as pid {found.pid}" if found.running else "does not run (gangq db start)"
+    session.answer(_described(found), f"PostgreSQL {_version(found)} in {found.data_dir} {state}\n{found.dsn}")
+    if not found.running:
+        click.get_current_context().exit(3)
+
+
+@db.command()
+@common_options
+@pass_session
+def dsn(session: Session) -> None:
+    """Print the address of the database in use; starts the private server if it is that.
+
+    Of --dsn or GANGQ_DSN everything but the password is printed.
+    """
+    address = session.dsn()
+    shown = address if session.private else core.target(address, {}).name
+    session.answer({"dsn": shown, "private": session.private}, shown)
+
+
+@db.command(context_settings={"ignore_unknown_options": True})
+@click.option("--dsn", "flag_dsn", metavar="DSN", help="Another database than the private server's.")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@pass_session
+def psql(session: Session, flag_dsn: str | None, args: tuple[str, ...]) -> None:
+    """Open psql on the database in use: gangq db psql -- -c 'table gangq.jobs'.
+
+    The password of a DSN travels in PGPASSWORD, not on the command line. With --json nothing changes: psql has
+    formats of its own.
+    """
+    session.flag_dsn = flag_dsn or session.flag_dsn
+    given = session.given_dsn
+    if given is None:
+        session.client()  # started, and migrated
+        argv = embedded.Server().psql_argv()
+    else:
+        address = core.target(given, {})
+        if address.password:
+            os.environ["PGPASSWORD"] = address.password
+        argv = [_any_psql(), _without_password(given)]
+    session.close()
+    words = list(args[1:] if args[:1] == ("--",) else args)
+    os.execvp(argv[0], [*argv, *words])
+
+
+def _any_psql() -> str:
+    try:
+        return embedded.Server().psql_argv()[0]
+    except EmbeddedError:
+        # No server to be found here: then whatever PATH has, or its own message that it has none.
+        return "psql"
+
+
+def _without_password(address: str) -> str:
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    return make_conninfo(**{k: v for k, v in conninfo_to_dict(address).items() if k != "password"})
+
+
+def _version(found: embedded.Status) -> str:
+    return ".".join(map(str, found.version))
+
+
+def _described(found: embedded.Status) -> dict[str, Any]:
+    return {
+        "running": found.running,
+        "pid": found.pid,
+        "version": _version(found),
+        "data_dir": str(found.data_dir),
+        "dsn": found.dsn,
+        "bindir": str(found.binaries.bindir),
+    }

@@ -1,0 +1,69 @@
+"""Groups that import a command only when it is called, and turn errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import psycopg
+
+from gangq.embedded import EmbeddedError
+from gangq.errors import DatabaseUnreachable, GangqError, SchemaMismatch, translate
+
+EXIT_REFUSED = 1
+EXIT_BAD_INPUT = 2
+EXIT_NO_DATABASE = 3
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """The top-level group. `commands_in` names for each command the module of this package it is in."""
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._commands_in = dict(commands_in or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of a job's life, not of the alphabet."""
+        del ctx
+        return list(self._commands_in)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        del ctx
+        if cmd_name not in self._commands_in:
+            return None
+        module = importlib.import_module(f"gangq.cli.{self._commands_in[cmd_name]}")
+        found = getattr(module, cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ours becomes one message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except psycopg.Error as e:
+            self._fail(ctx, translate(e), e)
+        except GangqError as e:
+            self._fail(ctx, e, e)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+
+    @staticmethod
+    def _fail(ctx: click.Context, problem: GangqError, raised: Exception) -> None:
+        if os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
+            raise raised
+        click.echo(f"gangq: {problem}", err=True)
+        ctx.exit(exit_code(problem))
+
+
+def exit_code(problem: GangqError) -> int:
+    """The exit code for an error: 2 bad input or not found, 3 no database or another schema, else 1."""
+    if isinstance(problem, (DatabaseUnreachable, SchemaMismatch, EmbeddedError)):
+        return EXIT_NO_DATABASE
+    if isinstance(problem, (ValueError, TypeError, LookupError)):
+        return EXIT_BAD_INPUT
+    return EXIT_REFUSED

@@ -1,0 +1,164 @@
+"""How answers look: rich tables on a terminal, aligned text in a pipe, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import click
+
+STATE_COLOURS = {
+    "done": "green",
+    "running": "cyan",
+    "live": "cyan",
+    "held": "cyan",
+    "reserved": "blue",
+    "failed": "red",
+    "dead": "red",
+    "quarantined": "red",
+    "silent": "yellow",
+    "preempting": "yellow",
+    "preempted": "yellow",
+    "draining": "yellow",
+    "cancelled": "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its title, and the cell's text of a row. `state`: coloured by its value."""
+
+    title: str
+    cell: Callable[[Any], object]
+    right: bool = False
+    state: bool = False
+
+
+def to_json(value: object) -> str:
+    """One line of JSON. Dataclasses become objects, times ISO 8601, intervals seconds."""
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value)
+
+
+def gang(id: int | None) -> str:
+    """How a gang is written."""
+    return "" if id is None else f"g{id}"
+
+
+def when(at: datetime | None) -> str:
+    """A time in this machine's zone, to the second; the date only where it is not today's."""
+    if at is None:
+        return ""
+    local = at.astimezone()
+    today = local.date() == datetime.now(local.tzinfo).date()
+    return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+def seconds(value: float | None) -> str:
+    """A length of time, short: 0.4s, 12s, 3m05s, 2h10m."""
+    if value is None:
+        return ""
+    if abs(value) < 10:
+        return f"{value:.1f}s"
+    whole = round(value)
+    if abs(whole) < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def megabytes(value: int | None) -> str:
+    """An amount of memory given in MiB."""
+    if not value:
+        return "0"
+    return f"{value / 1024:g}GiB" if value % 1024 == 0 else f"{value}MiB"
+
+
+def words(values: Sequence[object] | None) -> str:
+    """A list in a cell."""
+    return ",".join(str(value) for value in values or ())
+
+
+def colourful() -> bool:
+    """Whether standard output may carry colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, colour: str | None) -> str:
+    """`text` in a colour, where standard output may carry one."""
+    return click.style(text, fg=colour) if colour and colourful() else text
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
+    """Print a table: drawn on a terminal, aligned text with two spaces between columns elsewhere."""
+    cells = [[_text(column.cell(row)) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        _drawn(cells, columns)
+        return
+    lines = [[column.title.upper() for column in columns], *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        padded = (
+            text.rjust(width) if column.right else text.ljust(width)
+            for text, width, column in zip(line, widths, columns, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip())
+
+
+def pairs(items: Sequence[tuple[str, object]]) -> None:
+    """Print names and values below each other; empty values are left out."""
+    shown = [(name, _text(value)) for name, value in items if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, text in shown:
+        click.echo(f"{name.ljust(width)}  {text}")
+
+
+def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    for line in cells:
+        drawn.add_row(
+            # Text, not markup: a task may be called "[red]".
+            *(
+                Text(text, style=STATE_COLOURS.get(text, "") if column.state else "")
+                for text, column in zip(line, columns, strict=True)
+            )
+        )
+    Console(highlight=False).print(drawn)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return when(value)
+    if isinstance(value, (dict, list)):
+        value = to_json(value)
+    # Names and reasons come from others: no line of theirs may break a table or drive the terminal.
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

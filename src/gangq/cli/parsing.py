@@ -1,0 +1,179 @@
+"""What people type: ids, lengths of time, times, key=value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+
+
+@dataclass(frozen=True)
+class Which:
+    """A job (`12`) or a gang (`g12`)."""
+
+    id: int
+    gang: bool
+
+    def __str__(self) -> str:
+        return f"g{self.id}" if self.gang else str(self.id)
+
+    @property
+    def phrase(self) -> str:
+        """How it is written in a sentence."""
+        return f"{'gang' if self.gang else 'job'} {self}"
+
+
+class WhichType(click.ParamType):
+    """`12` is a job, `g12` a gang; with `gangs_only` `12` is one too."""
+
+    name = "id"
+
+    def __init__(self, gangs_only: bool = False) -> None:
+        self._gangs_only = gangs_only
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Which:
+        """Read an id."""
+        if isinstance(value, Which):
+            return value
+        match = re.fullmatch(r"(g?)(\d{1,18})", str(value).strip(), re.ASCII)
+        if match is None:
+            self.fail(f"{value!r} is no id: a job is written 12, a gang g12", param, ctx)
+        return Which(int(match[2]), bool(match[1]) or self._gangs_only)
+
+
+class Seconds(click.ParamType):
+    """A length of time: 90, 90s, 1.5h, 1h30m. Becomes seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a length of time."""
+        found = value if isinstance(value, (int, float)) else parse_seconds(str(value))
+        if found is None:
+            self.fail(f"{value!r} is no length of time: write seconds, or 90s, 15m, 1h30m, 2d", param, ctx)
+        return float(found)
+
+
+class Due(click.ParamType):
+    """A time, or a length of time from now: becomes a datetime with a zone, or a timedelta."""
+
+    name = "when"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | timedelta:
+        """Read a time."""
+        if isinstance(value, (datetime, timedelta)):
+            return value
+        length = parse_seconds(str(value).removeprefix("+"))
+        if length is not None:
+            return timedelta(seconds=length)
+        try:
+            # Python 3.10 does not know Z; a time without a zone is the typist's.
+            return datetime.fromisoformat(re.sub("[Zz]$", "+00:00", str(value))).astimezone()
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time: write 90s, 15m or 2h for from now, or 2026-11-20T14:30 (this "
+                "machine's zone) or 2026-11-20T14:30Z",
+                param,
+                ctx,
+            )
+
+
+class KeyValue(click.ParamType):
+    """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
+
+    name = "key=value"
+
+    def __init__(self, typed: bool = False) -> None:
+        self._typed = typed
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Read a pair."""
+        if isinstance(value, tuple):
+            return value[0], value[1]
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not key=value", param, ctx)
+        return key, typed(text) if self._typed else text
+
+
+def typed(text: str) -> Any:
+    """JSON where it parses as such, else the text itself: n=1 is a number, name=a a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse_seconds(text: str) -> float | None:
+    """Seconds of 90, 1.5, 90s, 1h30m; None when it is none of these."""
+    text = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+        return float(text)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def payload_of(words: Sequence[str]) -> dict[str, Any]:
+    """The payload out of what follows the task: one JSON object, or key=value pairs.
+
+    Raises `click.UsageError` when it is neither.
+    """
+    if len(words) == 1 and words[0].lstrip().startswith(("{", "[", '"')):
+        try:
+            found = json.loads(words[0])
+        except ValueError as e:
+            raise click.UsageError(f"the payload {words[0]!r} is not JSON: {e}") from None
+        if not isinstance(found, dict):
+            raise click.UsageError('the payload must be a JSON object, e.g. {"n": 1}, or key=value pairs')
+        return found
+    return dict(KeyValue(typed=True).convert(word, None, None) for word in words)
+
+
+def one_of(given: Which | None, gang: int | None) -> Which:
+    """The one id of a command that takes `ID` or `--gang N`."""
+    ids = list_of((given,) if given else (), (gang,) if gang is not None else ())
+    if len(ids) != 1:
+        raise click.UsageError("name one job (12) or one gang (g12)")
+    return ids[0]
+
+
+def list_of(given: Sequence[Which], gangs: Sequence[int]) -> list[Which]:
+    """The ids of a command that takes `ID...` and `--gang N`."""
+    return [*given, *(Which(id, True) for id in gangs)]
+
+
+def split(ids: Sequence[Which]) -> tuple[list[int], list[int]]:
+    """Ids of jobs, ids of gangs."""
+    if not ids:
+        raise click.UsageError("name at least one job (12) or gang (g12)")
+    return [w.id for w in ids if not w.gang], [w.id for w in ids if w.gang]
+
+
+def takes_one(command: F) -> F:
+    """Arguments of a command about one job or gang: `which` and `gang`."""
+    option = click.option("--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN.")
+    return click.argument("which", type=WhichType(), required=False, metavar="ID")(option(command))
+
+
+def takes_several(command: F) -> F:
+    """Arguments of a command about jobs and gangs: `which` and `gang`."""
+    option = click.option(
+        "--gang", type=click.IntRange(min=1), multiple=True, metavar="N", help="The same as gN."
+    )
+    return click.argument("which", type=WhichType(), nargs=-1, metavar="ID...")(option(command))

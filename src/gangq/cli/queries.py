@@ -1,0 +1,99 @@
+"""Questions that only the command line asks: output and events beyond a position, and what `doctor` looks at.
+
+They are `Query`s like those of `gangq.client.calls`, over the same views and the server's own catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from gangq.client import rows
+from gangq.client.calls import Query
+from gangq.client.rows import EventRow, LogRow
+
+Position = tuple[int, int]
+"""How far a job's output is known: its attempt's token, and the number of the piece."""
+
+
+def logs_after(positions: Mapping[int, Position]) -> Query[list[LogRow]]:
+    """Output of these jobs beyond a position each, of this attempt and later ones, as it was stored."""
+    text = (
+        f"select {rows.columns(LogRow)} "  # noqa: S608 - column names of this package
+        "from unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(seqs)s::integer[]) as p(id, after_token, after_seq) "
+        "join gangq.logs l on l.job_id = p.id and (l.token, l.seq) > (p.after_token, p.after_seq) "
+        "order by l.at, l.job_id, l.token, l.seq"
+    )
+    params = {
+        "ids": list(positions),
+        "tokens": [token for token, _ in positions.values()],
+        "seqs": [seq for _, seq in positions.values()],
+    }
+    return Query("gangq.logs", text, params, lambda found: [LogRow(**r) for r in found])
+
+
+def newest_events(limit: int, since: datetime | None = None) -> Query[list[EventRow]]:
+    """The newest events of the whole installation, oldest first; `since`: not older."""
+    text = (
+        f"select {rows.columns(EventRow)} from (select * from gangq.events "  # noqa: S608 - column names of this package
+        "where at >= coalesce(%(since)s::timestamptz, '-infinity') order by at desc, id desc "
+        "limit %(limit)s::bigint) e order by at, id"
+    )
+    return Query(
+        "gangq.events", text, {"since": since, "limit": limit}, lambda found: [EventRow(**r) for r in found]
+    )
+
+
+def database_time() -> Query[datetime]:
+    """The database's clock."""
+    return Query("gangq.now", "select gangq.now() as at", {}, lambda found: _first(found)["at"])
+
+
+def server_facts() -> Query[dict[str, Any]]:
+    """Version, login, roles, and how full the notification queue is."""
+    text = """
+        select current_setting('server_version') as version, current_user::text as login,
+          clock_timestamp() as at, pg_notification_queue_usage()::float8 as notify_usage,
+          pg_is_in_recovery() as standby,
+          array(select r.rolname::text from pg_roles r where r.rolname like 'gangq\\_%%'
+            and pg_has_role(current_user, r.oid, 'member') order by 1) as roles"""
+    return Query("the server", text, {}, _first)
+
+
+def last_tick() -> Query[dict[str, Any]]:
+    """Seconds since the last tick (null: never), and how often there should be one."""
+    text = """
+        select extract(epoch from gangq.now() - t.last_at)::float8 as age_s, s.tick_s::float8 as tick_s,
+          s.flag_after_s::float8 as flag_after_s
+        from gangq.tick_state t cross join gangq.settings s"""
+    return Query("gangq.tick_state", text, {}, _first)
+
+
+def stray_rows() -> Query[list[dict[str, Any]]]:
+    """Default partitions that hold rows, by the server's own count (an estimate that anybody may read)."""
+    text = """
+        select s.relname::text as name, s.n_live_tup as rows from pg_stat_user_tables s
+        where s.schemaname = 'gangq' and s.relname like '%%\\_rest' and s.n_live_tup > 0 order by 1"""
+    return Query("pg_stat_user_tables", text, {}, list)
+
+
+def oldest_snapshot() -> Query[dict[str, Any] | None]:
+    """The session or prepared transaction whose snapshot is the oldest: vacuum keeps what it might see."""
+    text = """
+        select * from (
+          select format('pid %%s (%%s, %%s, %%s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?'), a.state)
+              as who,
+            extract(epoch from clock_timestamp() - coalesce(a.xact_start, a.query_start))::float8 as age_s
+          from pg_stat_activity a
+          where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+          union all
+          select format('prepared transaction %%L of %%s', p.gid, p.owner),
+            extract(epoch from clock_timestamp() - p.prepared)::float8
+          from pg_prepared_xacts p) x
+        where x.age_s is not null order by x.age_s desc limit 1"""
+    return Query("pg_stat_activity", text, {}, lambda found: found[0] if found else None)
+
+
+def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return found[0]

@@ -1,0 +1,209 @@
+"""The async client: the methods of `Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from gangq.client import calls, core
+from gangq.client.calls import Query
+from gangq.errors import DatabaseUnreachable, GangqError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.execute(build(*args, **kwargs))
+
+    method.__signature__ = core.same_parameters(build)  # type: ignore[attr-defined]
+    return method
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same constructor, the same methods, awaited. Close it before its event loop
+    ends.
+
+    Verbs that take `connection` want an async one: psycopg's AsyncConnection or AsyncCursor, SQLAlchemy's
+    AsyncConnection or AsyncSession.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        min_size: int = 1,
+        max_size: int = 4,
+        timeout_s: float = 10.0,
+        prepare: bool | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.target = core.target(dsn, parameters, prepare)
+        self.timeout_s = timeout_s
+        self._sizes = (min(min_size, max_size), max_size)
+        self._lock: asyncio.Lock | None = None
+        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
+        self._home: tuple[int, asyncio.AbstractEventLoop | None] = (os.getpid(), None)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.target}>"
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; calls in progress finish. A later call connects again."""
+        pool, self._pool, self._lock = self._pool, None, None
+        if pool is not None:
+            await pool.close()
+
+    async def connect_listener(self) -> psycopg.AsyncConnection[Any]:
+        """Return a new connection of its own, autocommit, for LISTEN; the caller closes it."""
+        return await self._connect(self.target.conninfo)
+
+    @contextlib.asynccontextmanager
+    async def connection(self, where: str = "") -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Lend an autocommit connection of the pool. psycopg's errors inside become `GangqError`s."""
+        pool = await self._open()
+        try:
+            conn = await pool.getconn()
+        except (PoolTimeout, PoolClosed):
+            raise await self._no_connection() from None
+        try:
+            yield conn
+        except psycopg.Error as e:
+            raise self.target.failed(e, where) from e
+        finally:
+            if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
+                with contextlib.suppress(psycopg.Error):
+                    await conn.rollback()
+            await pool.putconn(conn)
+
+    async def execute(self, query: Query[R]) -> R:
+        """Run one description of `gangq.client.calls`; the methods below do just this."""
+        if query.connection is None:
+            async with self.connection(query.name) as conn:
+                return await self._run(conn, query)
+        given: Any = query.connection
+        if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
+            given = await given.connection()
+        conn = core.unwrap(given, psycopg.AsyncConnection)
+        try:
+            return await self._run(conn, query)
+        except psycopg.Error as e:
+            raise self.target.failed(e, query.name) from e
+
+    @staticmethod
+    async def _run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
+        async with conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(query.text.encode(), query.params)
+            return query.read(await cursor.fetchall())
+
+    async def _open(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
+        home = (os.getpid(), asyncio.get_running_loop())
+        if self._home != home:
+            # Forked, or another event loop: the pool's tasks do not run here, and its sockets are not ours.
+            self._pool, self._lock, self._home = None, None, home
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            if self._pool is None:
+                # The pool would try in the background until the timeout and then not say why.
+                await (await self._connect(self.target.conninfo)).close()
+                pool = AsyncConnectionPool(
+                    self.target.conninfo,
+                    kwargs=self.target.kwargs,
+                    min_size=self._sizes[0],
+                    max_size=self._sizes[1],
+                    timeout=self.timeout_s,
+                    # See Client: a long outage must not be followed by a long wait.
+                    reconnect_timeout=self.timeout_s,
+                    check=AsyncConnectionPool.check_connection,
+                    num_workers=2,
+                    name="gangq-async-client",
+                    open=False,
+                )
+                await pool.open()
+                self._pool = pool
+            return self._pool
+
+    async def _connect(self, conninfo: str, **more: Any) -> psycopg.AsyncConnection[Any]:
+        try:
+            return await psycopg.AsyncConnection.connect(conninfo, **self.target.kwargs, **more)
+        except psycopg.Error as e:
+            raise self.target.unreachable(e) from e
+
+    async def _no_connection(self) -> GangqError:
+        """Why the pool had none: ask the server itself, since the pool does not tell."""
+        try:
+            await (await self._connect(self.target.conninfo, connect_timeout=3)).close()
+        except GangqError as e:
+            return e
+        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self.timeout_s))
+
+    submit = _verb(calls.submit)
+    submit_gang = _verb(calls.submit_gang)
+    cancel = _verb(calls.cancel)
+    retry = _verb(calls.retry)
+    set_priority = _verb(calls.set_priority)
+    set_queue = _verb(calls.set_queue)
+    configure = _verb(calls.configure)
+    register_worker = _verb(calls.register_worker)
+    heartbeat = _verb(calls.heartbeat)
+    claim = _verb(calls.claim)
+    barrier = _verb(calls.barrier)
+    complete = _verb(calls.complete)
+    fail = _verb(calls.fail)
+    requeue = _verb(calls.requeue)
+    release = _verb(calls.release)
+    ack_preempted = _verb(calls.ack_preempted)
+    save_checkpoint = _verb(calls.save_checkpoint)
+    load_checkpoint = _verb(calls.load_checkpoint)
+    append_log = _verb(calls.append_log)
+    retire_worker = _verb(calls.retire_worker)
+    report_dead = _verb(calls.report_dead)
+    quarantine = _verb(calls.quarantine)
+    unquarantine = _verb(calls.unquarantine)
+    admit = _verb(calls.admit)
+    reserve_gang = _verb(calls.reserve_gang)
+    rollback_gang = _verb(calls.rollback_gang)
+    preempt_gang = _verb(calls.preempt_gang)
+    complete_drain = _verb(calls.complete_drain)
+    reap_expired = _verb(calls.reap_expired)
+    flag_dead_workers = _verb(calls.flag_dead_workers)
+    promote_due = _verb(calls.promote_due)
+    tick = _verb(calls.tick)
+    explain_gang = _verb(calls.explain_gang)
+    explain_job = _verb(calls.explain_job)
+    schema_version = _verb(calls.schema_version)
+    jobs = _verb(calls.jobs)
+    gangs = _verb(calls.gangs)
+    job = _verb(calls.job)
+    gang = _verb(calls.gang)
+    job_states = _verb(calls.job_states)
+    gang_states = _verb(calls.gang_states)
+    workers = _verb(calls.workers)
+    devices = _verb(calls.devices)
+    waiting = _verb(calls.waiting)
+    timeline = _verb(calls.timeline)
+    drains = _verb(calls.drains)
+    capacity = _verb(calls.capacity)
+    violations = _verb(calls.violations)
+    events = _verb(calls.events)
+    logs = _verb(calls.logs)
+    queues = _verb(calls.queues)

@@ -1,0 +1,811 @@
+"""Every SQL function and view, described once: its arguments with their types, and what it returns.
+
+A function here only builds a `Query`; `Client` and `AsyncClient` execute it. Its name is the SQL function's
+name (or the view's), its keyword arguments are the SQL arguments, and an argument left at None is not sent,
+so that the database's default holds and an older schema that lacks it still answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from gangq.client import rows
+from gangq.client.encoding import dumps, dumps_each
+from gangq.errors import InvalidInput, NotFound
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Query(Generic[R]):
+    """One statement to run: `read` makes the result out of the rows; `connection` is the caller's own, if
+    any.
+    """
+
+    name: str
+    text: str
+    params: Mapping[str, object]
+    read: Callable[[list[dict[str, Any]]], R]
+    connection: object | None = field(default=None, compare=False)
+
+
+# SQL types of arguments, written once; a value of None is left out of the call.
+_TYPES: dict[str, str] = {
+    **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations"), "bigint[]"),
+    **dict.fromkeys(("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "pid",
+                     "trigger_job"), "bigint"),
+    **dict.fromkeys(("ports", "seqs"), "integer[]"),
+    **dict.fromkeys(
+        ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
+         "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
+         "most"),
+        "integer",
+    ),
+    **dict.fromkeys(
+        ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
+         "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause"),
+        "text",
+    ),
+    **dict.fromkeys(("queues", "tasks", "chunks"), "text[]"),
+    **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
+    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence"), "jsonb"),
+    **dict.fromkeys(
+        ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
+         "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
+         "gang_backoff_max_s", "backoff_s", "backoff_max_s"),
+        "real",
+    ),
+    **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
+    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused"), "boolean"),
+    "cpus": "numeric",
+    "due_at": "timestamptz",
+    "request_id": "uuid",
+    "data": "bytea",
+}  # fmt: skip
+
+
+def _call(name: str, select: str, args: Mapping[str, object]) -> tuple[str, dict[str, object]]:
+    given = {key: value for key, value in args.items() if value is not None}
+    named = ", ".join(f"{key} => %({key})s::{_TYPES[key]}" for key in given)
+    return f"select {select} from gangq.{name}({named})", given  # noqa: S608 - names from this module only
+
+
+def _rows(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[list[T]]:
+    text, given = _call(name, rows.columns(row), args)
+    return Query(f"gangq.{name}", text, given, lambda found: [row(**r) for r in found], connection)
+
+
+def _row(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[T]:
+    text, given = _call(name, rows.columns(row), args)
+    return Query(f"gangq.{name}", text, given, lambda found: row(**found[0]), connection)
+
+
+def _scalar(name: str, connection: object | None = None, /, **args: object) -> Query[Any]:
+    # A function's column is called as the function; that name is what a table alias cannot take away.
+    text, given = _call(name, name, args)
+    return Query(f"gangq.{name}", text, given, lambda found: found[0][name] if found else None, connection)
+
+
+def _void(name: str, /, **args: object) -> Query[None]:
+    text, given = _call(name, "1", args)
+    return Query(f"gangq.{name}", text, given, lambda _: None)
+
+
+def _json(value: object | None, what: str) -> str | None:
+    return None if value is None else dumps(value, what)
+
+
+def _jsons(values: Sequence[object] | None, what: str) -> list[str] | None:
+    return None if values is None else dumps_each(values, what)
+
+
+def _each_or_null(values: Sequence[object | None] | None, what: str) -> list[str | None] | None:
+    if values is None:
+        return None
+    return [None if value is None else dumps(value, f"{what}[{i}]") for i, value in enumerate(values)]
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    if at is not None and at.tzinfo is None:
+        raise InvalidInput(
+            f"due_at is {at.isoformat()} without a time zone, which each machine would read differently: use "
+            "datetime.now(timezone.utc) + timedelta(...)"
+        )
+    return at
+
+
+def _texts(values: Sequence[str] | None, what: str) -> list[str] | None:
+    # A str is a sequence of str: queues="gpu" would register the queues g, p and u.
+    if isinstance(values, str):
+        raise InvalidInput(f"{what} is {values!r}: pass a list of strings, e.g. [{values!r}]")
+    return None if values is None else list(values)
+
+
+# Work enters ------------------------------------------------------------------------------------------------
+
+
+def submit(
+    *,
+    task: str,
+    queue: str = "default",
+    payloads: Sequence[object] = ({},),
+    priority: int = 0,
+    gpus: int = 0,
+    vram_mb: int = 0,
+    memory_mb: int = 0,
+    cpus: float = 0,
+    labels: Mapping[str, Any] | None = None,
+    due_at: datetime | None = None,
+    budget_s: float | None = None,
+    max_attempts: int | None = None,
+    max_crashes: int | None = None,
+    max_trips: int | None = None,
+    after: Sequence[int] | None = None,
+    connection: object | None = None,
+) -> Query[list[int]]:
+    """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
+
+    `vram_mb` is per GPU, `budget_s` wall-clock seconds. Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    """
+    text, given = _call(
+        "submit",
+        "submit",
+        {
+            "task": task,
+            "queue": queue,
+            "payloads": dumps_each(payloads, "payloads"),
+            "priority": priority,
+            "gpus": gpus,
+            "vram_mb": vram_mb,
+            "memory_mb": memory_mb,
+            "cpus": cpus,
+            "labels": _json(labels, "labels"),
+            "due_at": _aware(due_at),
+            "budget_s": budget_s,
+            "max_attempts": max_attempts,
+            "max_crashes": max_crashes,
+            "max_trips": max_trips,
+            "after": None if after is None else list(after),
+            # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
+            # transaction that look would be stale by the time it commits.
+            "wake": "sleepers" if connection is None else "commit",
+        },
+    )
+    return Query("gangq.submit", text, given, lambda found: [r["submit"] for r in found], connection)
+
+
+def submit_gang(
+    *,
+    task: str,
+    size: int,
+    queue: str = "default",
+    payload: object | None = None,
+    payloads: Sequence[object] | None = None,
+    priority: int = 0,
+    gpus: int = 0,
+    vram_mb: int = 0,
+    memory_mb: int = 0,
+    cpus: float = 0,
+    labels: Mapping[str, Any] | None = None,
+    due_at: datetime | None = None,
+    budget_s: float | None = None,
+    max_attempts: int | None = None,
+    max_crashes: int | None = None,
+    max_trips: int | None = None,
+    after: Sequence[int] | None = None,
+    checkpoint_mode: str = "each",
+    claim_deadline_s: float | None = None,
+    name: str | None = None,
+    connection: object | None = None,
+) -> Query[rows.GangSubmitted]:
+    """Submit a gang of `size` members that start together or not at all; resources are per member.
+
+    `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode` is "each" or "rank0".
+    With `connection`, in its transaction. Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    """
+    if payload is not None and payloads is not None:
+        raise InvalidInput(
+            "both payload and payloads are given: payload for all ranks alike, or payloads for each"
+        )
+    return _row(
+        "submit_gang",
+        rows.GangSubmitted,
+        connection,
+        task=task,
+        size=size,
+        queue=queue,
+        payload=_json(payload, "payload"),
+        payloads=_jsons(payloads, "payloads"),
+        priority=priority,
+        gpus=gpus,
+        vram_mb=vram_mb,
+        memory_mb=memory_mb,
+        cpus=cpus,
+        labels=_json(labels, "labels"),
+        due_at=_aware(due_at),
+        budget_s=budget_s,
+        max_attempts=max_attempts,
+        max_crashes=max_crashes,
+        max_trips=max_trips,
+        after=None if after is None else list(after),
+        checkpoint_mode=checkpoint_mode,
+        claim_deadline_s=claim_deadline_s,
+        name=name,
+    )
+
+
+def cancel(
+    *,
+    job_ids: Sequence[int] = (),
+    gang_ids: Sequence[int] = (),
+    reason: str | None = None,
+    connection: object | None = None,
+) -> Query[list[rows.StateChange]]:
+    """Cancel jobs and gangs; running ones are told to stop first. Raises `NotFound`."""
+    return _rows(
+        "cancel", rows.StateChange, connection, job_ids=list(job_ids), gang_ids=list(gang_ids), reason=reason
+    )
+
+
+def retry(*, job_ids: Sequence[int] = (), gang_ids: Sequence[int] = ()) -> Query[list[rows.StateChange]]:
+    """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
+    `WrongState`.
+    """
+    return _rows("retry", rows.StateChange, job_ids=list(job_ids), gang_ids=list(gang_ids))
+
+
+def set_priority(
+    *, priority: int, job_ids: Sequence[int] = (), gang_ids: Sequence[int] = ()
+) -> Query[list[rows.StateChange]]:
+    """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`."""
+    return _rows(
+        "set_priority", rows.StateChange, priority=priority, job_ids=list(job_ids), gang_ids=list(gang_ids)
+    )
+
+
+def set_queue(
+    *,
+    name: str,
+    paused: bool | None = None,
+    policy: str | None = None,
+    max_attempts: int | None = None,
+    max_crashes: int | None = None,
+    max_trips: int | None = None,
+    backoff_s: float | None = None,
+    backoff_max_s: float | None = None,
+    budget_s: float | None = None,
+    max_payload_bytes: int | None = None,
+    retention_done: str | None = None,
+    retention_failed: str | None = None,
+) -> Query[None]:
+    """Make a queue, or change what is given of it. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
+    return _void(
+        "set_queue",
+        name=name,
+        paused=paused,
+        policy=policy,
+        max_attempts=max_attempts,
+        max_crashes=max_crashes,
+        max_trips=max_trips,
+        backoff_s=backoff_s,
+        backoff_max_s=backoff_max_s,
+        budget_s=budget_s,
+        max_payload_bytes=max_payload_bytes,
+        retention_done=retention_done,
+        retention_failed=retention_failed,
+    )
+
+
+def configure(
+    *,
+    heartbeat_s: float | None = None,
+    lease_s: float | None = None,
+    lease_margin_s: float | None = None,
+    grace_s: float | None = None,
+    claim_deadline_s: float | None = None,
+    ack_timeout_s: float | None = None,
+    candidate_silence_s: float | None = None,
+    pass_over_s: float | None = None,
+    flag_after_s: float | None = None,
+    tick_s: float | None = None,
+    gang_backoff_s: float | None = None,
+    gang_backoff_max_s: float | None = None,
+    checkpoint_bytes: int | None = None,
+    log_bytes: int | None = None,
+    retention_short: timedelta | None = None,
+    retention_long: timedelta | None = None,
+    incarnation_retention: timedelta | None = None,
+) -> Query[None]:
+    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
+    return _void(
+        "configure",
+        heartbeat_s=heartbeat_s,
+        lease_s=lease_s,
+        lease_margin_s=lease_margin_s,
+        grace_s=grace_s,
+        claim_deadline_s=claim_deadline_s,
+        ack_timeout_s=ack_timeout_s,
+        candidate_silence_s=candidate_silence_s,
+        pass_over_s=pass_over_s,
+        flag_after_s=flag_after_s,
+        tick_s=tick_s,
+        gang_backoff_s=gang_backoff_s,
+        gang_backoff_max_s=gang_backoff_max_s,
+        checkpoint_bytes=checkpoint_bytes,
+        log_bytes=log_bytes,
+        retention_short=retention_short,
+        retention_long=retention_long,
+        incarnation_retention=incarnation_retention,
+    )
+
+
+# A worker's words -------------------------------------------------------------------------------------------
+
+
+def register_worker(
+    *,
+    name: str,
+    host: str,
+    queues: Sequence[str],
+    kind: str = "inline",
+    slots: int = 1,
+    prefetch: int = 1,
+    memory_mb: int = 0,
+    cpus: float = 0,
+    labels: Mapping[str, Any] | None = None,
+    tasks: Sequence[str] | None = None,
+    devices: Sequence[Mapping[str, Any]] = (),
+    address: str | None = None,
+    boot_id: str | None = None,
+    pid: int | None = None,
+    identity: Mapping[str, Any] | None = None,
+    lease_s: float | None = None,
+) -> Query[rows.Registration]:
+    """Register a start of a worker; every later word of it carries the incarnation this returns.
+
+    Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
+    """
+    return _row(
+        "register_worker",
+        rows.Registration,
+        name=name,
+        host=host,
+        queues=_texts(queues, "queues"),
+        kind=kind,
+        slots=slots,
+        prefetch=prefetch,
+        memory_mb=memory_mb,
+        cpus=cpus,
+        labels=_json(labels, "labels"),
+        tasks=_texts(tasks, "tasks"),
+        devices=dumps([dict(d) for d in devices], "devices"),
+        address=address,
+        boot_id=boot_id,
+        pid=pid,
+        identity=_json(identity, "identity"),
+        lease_s=lease_s,
+    )
+
+
+def heartbeat(
+    *,
+    incarnation: int,
+    job_ids: Sequence[int] = (),
+    tokens: Sequence[int] = (),
+    beats: Sequence[object | None] | None = None,
+) -> Query[list[rows.Instruction]]:
+    """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim.
+
+    `beats` is aligned with `job_ids`; None: no news. Raises `IncarnationEnded`.
+    """
+    return _rows(
+        "heartbeat",
+        rows.Instruction,
+        incarnation=incarnation,
+        job_ids=list(job_ids),
+        tokens=list(tokens),
+        beats=_each_or_null(beats, "beats"),
+    )
+
+
+def claim(
+    *,
+    incarnation: int,
+    request_id: UUID | None = None,
+    max_jobs: int = 1,
+    ports: Sequence[int] = (),
+    sleep: bool = False,
+) -> Query[list[rows.Claim]]:
+    """Take up to `max_jobs`: reserved members first, then solo jobs that fit.
+
+    The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
+    bound. `sleep`: when there is nothing, put it on the list of those to wake. Raises `IncarnationEnded`.
+    """
+    return _rows(
+        "claim",
+        rows.Claim,
+        incarnation=incarnation,
+        request_id=request_id,
+        max_jobs=max_jobs,
+        ports=list(ports),
+        sleep=sleep,
+    )
+
+
+def barrier(*, job_id: int, token: int) -> Query[list[rows.BarrierMember]]:
+    """Look at the start barrier: one row per member, by rank. Raises `StaleToken` after a drain."""
+    return _rows("barrier", rows.BarrierMember, job_id=job_id, token=token)
+
+
+def complete(
+    *,
+    job_ids: Sequence[int],
+    tokens: Sequence[int],
+    results: Sequence[object | None] | None = None,
+    strict: bool = True,
+    connection: object | None = None,
+) -> Query[list[rows.Outcome]]:
+    """Finish jobs as done. With `connection`, in its transaction. `results` is aligned with `job_ids`.
+
+    `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it.
+    """
+    return _rows(
+        "complete",
+        rows.Outcome,
+        connection,
+        job_ids=list(job_ids),
+        tokens=list(tokens),
+        results=_each_or_null(results, "results"),
+        strict=strict,
+    )
+
+
+def fail(
+    *,
+    job_id: int,
+    token: int,
+    error: Mapping[str, Any] | None = None,
+    retryable: bool = True,
+    cause: str = "error",
+    connection: object | None = None,
+) -> Query[str]:
+    """Report a failed attempt; return the new state. `cause` is "error" or "port_taken" (uncharged).
+
+    `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
+    """
+    return _scalar(
+        "fail",
+        connection,
+        job_id=job_id,
+        token=token,
+        error=_json(error, "error"),
+        retryable=retryable,
+        cause=cause,
+    )
+
+
+def requeue(
+    *, job_id: int, token: int, error: Mapping[str, Any] | None = None, front: bool = True
+) -> Query[str]:
+    """Report a watchdog trip, charged as one and not as an attempt; return the new state."""
+    return _scalar("requeue", job_id=job_id, token=token, error=_json(error, "error"), front=front)
+
+
+def release(
+    *, job_ids: Sequence[int], tokens: Sequence[int], reason: str | None = None
+) -> Query[list[rows.Outcome]]:
+    """Hand jobs back uncharged; outcomes are released, repeated or stale."""
+    return _rows("release", rows.Outcome, job_ids=list(job_ids), tokens=list(tokens), reason=reason)
+
+
+def ack_preempted(*, job_id: int, token: int) -> Query[str]:
+    """Confirm that the work is gone, after preempt or cancel; return the new state. Raises `StaleToken`."""
+    return _scalar("ack_preempted", job_id=job_id, token=token)
+
+
+def save_checkpoint(*, job_id: int, token: int, step: int, data: bytes) -> Query[None]:
+    """Store the state at `step`. Raises `TooLarge`, `StaleToken`."""
+    return _void("save_checkpoint", job_id=job_id, token=token, step=step, data=data)
+
+
+def load_checkpoint(*, job_id: int, token: int) -> Query[rows.SavedCheckpoint | None]:
+    """Return the checkpoint this attempt resumes from, or None. Raises `StaleToken`."""
+    text, given = _call(
+        "load_checkpoint", rows.columns(rows.SavedCheckpoint), {"job_id": job_id, "token": token}
+    )
+    return Query(
+        "gangq.load_checkpoint",
+        text,
+        given,
+        lambda found: rows.SavedCheckpoint(**found[0]) if found else None,
+    )
+
+
+def append_log(
+    *, job_ids: Sequence[int], tokens: Sequence[int], seqs: Sequence[int], chunks: Sequence[str]
+) -> Query[None]:
+    """Store output, aligned lists; stale pairs are dropped. NUL characters are replaced: text cannot hold
+    them.
+    """
+    return _void(
+        "append_log",
+        job_ids=list(job_ids),
+        tokens=list(tokens),
+        seqs=list(seqs),
+        chunks=[chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks],
+    )
+
+
+def retire_worker(*, incarnation: int, final: bool = True) -> Query[None]:
+    """Stop as asked: `final` False takes nothing new, True is gone and what it held is free, uncharged."""
+    return _void("retire_worker", incarnation=incarnation, final=final)
+
+
+# Evidence ---------------------------------------------------------------------------------------------------
+
+
+def report_dead(*, worker: str, incarnation: int, evidence: Mapping[str, Any]) -> Query[int]:
+    """Say that every process this incarnation started is gone; return how many jobs that freed."""
+    return _scalar(
+        "report_dead", worker=worker, incarnation=incarnation, evidence=dumps(evidence, "evidence")
+    )
+
+
+def quarantine(
+    *, device_uuid: str | None = None, worker: str | None = None, reason: str = "operator"
+) -> Query[None]:
+    """Keep a device, or a worker, from taking work. Raises `NotFound`, `WrongState` (device in use)."""
+    return _void("quarantine", device_uuid=device_uuid, worker=worker, reason=reason)
+
+
+def unquarantine(*, device_uuid: str | None = None, worker: str | None = None) -> Query[None]:
+    """Lift the quarantine of a device or worker. Raises `InvalidInput`, `NotFound`."""
+    return _void("unquarantine", device_uuid=device_uuid, worker=worker)
+
+
+# The scheduler ----------------------------------------------------------------------------------------------
+
+
+def admit(*, max_gangs: int | None = None) -> Query[rows.AdmitReport]:
+    """Place every gang that fits; `tick` calls it. Raises `WrongIsolation`."""
+    return _row("admit", rows.AdmitReport, max_gangs=max_gangs)
+
+
+def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
+    """Place a blocked gang on these workers, one for each rank, all or none. False: busy or full."""
+    return _scalar("reserve_gang", gang_id=gang_id, incarnations=list(incarnations))
+
+
+def rollback_gang(*, gang_id: int, reason: str | None = None) -> Query[bool]:
+    """Undo a reservation nobody has claimed from. False: somebody has."""
+    return _scalar("rollback_gang", gang_id=gang_id, reason=reason)
+
+
+def preempt_gang(*, gang_id: int, trigger_job: int | None = None, reason: str | None = None) -> Query[bool]:
+    """Drain a running or reserved gang; nobody is charged. False: there was nothing to drain."""
+    return _scalar("preempt_gang", gang_id=gang_id, trigger_job=trigger_job, reason=reason)
+
+
+def complete_drain(*, gang_id: int) -> Query[str]:
+    """End the drain when every member is proven stopped; return the gang's state."""
+    return _scalar("complete_drain", gang_id=gang_id)
+
+
+def reap_expired(*, most: int | None = None) -> Query[int]:
+    """Free what ended leases hold, at most `most` rows; return how many."""
+    return _scalar("reap_expired", most=most)
+
+
+def flag_dead_workers() -> Query[int]:
+    """Flag silent workers, which frees nothing; return how many."""
+    return _scalar("flag_dead_workers")
+
+
+def promote_due(*, most: int | None = None) -> Query[int]:
+    """Make scheduled jobs that are due pending, at most `most`; return how many."""
+    return _scalar("promote_due", most=most)
+
+
+def tick(*, force: bool | None = None) -> Query[rows.TickReport]:
+    """Run all maintenance once, if nobody else does. Raises `WrongIsolation`."""
+    return _row("tick", rows.TickReport, force=force)
+
+
+# Looking ----------------------------------------------------------------------------------------------------
+
+
+def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
+    """Why a gang does or does not run, gate by gate. Raises `NotFound`."""
+    return _rows("explain_gang", rows.Reason, gang_id=gang_id)
+
+
+def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
+    """Why a job does or does not run, gate by gate. Raises `NotFound`."""
+    return _rows("explain_job", rows.Reason, job_id=job_id)
+
+
+def schema_version() -> Query[str]:
+    """Name of the newest applied migration."""
+    return _scalar("schema_version")
+
+
+def _view(
+    view: str, row: type[T], order: str, limit: int | None = None, /, **filters: tuple[str, object]
+) -> Query[list[T]]:
+    """Rows of a view. `filters`: column condition and value; a value of None is no condition."""
+    given = {key: value for key, (_, value) in filters.items() if value is not None}
+    where = " and ".join(filters[key][0].format(f"%({key})s") for key in given)
+    text = f"select {rows.columns(row)} from gangq.{view}"  # noqa: S608 - names from this module only
+    text += f" where {where}" if where else ""
+    text += f" order by {order}" if order else ""
+    text += f" limit {int(limit)}" if limit is not None else ""
+    return Query(f"gangq.{view}", text, given, lambda found: [row(**r) for r in found])
+
+
+def _ids(ids: Sequence[int] | None) -> list[int] | None:
+    return None if ids is None else list(ids)
+
+
+def jobs(
+    *,
+    ids: Sequence[int] | None = None,
+    state: str | Sequence[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    gang_id: int | None = None,
+    worker: str | None = None,
+    limit: int | None = None,
+) -> Query[list[rows.JobRow]]:
+    """Jobs, newest first, live and ended. All filters given must hold."""
+    return _view(
+        "jobs",
+        rows.JobRow,
+        "id desc",
+        limit,
+        ids=("id = any ({}::bigint[])", _ids(ids)),
+        state=("state = any ({}::text[])", [state] if isinstance(state, str) else state and list(state)),
+        queue=("queue = {}", queue),
+        task=("task = {}", task),
+        gang_id=("gang_id = {}::bigint", gang_id),
+        worker=("worker = {}", worker),
+    )
+
+
+def gangs(
+    *,
+    ids: Sequence[int] | None = None,
+    state: str | Sequence[str] | None = None,
+    queue: str | None = None,
+    limit: int | None = None,
+) -> Query[list[rows.GangRow]]:
+    """Gangs, newest first, live and ended. All filters given must hold."""
+    return _view(
+        "gangs",
+        rows.GangRow,
+        "id desc",
+        limit,
+        ids=("id = any ({}::bigint[])", _ids(ids)),
+        state=("state = any ({}::text[])", [state] if isinstance(state, str) else state and list(state)),
+        queue=("queue = {}", queue),
+    )
+
+
+def job(*, id: int) -> Query[rows.JobRow]:
+    """The job with this id. Raises `NotFound`."""
+    q = jobs(ids=[id])
+    return Query(q.name, q.text, q.params, lambda found: rows.JobRow(**_only(found, "job", id)))
+
+
+def gang(*, id: int) -> Query[rows.GangRow]:
+    """The gang with this id. Raises `NotFound`."""
+    q = gangs(ids=[id])
+    return Query(q.name, q.text, q.params, lambda found: rows.GangRow(**_only(found, "gang", id)))
+
+
+def _only(found: list[dict[str, Any]], what: str, id: int) -> dict[str, Any]:
+    if not found:
+        raise NotFound(
+            f"{what} {id} does not exist: it was never committed, it is older than its retention, or this is "
+            "another database"
+        )
+    return found[0]
+
+
+def job_states(*, ids: Sequence[int]) -> Query[dict[int, str]]:
+    """The state of each of these jobs that exists: what `wait` polls."""
+    text = "select id, state from gangq.jobs where id = any (%(ids)s::bigint[])"
+    return Query("gangq.jobs", text, {"ids": list(ids)}, lambda found: {r["id"]: r["state"] for r in found})
+
+
+def gang_states(*, ids: Sequence[int]) -> Query[dict[int, str]]:
+    """The state of each of these gangs that exists."""
+    text = "select id, state from gangq.gangs where id = any (%(ids)s::bigint[])"
+    return Query("gangq.gangs", text, {"ids": list(ids)}, lambda found: {r["id"]: r["state"] for r in found})
+
+
+def workers(*, name: str | None = None, host: str | None = None) -> Query[list[rows.WorkerRow]]:
+    """Workers by name, then incarnation."""
+    return _view(
+        "workers", rows.WorkerRow, "name, incarnation", name=("name = {}", name), host=("host = {}", host)
+    )
+
+
+def devices(*, host: str | None = None, state: str | None = None) -> Query[list[rows.DeviceRow]]:
+    """Devices by host and index."""
+    return _view(
+        "devices",
+        rows.DeviceRow,
+        "host, index, uuid",
+        host=("host = {}", host),
+        state=("state = {}", state),
+    )
+
+
+def waiting(*, queue: str | None = None, limit: int | None = None) -> Query[list[rows.WaitingRow]]:
+    """What waits and why, in the order it would run."""
+    return _view("waiting", rows.WaitingRow, "priority desc, since, id", limit, queue=("queue = {}", queue))
+
+
+def timeline(*, gang_id: int) -> Query[list[rows.TimelineRow]]:
+    """A gang's life in order."""
+    return _view("timeline", rows.TimelineRow, "", gang_id=("gang_id = {}::bigint", gang_id))
+
+
+def drains(*, gang_id: int | None = None, limit: int | None = None) -> Query[list[rows.DrainRow]]:
+    """Drains, oldest first."""
+    return _view(
+        "drains", rows.DrainRow, "started_at, gang_id", limit, gang_id=("gang_id = {}::bigint", gang_id)
+    )
+
+
+def capacity(*, queue: str | None = None) -> Query[list[rows.CapacityRow]]:
+    """What is offered and free, by queue and host."""
+    return _view("capacity", rows.CapacityRow, "queue, host", queue=("queue = {}", queue))
+
+
+def violations() -> Query[list[rows.ViolationRow]]:
+    """Broken invariants: there should be none."""
+    return _view("violations", rows.ViolationRow, "rule, subject")
+
+
+def events(
+    *,
+    job_id: int | None = None,
+    gang_id: int | None = None,
+    kind: str | None = None,
+    after_id: int | None = None,
+    limit: int | None = None,
+) -> Query[list[rows.EventRow]]:
+    """Events in order of writing; `after_id` for following them."""
+    return _view(
+        "events",
+        rows.EventRow,
+        "id",
+        limit,
+        job_id=("job_id = {}::bigint", job_id),
+        gang_id=("gang_id = {}::bigint", gang_id),
+        kind=("kind = {}", kind),
+        after_id=("id > {}::bigint", after_id),
+    )
+
+
+def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None) -> Query[list[rows.LogRow]]:
+    """A job's output in order, of every attempt or of the one with `token`; `after_seq` for following it."""
+    return _view(
+        "logs",
+        rows.LogRow,
+        "token, seq",
+        job_id=("job_id = {}::bigint", job_id),
+        token=("token = {}::bigint", token),
+        after_seq=("seq > {}::integer", after_seq),
+    )
+
+
+def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
+    """Queues by name."""
+    return _view("queues", rows.QueueRow, "name", name=("name = {}", name))

@@ -1,0 +1,170 @@
+"""What the sync and the async client share: where the database is, how to connect, whose connection it is."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, translate
+
+# A half-open connection must be noticed by itself. Keepalives find it while idle, the user timeout while data
+# is unacknowledged; either alone leaves a case that hangs for ever.
+_DEFAULTS: dict[str, Any] = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15000,
+    "connect_timeout": 10,
+    "application_name": "gangq",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A database and how to connect to it. `str()` names it without its password; `repr()` is the same."""
+
+    conninfo: str
+    name: str
+    password: str | None
+    prepare: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of psycopg's connect, beside the conninfo."""
+        # Behind PgBouncer 1.20 or older, prepared statements of several clients collide in one backend.
+        return {"autocommit": True, "prepare_threshold": 5 if self.prepare else None}
+
+    def unreachable(self, error: BaseException) -> GangqError:
+        """Return the error for a connection that could not be made."""
+        reason = " ".join(str(error).split())
+        if self.password:
+            reason = reason.replace(self.password, "***")
+        return DatabaseUnreachable(
+            f"cannot connect to {self}: {reason or type(error).__name__}. Check that the server runs and "
+            "accepts this login, and that --dsn or GANGQ_DSN names the right one"
+        )
+
+    def failed(self, error: psycopg.Error, where: str) -> GangqError:
+        """Return the error for a call that failed."""
+        return translate(error, where, str(self))
+
+
+def target(dsn: str | None, parameters: dict[str, Any], prepare: bool | None = None) -> Target:
+    """Make a `Target` of a URI or `key=value` string and libpq parameters; what neither says, libpq's
+    environment does.
+
+    `prepare` None: prepared statements are used unless GANGQ_PREPARE=off. Raises `InvalidInput`.
+    """
+    try:
+        given = conninfo_to_dict(dsn or "", **parameters)
+        defaults = {
+            option.keyword.decode(): option.val.decode()
+            for option in psycopg.pq.Conninfo.get_defaults()
+            if option.val
+        }
+        wanted = {**{k: v for k, v in _DEFAULTS.items() if k not in given}, **given}
+        if "," in str(given.get("host", "")):
+            # Several hosts are a cluster with failover: without this we would stay on a demoted primary.
+            wanted.setdefault("target_session_attrs", "read-write")
+        conninfo = make_conninfo(**wanted)
+        if _misread(dsn or "", given):
+            raise psycopg.ProgrammingError
+    except (psycopg.ProgrammingError, psycopg.OperationalError):
+        # Not chained and not quoted: with an unescaped character in the password, libpq's message holds a
+        # piece of it.
+        raise InvalidInput(
+            "the database address cannot be parsed: it is postgresql://user:password@host:5432/dbname (in "
+            "which @ : / # ? % of the password are written %40 %3A %2F %23 %3F %25) or key=value pairs such "
+            "as host=db dbname=jobs"
+        ) from None
+    seen = {**defaults, **{k: str(v) for k, v in given.items() if v is not None}}
+    user = seen.get("user", "")
+    host = seen.get("host") or seen.get("hostaddr") or "the local socket"
+    name = f"database {seen.get('dbname') or user or '(default)'} at {host}:{seen.get('port', '5432')}"
+    if user:
+        name += f" as {user}"
+    if prepare is None:
+        prepare = os.environ.get("GANGQ_PREPARE", "on").strip().lower() not in ("off", "0", "false", "no")
+    return Target(conninfo, name, seen.get("password"), prepare)
+
+
+def _misread(dsn: str, given: dict[str, Any]) -> bool:
+    """A slash in the password ends the host: the rest would become port and dbname, and be shown as such."""
+    ports = str(given.get("port", "")).replace(",", "")
+    stray = any("@" in str(given.get(key, "")) for key in ("host", "dbname"))
+    return (ports != "" and not ports.isdigit()) or ("://" in dsn and stray)
+
+
+def exhausted(where: Target, size: int, timeout_s: float) -> str:
+    """The message for a pool that had no free connection although the server answers."""
+    return (
+        f"none of the {size} connections to {where} became free in {timeout_s:g} s; the server answers: "
+        "use a larger max_size, or find what holds them"
+    )
+
+
+def unwrap(connection: object, kind: type[Any]) -> Any:
+    """Return the psycopg connection inside what a caller passed as `connection=`.
+
+    Takes a psycopg connection or cursor, a SQLAlchemy Connection or Session, or a Django connection; `kind`
+    is the psycopg class wanted. Raises `InvalidInput`, naming what to pass, for everything else.
+    """
+    found: Any = connection
+    for _ in range(8):
+        if isinstance(found, kind):
+            return found
+        if found is None or isinstance(found, (psycopg.Connection, psycopg.AsyncConnection)):
+            break
+        found = _inside(found)
+    wanted = "an async psycopg" if kind is psycopg.AsyncConnection else "a psycopg"
+    raise InvalidInput(
+        f"connection is {type(connection).__module__}.{type(connection).__qualname__}, in which there is not "
+        f"{wanted} connection: pass psycopg 3's connection or cursor, a SQLAlchemy Connection or Session "
+        "whose URL begins with postgresql+psycopg://, or a Django connection with psycopg 3 installed; the "
+        "sync client takes sync ones, the async client async ones"
+    )
+
+
+def _inside(wrapper: Any) -> Any:
+    if hasattr(wrapper, "ensure_connection"):  # Django connects on first use
+        wrapper.ensure_connection()
+        return wrapper.connection
+    if getattr(wrapper, "sync_connection", None) is not None:  # SQLAlchemy AsyncConnection
+        return wrapper.sync_connection
+    if hasattr(wrapper, "driver_connection"):  # SQLAlchemy's pool proxy
+        return wrapper.driver_connection
+    if (
+        hasattr(wrapper, "in_transaction")
+        and hasattr(wrapper, "exec_driver_sql")
+        and not wrapper.in_transaction()
+    ):
+        # SQLAlchemy begins on its own first statement, not on ours: without this its commit() would do
+        # nothing and our work would vanish.
+        wrapper.begin()
+    inner = getattr(wrapper, "connection", None)
+    if callable(inner) and not inspect.iscoroutinefunction(inner):  # SQLAlchemy Session
+        return inner()
+    return None if callable(inner) else inner
+
+
+def same_parameters(build: Callable[..., Any], skip: int = 0) -> inspect.Signature:
+    """Return the signature of a method made from `build`, less its first `skip` parameters: for help()."""
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(build)
+    answer = given.return_annotation
+    for wrapper in ("Query[", "Steps["):
+        if isinstance(answer, str) and answer.startswith(wrapper):
+            answer = answer[len(wrapper) : -1]
+    return given.replace(parameters=[me, *list(given.parameters.values())[skip:]], return_annotation=answer)

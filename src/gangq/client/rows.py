@@ -1,0 +1,405 @@
+"""What the database answers, as frozen dataclasses: one per SQL function that returns rows, one per view.
+
+Field names are column names, and every call selects exactly these: a newer schema may add columns and reorder
+them under a running process. Times are timezone-aware, by the database's clock; memory is in MiB; a name that
+ends in `_s` is seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+
+def _as(expression: str) -> Any:
+    """A column selected by an expression, mostly a cast: numeric (a sum of bigint too) would arrive as
+    Decimal.
+    """
+    return field(metadata={"sql": expression})
+
+
+_columns: dict[Any, str] = {}
+
+
+def columns(row: Any) -> str:
+    """Return the select list of a row type."""
+    if row not in _columns:
+        _columns[row] = ", ".join(f.metadata.get("sql", f.name) for f in fields(row))
+    return _columns[row]
+
+
+# Answers of functions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GangSubmitted:
+    """A gang just submitted: its id, its members by rank, and why no worker set could hold it now, if so."""
+
+    gang_id: int
+    job_ids: list[int]
+    note: str | None
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A job's state after cancel, retry or set_priority."""
+
+    job_id: int
+    gang_id: int | None
+    state: str
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A worker's new incarnation, and the numbers it lives by. `withheld`: devices it offered and may not
+    use.
+    """
+
+    incarnation: int
+    lease_granted_s: float
+    heartbeat_s: float
+    lease_margin_s: float
+    grace_s: float
+    ack_timeout_s: float
+    tick_s: float
+    log_bytes: int
+    checkpoint_bytes: int
+    withheld: list[str]
+    registered_at: datetime
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What to do with one claim: continue, preempt, cancel (stop, then ack_preempted) or lost (kill, say
+    nothing)."""
+
+    job_id: int
+    token: int
+    action: str
+    reason: str | None
+    gang_id: int | None
+    epoch: int | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
+    a solo job, `master_port` for every rank but 0."""
+
+    job_id: int
+    token: int
+    state: str
+    queue: str
+    task: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    priority: int
+    budget_s: float | None
+    gang_id: int | None
+    epoch: int | None
+    rank: int | None
+    world_size: int | None
+    master_port: int | None
+    checkpoint_step: int | None
+    devices: list[dict[str, Any]]
+    submitted_at: datetime
+
+
+@dataclass(frozen=True)
+class BarrierMember:
+    """One member of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin."""
+
+    go: bool
+    epoch: int
+    rank: int
+    job_id_of_rank: int
+    worker: str | None
+    host: str | None
+    local_rank: int
+    node_rank: int
+    local_world_size: int
+    master_addr: str | None
+    master_port: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a final call did for one job: done or released, repeated (said before, harmless), or stale."""
+
+    job_id: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """The checkpoint to resume from."""
+
+    step: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class AdmitReport:
+    """`placed` gangs; `again`: something was busy, ask again soon."""
+
+    placed: int
+    again: bool
+
+
+@dataclass(frozen=True)
+class TickReport:
+    """`ran`: this call did the work (else somebody else will); `again`: more is left; next due in
+    `next_in_s`.
+    """
+
+    ran: bool
+    again: bool
+    next_in_s: float | None
+    detail: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One gate between a gang or job and running: whether it is passed, why, with the numbers."""
+
+    gate: str
+    ok: bool
+    detail: str
+    numbers: dict[str, Any] | None
+
+
+# Views ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job as `gangq.jobs` shows it: the live row, else the latest ending."""
+
+    id: int
+    queue: str
+    task: str
+    state: str
+    priority: int
+    gang_id: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    attempts: int
+    max_attempts: int
+    crashes: int
+    trips: int
+    stops: int
+    submitted_at: datetime
+    due_at: datetime | None
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    told_at: datetime | None
+    stop_reason: str | None
+    token: int | None
+    budget_s: float | None
+    progress: Any
+    payload: Any
+    result: Any
+    error: dict[str, Any] | None
+    submitter: str
+    gpus: int
+    vram_mb: int
+    memory_mb: int
+    labels: dict[str, Any]
+    cpus: float = _as("cpus::float8 as cpus")
+
+
+@dataclass(frozen=True)
+class GangRow:
+    """A gang as `gangq.gangs` shows it."""
+
+    id: int
+    name: str | None
+    queue: str
+    task: str
+    state: str
+    size: int
+    epoch: int
+    priority: int
+    attempts: int
+    max_attempts: int
+    placement_misses: int
+    never_started: int
+    preemptions: int
+    submitted_at: datetime
+    not_before: datetime | None
+    reserved_at: datetime | None
+    deadline_at: datetime | None
+    go_at: datetime | None
+    finished_at: datetime | None
+    drain_cause: str | None
+    note: str | None
+    reason: str | None
+    hosts: list[str] | None
+    submitter: str
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed."""
+
+    name: str
+    host: str
+    state: str
+    incarnation: int
+    kind: str
+    slots: int
+    used_slots: int
+    prefetch: int
+    queues: list[str]
+    tasks: list[str] | None
+    labels: dict[str, Any]
+    gpus: int
+    memory_mb: int
+    pid: int | None
+    registered_at: datetime
+    renewed_at: datetime | None
+    flagged_at: datetime | None
+    passed_over_until: datetime | None
+    quarantined: str | None
+    cpus: float = _as("cpus::float8 as cpus")
+    silent_s: float | None = _as("silent_s::float8 as silent_s")
+    lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn."""
+
+    uuid: str
+    host: str
+    index: int
+    vram_mb: int
+    model: str
+    source: str
+    worker: str | None
+    state: str
+    job_id: int | None
+    reason: str | None
+    since: datetime | None
+
+
+@dataclass(frozen=True)
+class WaitingRow:
+    """A job or gang that waits, and why."""
+
+    kind: str
+    id: int
+    queue: str
+    task: str
+    priority: int
+    size: int
+    state: str
+    since: datetime
+    why: str | None
+
+
+@dataclass(frozen=True)
+class TimelineRow:
+    """One step in a gang's life."""
+
+    gang_id: int
+    epoch: int | None
+    at: datetime
+    what: str
+    job_id: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    reason: str | None
+    data: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class DrainRow:
+    """One drain: members moved off, acknowledged, forced; `outcome` is None while it lasts."""
+
+    gang_id: int
+    epoch: int
+    cause: str | None
+    trigger_job: int | None
+    moved: int
+    acked: int
+    forced: int
+    outcome: str | None
+    started_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True)
+class CapacityRow:
+    """What the workers of a queue on a host offer, and what of it is free."""
+
+    queue: str
+    host: str
+    workers: int
+    slots: int
+    free_slots: int
+    gpus: int
+    free_gpus: int
+    memory_mb: int = _as("memory_mb::bigint as memory_mb")
+    free_memory_mb: int = _as("free_memory_mb::bigint as free_memory_mb")
+    cpus: float = _as("cpus::float8 as cpus")
+    free_cpus: float = _as("free_cpus::float8 as free_cpus")
+
+
+@dataclass(frozen=True)
+class ViolationRow:
+    """A broken invariant; there is never one."""
+
+    rule: str
+    subject: str
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """One event, in the order of `id`."""
+
+    id: int
+    at: datetime
+    kind: str
+    gang_id: int | None
+    epoch: int | None
+    job_id: int | None
+    token: int | None
+    incarnation: int | None
+    worker: str | None
+    reason: str | None
+    data: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """A piece of an attempt's output, in the order of `seq`."""
+
+    job_id: int
+    token: int
+    seq: int
+    at: datetime
+    chunk: str
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A queue and the defaults its jobs inherit at submit."""
+
+    name: str
+    paused: bool
+    policy: str
+    max_attempts: int
+    max_crashes: int
+    max_trips: int
+    backoff_s: float
+    backoff_max_s: float
+    budget_s: float | None
+    max_payload_bytes: int
+    retention_done: str
+    retention_failed: str

@@ -1,0 +1,212 @@
+"""The client: one method per SQL function and view."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from gangq.client import calls, core
+from gangq.client.calls import Query
+from gangq.errors import DatabaseUnreachable, GangqError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
+    @functools.wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.execute(build(*args, **kwargs))
+
+    method.__signature__ = core.same_parameters(build)  # type: ignore[attr-defined]
+    return method
+
+
+class Client:
+    """Calls gangq's SQL functions on a pool of autocommit connections. Safe to share between threads.
+
+    - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
+      What neither says comes from libpq's environment (PGHOST, ...).
+    - `min_size`, `max_size`: connections kept, and at most.
+    - `timeout_s`: how long a call may wait for a connection.
+    - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off (PgBouncer in transaction mode before
+      1.21).
+
+    Connects at the first call and reconnects by itself. Methods are named as the SQL functions, take their
+    arguments by keyword, and return frozen rows (`gangq.client.rows`). Every error is a `GangqError`:
+    `DatabaseUnreachable` when there is no connection, and it names the database but never a password.
+    Verbs that take `connection` run inside that connection's transaction and never end it.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        min_size: int = 1,
+        max_size: int = 4,
+        timeout_s: float = 10.0,
+        prepare: bool | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.target = core.target(dsn, parameters, prepare)
+        self.timeout_s = timeout_s
+        self._sizes = (min(min_size, max_size), max_size)
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.target}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; calls in progress finish. A later call connects again."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def connect_listener(self) -> psycopg.Connection[Any]:
+        """Return a new connection of its own, autocommit, for LISTEN; the caller closes it."""
+        return self._connect(self.target.conninfo)
+
+    @contextlib.contextmanager
+    def connection(self, where: str = "") -> Iterator[psycopg.Connection[Any]]:
+        """Lend an autocommit connection of the pool. psycopg's errors inside become `GangqError`s."""
+        pool = self._open()
+        try:
+            conn = pool.getconn()
+        except (PoolTimeout, PoolClosed):
+            raise self._no_connection() from None
+        try:
+            yield conn
+        except psycopg.Error as e:
+            raise self.target.failed(e, where) from e
+        finally:
+            if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
+                with contextlib.suppress(psycopg.Error):
+                    conn.rollback()
+            pool.putconn(conn)
+
+    def execute(self, query: Query[R]) -> R:
+        """Run one description of `gangq.client.calls`; the methods below do just this."""
+        if query.connection is None:
+            with self.connection(query.name) as conn:
+                return self._run(conn, query)
+        conn = core.unwrap(query.connection, psycopg.Connection)
+        try:
+            return self._run(conn, query)
+        except psycopg.Error as e:
+            raise self.target.failed(e, query.name) from e
+
+    @staticmethod
+    def _run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
+        with conn.cursor(row_factory=dict_row) as cursor:
+            # Text from modules of this package only; values travel as parameters.
+            return query.read(cursor.execute(query.text.encode(), query.params).fetchall())
+
+    def _open(self) -> ConnectionPool[psycopg.Connection[Any]]:
+        with self._lock:
+            if self._pid != os.getpid():
+                # Forked: the pool's threads live in the parent only, and its sockets are the parent's.
+                self._pool, self._pid = None, os.getpid()
+            if self._pool is None:
+                # The pool would try in the background until the timeout and then not say why.
+                self._connect(self.target.conninfo).close()
+                self._pool = ConnectionPool(
+                    self.target.conninfo,
+                    kwargs=self.target.kwargs,
+                    min_size=self._sizes[0],
+                    max_size=self._sizes[1],
+                    timeout=self.timeout_s,
+                    # Given up soon, because its delay doubles: the next call then starts a new attempt at
+                    # once, and a long outage is not followed by a long wait.
+                    reconnect_timeout=self.timeout_s,
+                    check=ConnectionPool.check_connection,
+                    num_workers=2,
+                    name="gangq-client",
+                    open=True,
+                )
+            return self._pool
+
+    def _connect(self, conninfo: str, **more: Any) -> psycopg.Connection[Any]:
+        try:
+            return psycopg.connect(conninfo, **self.target.kwargs, **more)
+        except psycopg.Error as e:
+            raise self.target.unreachable(e) from e
+
+    def _no_connection(self) -> GangqError:
+        """Why the pool had none: ask the server itself, since the pool does not tell."""
+        try:
+            self._connect(self.target.conninfo, connect_timeout=3).close()
+        except GangqError as e:
+            return e
+        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self.timeout_s))
+
+    submit = _verb(calls.submit)
+    submit_gang = _verb(calls.submit_gang)
+    cancel = _verb(calls.cancel)
+    retry = _verb(calls.retry)
+    set_priority = _verb(calls.set_priority)
+    set_queue = _verb(calls.set_queue)
+    configure = _verb(calls.configure)
+    register_worker = _verb(calls.register_worker)
+    heartbeat = _verb(calls.heartbeat)
+    claim = _verb(calls.claim)
+    barrier = _verb(calls.barrier)
+    complete = _verb(calls.complete)
+    fail = _verb(calls.fail)
+    requeue = _verb(calls.requeue)
+    release = _verb(calls.release)
+    ack_preempted = _verb(calls.ack_preempted)
+    save_checkpoint = _verb(calls.save_checkpoint)
+    load_checkpoint = _verb(calls.load_checkpoint)
+    append_log = _verb(calls.append_log)
+    retire_worker = _verb(calls.retire_worker)
+    report_dead = _verb(calls.report_dead)
+    quarantine = _verb(calls.quarantine)
+    unquarantine = _verb(calls.unquarantine)
+    admit = _verb(calls.admit)
+    reserve_gang = _verb(calls.reserve_gang)
+    rollback_gang = _verb(calls.rollback_gang)
+    preempt_gang = _verb(calls.preempt_gang)
+    complete_drain = _verb(calls.complete_drain)
+    reap_expired = _verb(calls.reap_expired)
+    flag_dead_workers = _verb(calls.flag_dead_workers)
+    promote_due = _verb(calls.promote_due)
+    tick = _verb(calls.tick)
+    explain_gang = _verb(calls.explain_gang)
+    explain_job = _verb(calls.explain_job)
+    schema_version = _verb(calls.schema_version)
+    jobs = _verb(calls.jobs)
+    gangs = _verb(calls.gangs)
+    job = _verb(calls.job)
+    gang = _verb(calls.gang)
+    job_states = _verb(calls.job_states)
+    gang_states = _verb(calls.gang_states)
+    workers = _verb(calls.workers)
+    devices = _verb(calls.devices)
+    waiting = _verb(calls.waiting)
+    timeline = _verb(calls.timeline)
+    drains = _verb(calls.drains)
+    capacity = _verb(calls.capacity)
+    violations = _verb(calls.violations)
+    events = _verb(calls.events)
+    logs = _verb(calls.logs)
+    queues = _verb(calls.queues)

@@ -1,0 +1,202 @@
+"""What a handler is told about its job, and what it may say back.
+
+A handler receives a `Context` as its first argument; `gangq.current()` finds it from anywhere inside. The
+worker implements it twice with one meaning: in its own process for inline handlers, over the Unix socket in
+`GANGQ_SOCKET` for children.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from gangq.errors import GangqError, Stopped
+
+if TYPE_CHECKING:
+    import logging
+
+    # Subscripting an adapter at run time needs Python 3.11.
+    Logger = logging.LoggerAdapter[logging.Logger]
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """The job a handler works on. `payload` is what was submitted; `budget_s` is None without a budget."""
+
+    id: int
+    token: int
+    attempt: int
+    max_attempts: int
+    queue: str
+    task: str
+    priority: int = 0
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    budget_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One member of the gang, this one included."""
+
+    rank: int
+    job_id: int
+    host: str
+    worker: str
+
+
+@dataclass(frozen=True)
+class GangInfo:
+    """Who this member is in its gang. `epoch` rises with every reservation: fence side effects with it.
+
+    `peers` lists every member by rank; rank 0 is to be found at `master_addr`:`master_port`.
+    """
+
+    id: int
+    epoch: int
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    local_world_size: int
+    peers: tuple[Peer, ...]
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device this job holds alone. `index` is the host's; `source` is nvml, amdsmi or declared."""
+
+    uuid: str
+    index: int
+    vram_mb: int
+    source: str = "declared"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state an earlier attempt saved: at which `step`, its bytes, and a file with the same bytes."""
+
+    step: int
+    data: bytes
+    path: Path
+
+
+class Context(ABC):
+    """What a handler uses: facts about its job, and the few things it may tell gangq.
+
+    Every method is safe to call from any thread of the handler.
+    """
+
+    @property
+    @abstractmethod
+    def job(self) -> JobInfo:
+        """The job."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this attempt: larger than that of every earlier one, never reused."""
+        return self.job.token
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return self.job.attempt
+
+    @property
+    @abstractmethod
+    def gang(self) -> GangInfo | None:
+        """Its place in its gang; None for a solo job."""
+
+    @property
+    @abstractmethod
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices it holds; the visible-devices variables are already set to them."""
+
+    @property
+    @abstractmethod
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to resume from; None: start from the beginning."""
+
+    @property
+    @abstractmethod
+    def log(self) -> Logger:
+        """A logger that adds job, token, gang and rank to every record."""
+
+    @abstractmethod
+    def beat(
+        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
+    ) -> None:
+        """Report progress: cheap, never waits for the database; the next heartbeat carries the latest one.
+
+        The stall watchdog takes a changed beat as progress. Raises `NotSerializable` when `data` is not JSON.
+        """
+
+    @property
+    @abstractmethod
+    def stopping(self) -> bool:
+        """True once this job has been told to stop: save what you need and return or raise `Stopped`."""
+
+    @abstractmethod
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        """Sleep until told to stop, at most `timeout` seconds (None: for ever); return `stopping`."""
+
+    def raise_if_stopping(self) -> None:
+        """Raise `Stopped` once this job has been told to stop: the short way out of a deep loop."""
+        if self.stopping:
+            raise Stopped(f"job {self.job.id} was told to stop")
+
+    @abstractmethod
+    def save_checkpoint(self, step: int, data: bytes) -> None:
+        """Store `data` as the state at `step`; returns once it is committed (SQL: gangq.save_checkpoint).
+
+        Raises `StaleToken` when the claim is over and `TooLarge` over the limit [1 MiB]: save larger ones to
+        shared storage, and only their address here.
+        """
+
+    @abstractmethod
+    def complete(self, connection: object, result: Any = None) -> None:
+        """Finish this job inside the transaction of `connection`: its effects and `done` commit together.
+
+        Takes what `submit(connection=)` takes and never commits it. Return from the handler after committing;
+        what it returns then is ignored. Raises `StaleToken` when the claim is over: roll back.
+        """
+
+
+_current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("gangq_context", default=None)
+_of_process: Context | None = None
+# Where a child finds its worker: a module with `connect() -> Context`. Imported by name and only when needed,
+# because nothing but a child of a worker should pay for it.
+_CHILD_MODULE = "gangq.worker.child_context"
+
+
+def current() -> Context:
+    """Return the Context of the job this code runs for: a handler's, or a command's over `GANGQ_SOCKET`.
+
+    Works in the handler, in threads it started, and in any process below a command. Raises `GangqError`
+    outside of a job.
+    """
+    global _of_process
+    context = _current.get() or _of_process
+    if context is None and os.environ.get("GANGQ_SOCKET"):
+        context = _of_process = cast("Context", importlib.import_module(_CHILD_MODULE).connect())
+    if context is not None:
+        return context
+    raise GangqError("no job runs here: call gangq.current() in a handler or in a command that gangq started")
+
+
+def set_current(context: Context | None) -> None:
+    """For the worker: make `context` the one that `current()` returns here; None when the handler has ended.
+
+    An inline worker runs one handler at a time, so threads the handler starts (which begin with an empty
+    contextvars context) find it too.
+    """
+    global _of_process
+    _current.set(context)
+    _of_process = context

@@ -1,0 +1,193 @@
+"""The one exception tree of gangq, and the one place where PostgreSQL's errors become it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+
+class GangqError(Exception):
+    """Base of every error that gangq raises on purpose.
+
+    `retryable` says whether the same call may succeed a moment later without anybody doing anything.
+    """
+
+    retryable = False
+
+
+class InvalidInput(GangqError, ValueError):
+    """An argument is out of range or malformed (GQ001)."""
+
+
+class NotFound(GangqError, LookupError):
+    """No such job, gang, queue, worker or device (GQ002)."""
+
+
+class UnknownTask(NotFound):
+    """No task of that name is declared in this App."""
+
+
+class StaleToken(GangqError):
+    """The claim this call speaks for is over (GQ003): nothing was changed; stop the work, report nothing."""
+
+
+class WrongState(GangqError):
+    """Not allowed in the state the job, gang or device is in (GQ004)."""
+
+
+class IncarnationEnded(GangqError):
+    """This worker incarnation has ended, or its lease has (GQ005): kill its work and register again."""
+
+
+class WorkerNameTaken(GangqError):
+    """A live incarnation holds this worker name (GQ006).
+
+    `holder` describes it: incarnation, host, boot_id, pid, identity, silent_s and lease_left_s (seconds).
+    """
+
+    def __init__(self, message: str, holder: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.holder: dict[str, Any] = dict(holder or {})
+
+
+class TooLarge(InvalidInput):
+    """A payload, result or checkpoint is over its limit (GQ007)."""
+
+
+class WrongIsolation(GangqError):
+    """claim, admit and tick need READ COMMITTED (GQ008)."""
+
+
+class Busy(GangqError):
+    """Something held a lock for too long, or a deadlock was broken: nothing was changed, call again."""
+
+    retryable = True
+
+
+class NotAllowed(GangqError):
+    """This database login lacks the role that the call needs."""
+
+
+class SchemaMismatch(GangqError):
+    """The schema in the database and this library do not fit; the message says which side to upgrade."""
+
+
+class DatabaseUnreachable(GangqError):
+    """No connection to the database, or it broke during a call (whether that call took effect is unknown)."""
+
+    retryable = True
+
+
+class NotSerializable(InvalidInput, TypeError):
+    """A payload, result or beat is not JSON; the message names the type and where it sits."""
+
+
+class JobFailed(GangqError):
+    """The job or gang ended as failed. `error` is the last error kept (type, message, traceback, ...)."""
+
+    def __init__(
+        self, message: str, job_id: int | None = None, error: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.error: dict[str, Any] = dict(error or {})
+
+
+class JobCancelled(GangqError):
+    """The job or gang was cancelled before it was done."""
+
+    def __init__(self, message: str, job_id: int | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class Stopped(GangqError):
+    """Raised inside a handler by `ctx.raise_if_stopping()` once it has been told to stop."""
+
+
+_MIGRATE = "Run `gangq migrate` as the schema's owner, then try again."
+
+_BY_SQLSTATE: dict[str, type[GangqError]] = {
+    "GQ001": InvalidInput,
+    "GQ002": NotFound,
+    "GQ003": StaleToken,
+    "GQ004": WrongState,
+    "GQ005": IncarnationEnded,
+    "GQ006": WorkerNameTaken,
+    "GQ007": TooLarge,
+    "GQ008": WrongIsolation,
+    "55P03": Busy,  # lock_not_available
+    "40P01": Busy,  # deadlock_detected
+    "40001": Busy,  # serialization_failure
+    "57014": Busy,  # query_canceled: statement_timeout, or an administrator
+    "42501": NotAllowed,
+    "42883": SchemaMismatch,  # undefined_function
+    "3F000": SchemaMismatch,  # invalid_schema_name
+    "42P01": SchemaMismatch,  # undefined_table
+    "42703": SchemaMismatch,  # undefined_column
+    "0A000": SchemaMismatch,  # cached plan must not change result type: code was rebuilt under us
+    "25006": DatabaseUnreachable,  # read_only_sql_transaction: we talk to a standby
+    "53300": DatabaseUnreachable,  # too_many_connections
+}
+_BY_CLASS: dict[str, type[GangqError]] = {
+    "22": InvalidInput,  # data exceptions: text with a NUL, a number out of range
+    "08": DatabaseUnreachable,
+    "57": DatabaseUnreachable,  # shutting down, starting up
+}
+_ADVICE: dict[str, str] = {
+    "42501": "Grant this login gangq_submitter, gangq_worker, gangq_viewer or gangq_admin.",
+    "42883": _MIGRATE,
+    "3F000": _MIGRATE,
+    "42P01": _MIGRATE,
+    "42703": _MIGRATE,
+    "0A000": "The schema was migrated while this connection was open: call again, or restart this process.",
+    "25006": "This server is a standby; point the DSN at the primary (target_session_attrs=read-write).",
+    "55P03": "Somebody else holds the row; nothing was changed, call again.",
+    "40P01": "Nothing was changed, call again.",
+    "40001": "Nothing was changed, call again.",
+}
+
+
+def translate(error: psycopg.Error, where: str = "", target: str = "") -> GangqError:
+    """Return the gangq exception for what psycopg raised; the caller raises it from `error`.
+
+    The message is the server's own, then its hint. `where` names the call and `target` the database (without
+    a password), for those errors whose reader needs to know. An error nobody foresaw becomes a plain
+    `GangqError` with its SQLSTATE.
+    """
+    state = error.sqlstate or ""
+    diag = error.diag
+    message = (diag.message_primary or str(error)).strip()
+    hint = (diag.message_hint or _ADVICE.get(state, "")).strip()
+    kind = _BY_SQLSTATE.get(state) or _BY_CLASS.get(state[:2])
+    if kind is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and not state:
+        kind = DatabaseUnreachable
+    if kind is None and isinstance(error, psycopg.DataError):
+        kind = InvalidInput
+    if kind is DatabaseUnreachable:
+        during = f" during {where}; whether it took effect is unknown" if where else ""
+        return DatabaseUnreachable(
+            _joined(f"lost the database {target}{during}".rstrip() + f": {message}", hint)
+        )
+    if kind is WorkerNameTaken:
+        return WorkerNameTaken(_joined(message, hint), _holder(diag.message_detail))
+    if kind is None:
+        return GangqError(_joined(f"{where or 'the database'}: {message} (SQLSTATE {state or 'none'})", hint))
+    return kind(_joined(message, hint))
+
+
+def _joined(message: str, hint: str) -> str:
+    if not hint:
+        return message
+    return f"{message}{'' if message.endswith(('.', '!', '?')) else '.'} {hint}"
+
+
+def _holder(detail: str | None) -> dict[str, Any]:
+    try:
+        holder = json.loads(detail or "{}")
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}

@@ -1,0 +1,402 @@
+"""What submit returns: handles that wait for a job or gang, fetch what came of it, and stop it.
+
+Each method is written once as a generator of steps (a query, or a pause); `Handle` runs them, `AsyncHandle`
+awaits them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from gangq.client import AsyncClient, Client, calls, core
+from gangq.client.calls import Query
+from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
+from gangq.errors import GangqError, JobCancelled, JobFailed, NotFound
+
+logger = logging.getLogger("gangq.handles")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ENDED = frozenset({"done", "failed", "cancelled"})
+# Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
+_FIRST_POLL_S = 0.02
+_LAST_POLL_S = 0.5
+# Whoever waits for hours should not be woken by a database restart.
+_OUTAGE_TOLERATED_S = 300.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A step: wait this many seconds."""
+
+    seconds: float
+
+
+Steps = Generator[Query[Any] | Pause, Any, R]
+
+
+def _ask(query: Query[R]) -> Steps[R]:
+    answer: R = yield query
+    return answer
+
+
+def _poll(
+    states: Callable[..., Query[dict[int, str]]], kind: str, id: int, timeout: float | None
+) -> Steps[str]:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    delay, state, lost_at = _FIRST_POLL_S, "not seen yet", None
+    while True:
+        try:
+            found = yield states(ids=[id])
+            lost_at = None
+        except GangqError as e:
+            lost_at = lost_at or time.monotonic()
+            if not e.retryable or time.monotonic() - lost_at > _OUTAGE_TOLERATED_S:
+                raise
+            logger.warning(
+                "waiting for %s %s: %s", kind, id, e, extra={"event": "wait_retry", f"{kind}_id": id}
+            )
+        else:
+            if id not in found:
+                raise NotFound(
+                    f"{kind} {id} does not exist: the transaction that submitted it is not committed (or was "
+                    "rolled back), it is older than its retention, or this is another database"
+                )
+            state = str(found[id])
+            if state in ENDED:
+                return state
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
+        # Half of it random: a thousand waiters must not ask in step.
+        pause = delay * random.uniform(0.5, 1.0)
+        yield Pause(pause if left is None else min(pause, left))
+        delay = min(delay * 1.5, _LAST_POLL_S)
+
+
+def _failure(what: str, job: JobRow | None, reason: str | None = None) -> JobFailed:
+    error = (job.error if job else None) or {}
+    said = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+    text = f"{what} failed"
+    if job is not None and job.gang_id is None:
+        text += f" after {job.attempts} of {job.max_attempts} attempts"
+    for part in (reason, said):
+        text += f": {part}" if part else ""
+    return JobFailed(text, job.id if job else None, error)
+
+
+# Steps of a job ---------------------------------------------------------------------------------------------
+
+
+def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
+    """Wait until the job has ended; return its state: done, failed or cancelled.
+
+    `timeout` is seconds, None for ever; then `TimeoutError`. A database outage of up to five minutes is
+    waited out.
+    """
+    return (yield from _poll(calls.job_states, "job", handle.id, timeout))
+
+
+def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
+    """Wait, and return what the handler returned (for a command: its exit status, as stored).
+
+    Raises `JobFailed` (with the last error), `JobCancelled`, or `TimeoutError`.
+    """
+    state = yield from wait(handle, timeout)
+    job: JobRow = yield calls.job(id=handle.id)
+    if state == "done":
+        return job.result
+    if state == "failed":
+        raise _failure(f"job {job.id} (task {job.task})", job)
+    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled", job.id)
+
+
+def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
+    """Cancel the job; return its state now: `preempting` while it is being stopped."""
+    changed = yield calls.cancel(job_ids=[handle.id], reason=reason)
+    return str(changed[0].state)
+
+
+def retry(handle: _HasId) -> Steps[str]:
+    """Run a failed or cancelled job again under the same id; return its state now."""
+    changed = yield calls.retry(job_ids=[handle.id])
+    return str(changed[0].state)
+
+
+def state(handle: _HasId) -> Steps[str]:
+    """Return the job's state now."""
+    return (yield from row(handle)).state
+
+
+def row(handle: _HasId) -> Steps[JobRow]:
+    """Return the job as `gangq.jobs` shows it."""
+    return (yield from _ask(calls.job(id=handle.id)))
+
+
+def events(handle: _HasId) -> Steps[list[EventRow]]:
+    """Return what happened to the job out of the ordinary, in order."""
+    return (yield from _ask(calls.events(job_id=handle.id)))
+
+
+def logs(handle: _HasId) -> Steps[str]:
+    """Return the output kept of its latest attempt; empty for inline handlers."""
+    kept = yield from _ask(calls.logs(job_id=handle.id))
+    latest = max((chunk.token for chunk in kept), default=0)
+    return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
+
+
+# Steps of a gang --------------------------------------------------------------------------------------------
+
+
+def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
+    """Wait until the gang has ended; return its state: done, failed or cancelled.
+
+    `timeout` is seconds, None for ever; then `TimeoutError`. A database outage of up to five minutes is
+    waited out.
+    """
+    return (yield from _poll(calls.gang_states, "gang", handle.id, timeout))
+
+
+def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any]]:
+    """Wait, and return what each member returned, by rank.
+
+    Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, or `TimeoutError`.
+    """
+    ended = yield from gang_wait(handle, timeout)
+    gang: GangRow = yield calls.gang(id=handle.id)
+    members = yield from _members(handle)
+    if ended == "done":
+        return [member.result for member in members]
+    if ended == "failed":
+        culprit = next((m for m in members if m.state == "failed" and m.error), None)
+        culprit = culprit or next((m for m in members if m.error), None)
+        raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
+    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(gang.reason))
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def gang_result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
+    """Wait, and return what rank 0 returned; raises as `results` does."""
+    return (yield from gang_results(handle, timeout))[0]
+
+
+def gang_cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
+    """Cancel the gang; return its state now: `draining` while its members are being stopped."""
+    yield calls.cancel(gang_ids=[handle.id], reason=reason)
+    return (yield from gang_state(handle))
+
+
+def gang_retry(handle: _HasId) -> Steps[str]:
+    """Run a failed or cancelled gang again under the same id; return its state now."""
+    yield calls.retry(gang_ids=[handle.id])
+    return (yield from gang_state(handle))
+
+
+def gang_state(handle: _HasId) -> Steps[str]:
+    """Return the gang's state now."""
+    return (yield from gang_row(handle)).state
+
+
+def gang_row(handle: _HasId) -> Steps[GangRow]:
+    """Return the gang as `gangq.gangs` shows it."""
+    return (yield from _ask(calls.gang(id=handle.id)))
+
+
+def gang_events(handle: _HasId) -> Steps[list[EventRow]]:
+    """Return every event of the gang, in order."""
+    return (yield from _ask(calls.events(gang_id=handle.id)))
+
+
+def gang_timeline(handle: _HasId) -> Steps[list[TimelineRow]]:
+    """Return the gang's life in order, by epoch."""
+    return (yield from _ask(calls.timeline(gang_id=handle.id)))
+
+
+def gang_logs(handle: _HasId) -> Steps[list[str]]:
+    """Return the output kept of each member's latest attempt, by rank."""
+    found = []
+    for member in (yield from _members(handle)):
+        found.append((yield from logs(_HasId(member.id))))
+    return found
+
+
+def _members(handle: _HasId) -> Steps[list[JobRow]]:
+    found = yield from _ask(calls.jobs(gang_id=handle.id))
+    return sorted(found, key=lambda member: member.rank or 0)
+
+
+# Handles ----------------------------------------------------------------------------------------------------
+
+
+class _HasId:
+    """A job or gang by its id."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, _HasId) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.id))
+
+
+class _Sync(_HasId):
+    def __init__(self, client: Callable[[], Client], id: int) -> None:
+        super().__init__(id)
+        self._client = client
+
+    def _run(self, steps: Steps[R]) -> R:
+        answer, error = None, None
+        while True:
+            try:
+                step = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as end:
+                value: R = end.value
+                return value
+            answer, error = None, None
+            if isinstance(step, Pause):
+                time.sleep(step.seconds)
+                continue
+            try:
+                answer = self._client().execute(step)
+            except GangqError as e:
+                error = e
+
+
+class _Async(_HasId):
+    def __init__(self, client: Callable[[], AsyncClient], id: int) -> None:
+        super().__init__(id)
+        self._client = client
+
+    async def _run(self, steps: Steps[R]) -> R:
+        answer, error = None, None
+        while True:
+            try:
+                step = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as end:
+                value: R = end.value
+                return value
+            answer, error = None, None
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                continue
+            try:
+                answer = await self._client().execute(step)
+            except GangqError as e:
+                error = e
+
+
+def _now(steps: Callable[Concatenate[_HasId, P], Steps[R]]) -> Callable[Concatenate[_Sync, P], R]:
+    @functools.wraps(steps)
+    def method(self: _Sync, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(steps(self, *args, **kwargs))
+
+    method.__signature__ = core.same_parameters(steps, skip=1)  # type: ignore[attr-defined]
+    return method
+
+
+def _later(
+    steps: Callable[Concatenate[_HasId, P], Steps[R]],
+) -> Callable[Concatenate[_Async, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(steps)
+    async def method(self: _Async, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._run(steps(self, *args, **kwargs))
+
+    method.__signature__ = core.same_parameters(steps, skip=1)  # type: ignore[attr-defined]
+    return method
+
+
+class Handle(_Sync):
+    """A submitted job: `id`, and the methods below. Made by submit, or by `App.job(id)`."""
+
+    wait = _now(wait)
+    result = _now(result)
+    cancel = _now(cancel)
+    retry = _now(retry)
+    state = _now(state)
+    row = _now(row)
+    events = _now(events)
+    logs = _now(logs)
+
+
+class AsyncHandle(_Async):
+    """`Handle` for asyncio: the same methods, awaited."""
+
+    wait = _later(wait)
+    result = _later(result)
+    cancel = _later(cancel)
+    retry = _later(retry)
+    state = _later(state)
+    row = _later(row)
+    events = _later(events)
+    logs = _later(logs)
+
+
+class GangHandle(_Sync):
+    """A submitted gang: `id`, its members' `job_ids` by rank, `note` (why no registered worker set could hold
+    it, else None), and the methods below. Made by submit_gang, or by `App.gang(id)`."""
+
+    def __init__(
+        self, client: Callable[[], Client], id: int, job_ids: list[int], note: str | None = None
+    ) -> None:
+        super().__init__(client, id)
+        self.job_ids = job_ids
+        self.note = note
+
+    @property
+    def members(self) -> list[Handle]:
+        """A handle for each member, by rank."""
+        return [Handle(self._client, id) for id in self.job_ids]
+
+    wait = _now(gang_wait)
+    result = _now(gang_result)
+    results = _now(gang_results)
+    cancel = _now(gang_cancel)
+    retry = _now(gang_retry)
+    state = _now(gang_state)
+    row = _now(gang_row)
+    events = _now(gang_events)
+    timeline = _now(gang_timeline)
+    logs = _now(gang_logs)
+
+
+class AsyncGangHandle(_Async):
+    """`GangHandle` for asyncio: the same methods, awaited."""
+
+    def __init__(
+        self, client: Callable[[], AsyncClient], id: int, job_ids: list[int], note: str | None = None
+    ) -> None:
+        super().__init__(client, id)
+        self.job_ids = job_ids
+        self.note = note
+
+    @property
+    def members(self) -> list[AsyncHandle]:
+        """A handle for each member, by rank."""
+        return [AsyncHandle(self._client, id) for id in self.job_ids]
+
+    wait = _later(gang_wait)
+    result = _later(gang_result)
+    results = _later(gang_results)
+    cancel = _later(gang_cancel)
+    retry = _later(gang_retry)
+    state = _later(gang_state)
+    row = _later(gang_row)
+    events = _later(gang_events)
+    timeline = _later(gang_timeline)
+    logs = _later(gang_logs)

@@ -1,0 +1,367 @@
+"""The schema in the database: apply it, print it, and tell whether it fits this library.
+
+Two kinds of file (`sql/`): migrations, applied once in order and recorded with their checksums, and the code
+(functions, views, triggers, grants), dropped and rebuilt as a whole whenever one file of it changed. Both in
+one transaction: a database is at the old schema or at the new one, never between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gangq.client import Client, core
+from gangq.errors import Busy, DatabaseUnreachable, GangqError, NotAllowed, SchemaMismatch, translate
+
+logger = logging.getLogger("gangq.schema")
+
+# "gangq" as a number: whoever migrates this database holds it until commit.
+_LOCK = 0x67616E6771
+# Another migration is waited for; a table that somebody works on is not: those waiting behind us would wait
+# too.
+_WAIT_FOR_MIGRATION = "60s"
+_WAIT_FOR_TABLE = "10s"
+_OLDEST_SERVER = 140000
+
+_DEPENDENTS = "2BP01"
+_DUPLICATE_SCHEMA = "42P06"
+
+
+@dataclass(frozen=True)
+class SqlFile:
+    """One file of `sql/`: its name without `.sql`, its text, and whether it is a migration."""
+
+    name: str
+    text: str
+    migration: bool
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class MigrationReport:
+    """What `migrate` did: the migrations it applied, in order, and whether it rebuilt the code."""
+
+    applied: tuple[str, ...]
+    code_rebuilt: bool
+    already_current: bool
+
+
+def sql_files() -> tuple[SqlFile, ...]:
+    """Return every file of `sql/` in the order of execution: migrations, then the code."""
+    root = _sql_root()
+    return (*_read(root / "migrations", migration=True), *_read(root, migration=False))
+
+
+def migrations() -> tuple[SqlFile, ...]:
+    """Return the migrations this library brings, in order."""
+    return tuple(f for f in sql_files() if f.migration)
+
+
+def code_checksum() -> str:
+    """Return the checksum that stands for all files of the code, as `gangq.migrations` records it."""
+    whole = hashlib.sha256()
+    for file in sql_files():
+        if not file.migration:
+            whole.update(f"{file.name} {file.checksum}\n".encode())
+    return whole.hexdigest()
+
+
+def migrate(
+    database: str | psycopg.Connection[Any] | None = None, *, log: Callable[[str], object] | None = None
+) -> MigrationReport:
+    """Bring the schema in `database` (a DSN, or a connection that is not in a transaction) up to this
+    library.
+
+    One transaction under an advisory lock, so processes that start together may all call it. Repeating it
+    does nothing. `log` receives each step as a line; default: this module's logger.
+
+    Raises `SchemaMismatch` when the database is newer than the library, an applied migration's file has
+    changed, or something outside of schema gangq depends on a view or function of it; `NotAllowed` when this
+    login may not; `Busy` when somebody held a table for 10 s; `DatabaseUnreachable`.
+    """
+    say = log or logger.info
+    with _connected(database) as (conn, where):
+        try:
+            with conn.transaction():
+                return _migrate(conn, where, say)
+        except psycopg.Error as e:
+            raise _explained(e, where) from e
+
+
+def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], object]) -> MigrationReport:
+    if conn.info.server_version < _OLDEST_SERVER:
+        raise SchemaMismatch(
+            f"{where} is PostgreSQL {conn.info.server_version // 10000}; gangq needs 14 or newer: upgrade "
+            "the server"
+        )
+    # What others commit while we wait for the lock must be seen afterwards.
+    conn.execute("set transaction isolation level read committed")
+    for setting in _settings():
+        conn.execute(setting)
+    conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_MIGRATION))
+    conn.execute("select pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK,))
+    conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_TABLE))
+    _become_owner(conn, where)
+
+    ours = migrations()
+    recorded = _recorded(conn)
+    code = recorded.pop("code", None)
+    _refuse_mismatch(where, ours, recorded)
+    missing = [file for file in ours if file.name not in recorded]
+    if not missing and code == code_checksum():
+        say(f"{where} is up to date ({ours[-1].name})")
+        return MigrationReport((), code_rebuilt=False, already_current=True)
+
+    # First: a migration may change a table that a view reads.
+    _drop_code(conn)
+    for file in missing:
+        _run(conn, file, where)
+        conn.execute(
+            "insert into gangq.migrations (name, checksum) values (%s, %s)", (file.name, file.checksum)
+        )
+        say(f"applied migration {file.name}")
+    for file in sql_files():
+        if not file.migration:
+            _run(conn, file, where)
+    conn.execute(
+        "insert into gangq.migrations (name, checksum) values ('code', %s) on conflict (name) do update "
+        "set checksum = excluded.checksum, applied_at = pg_catalog.clock_timestamp()",
+        (code_checksum(),),
+    )
+    say("rebuilt functions, views, triggers and grants")
+    return MigrationReport(tuple(file.name for file in missing), code_rebuilt=True, already_current=False)
+
+
+def dump_sql() -> str:
+    """Return a script that installs this schema into a database without one, for psql or a migration tool.
+
+    One transaction. It records what it applied as `migrate` would, so a later `gangq migrate` agrees with it.
+    On a database that has a schema gangq it fails at its first statement and changes nothing.
+    """
+    parts = [
+        f"-- gangq {metadata.version('gangq')}: a fresh installation, in one transaction. Run it as the role "
+        "that is to own the schema,\n-- for example: psql -v ON_ERROR_STOP=1 -f gangq.sql. To upgrade an "
+        "installation use: gangq migrate.",
+        "begin;",
+        *(f"{setting};" for setting in _settings()),
+        f"set local lock_timeout = '{_WAIT_FOR_MIGRATION}';",
+        f"select pg_catalog.pg_advisory_xact_lock({_LOCK});",
+        f"set local lock_timeout = '{_WAIT_FOR_TABLE}';",
+    ]
+    for file in sql_files():
+        folder = "migrations/" if file.migration else ""
+        parts.append(f"-- sql/{folder}{file.name}.sql\n\n{file.text.strip()}")
+        if file.migration:
+            parts.append(_record(file.name, file.checksum))
+    parts += [_record("code", code_checksum()), "commit;"]
+    return "\n\n".join(parts) + "\n"
+
+
+def check_version(client: Client) -> None:
+    """Raise `SchemaMismatch`, saying which side to upgrade and how, unless the schema fits this library.
+
+    The newest migration has to be the same on both sides; for the code see `code_is_current`.
+    """
+    wanted = migrations()[-1].name
+    try:
+        found = client.schema_version()
+    except SchemaMismatch as e:
+        raise SchemaMismatch(
+            f"{client.target} has no gangq schema, or one that is broken: run `gangq migrate` as the role "
+            f"that is to own it, then start again ({e})"
+        ) from e
+    except NotAllowed as e:
+        raise NotAllowed(
+            f"this login may not use the schema gangq in {client.target}: have its owner run `grant "
+            "gangq_worker to ...` (or gangq_submitter, gangq_viewer), then start again"
+        ) from e
+    if found is None or found < wanted:
+        raise SchemaMismatch(
+            f"the schema in {client.target} is at {found or 'nothing'}, older than this library "
+            f"({_version()}, {wanted}): run `gangq migrate` as the schema's owner, then start again"
+        )
+    if found > wanted:
+        raise SchemaMismatch(
+            f"the schema in {client.target} is at {found}, newer than this library ({_version()}, {wanted}): "
+            "upgrade gangq here (pip install --upgrade gangq), then start again"
+        )
+
+
+def code_is_current(client: Client) -> bool:
+    """Say whether the functions and views in the database are exactly this library's.
+
+    They may differ during a rolling upgrade, which is no error: clients name their arguments and columns.
+    """
+    with client.connection("gangq.migrations") as conn:
+        row = conn.execute("select checksum from gangq.migrations where name = 'code'").fetchone()
+    return row is not None and row[0] == code_checksum()
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def _sql_root() -> Path:
+    packaged = Path(__file__).parent / "sql"
+    # An editable install and a checkout have it at the top level only.
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "sql"
+
+
+def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
+    # A checkout with CRLF line ends must not have checksums of its own.
+    texts = (
+        (path.stem, path.read_bytes().decode().replace("\r\n", "\n")) for path in sorted(folder.glob("*.sql"))
+    )
+    return [SqlFile(name, text, migration) for name, text in texts]
+
+
+def _version() -> str:
+    return f"gangq {metadata.version('gangq')}"
+
+
+def _settings() -> list[str]:
+    """What a file may rely on while it runs, whatever the login's own settings are."""
+    return [
+        "set local search_path = pg_catalog",
+        "set local statement_timeout = 0",
+        "set local client_min_messages = warning",
+        "set local default_tablespace = ''",
+        "set local default_table_access_method = heap",
+    ]
+
+
+def _record(name: str, checksum: str) -> str:
+    return f"insert into gangq.migrations (name, checksum) values ('{name}', '{checksum}');"  # noqa: S608 - ours
+
+
+# Steps ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _connected(
+    database: str | psycopg.Connection[Any] | None,
+) -> Iterator[tuple[psycopg.Connection[Any], str]]:
+    if isinstance(database, psycopg.Connection):
+        info = database.info
+        yield database, f"database {info.dbname} at {info.host}:{info.port}"
+        return
+    target = core.target(database, {})
+    try:
+        conn = psycopg.connect(target.conninfo, **target.kwargs)
+    except psycopg.Error as e:
+        raise target.unreachable(e) from e
+    with conn:
+        yield conn, str(target)
+
+
+def _become_owner(conn: psycopg.Connection[Any], where: str) -> None:
+    """Everything in the schema has one owner: security definer functions run with its rights, and a superuser
+    who migrates for it must not lend them his own."""
+    row = conn.execute(
+        "select r.rolname, r.rolname = current_user, pg_has_role(current_user, r.oid, 'member'), "
+        "current_user from pg_namespace n join pg_roles r on r.oid = n.nspowner where n.nspname = 'gangq'"
+    ).fetchone()
+    if row is None or row[1]:
+        return
+    owner, _, member, me = row
+    if not member:
+        raise NotAllowed(
+            f"schema gangq in {where} belongs to {owner} and this login is {me}: migrate as {owner}"
+        )
+    conn.execute("select set_config('role', %s, true)", (owner,))
+
+
+def _recorded(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    row = conn.execute("select to_regclass('gangq.migrations') is not null").fetchone()
+    if not row or not row[0]:
+        return {}
+    return dict(conn.execute("select name, checksum from gangq.migrations").fetchall())
+
+
+def _refuse_mismatch(where: str, ours: tuple[SqlFile, ...], recorded: dict[str, str]) -> None:
+    names = {file.name for file in ours}
+    foreign = sorted(name for name in recorded if name not in names)
+    if foreign:
+        raise SchemaMismatch(
+            f"{where} has migration {foreign[-1]}, which this library ({_version()}, newest {ours[-1].name}) "
+            "does not know: upgrade gangq here (pip install --upgrade gangq) and migrate with that"
+        )
+    for file in ours:
+        if file.name in recorded and recorded[file.name] != file.checksum:
+            raise SchemaMismatch(
+                f"migration {file.name} was applied to {where} with checksum {recorded[file.name][:12]}, and "
+                f"this library's file has {file.checksum[:12]}: an applied migration never changes. Install "
+                "the gangq that was used, or, if this is a development database, drop schema gangq and "
+                "migrate anew"
+            )
+
+
+def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:
+    try:
+        conn.execute(file.text.encode(), prepare=False)
+    except psycopg.Error as e:
+        raise _explained(e, f"{where}, {file.name}.sql") from e
+
+
+def _drop_code(conn: psycopg.Connection[Any]) -> None:
+    """Drop the triggers, views and functions of the schema; refused (2BP01) when anything else depends on
+    one.
+
+    Each kind in one statement: the order among its members does not matter then.
+    """
+    triggers = conn.execute(
+        "select t.tgname, c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid "
+        "where c.relnamespace = to_regnamespace('gangq') and not t.tgisinternal and t.tgparentid = 0"
+    ).fetchall()
+    for name, table in triggers:
+        conn.execute(
+            sql.SQL("drop trigger {} on gangq.{}").format(sql.Identifier(name), sql.Identifier(table))
+        )
+    views = conn.execute(
+        "select relname from pg_class where relnamespace = to_regnamespace('gangq') and relkind = 'v'"
+    ).fetchall()
+    if views:
+        listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in views)
+        conn.execute(sql.SQL("drop view {}").format(listed))
+    routines = conn.execute(
+        "select proname, pg_get_function_identity_arguments(oid) from pg_proc "
+        "where pronamespace = to_regnamespace('gangq')"
+    ).fetchall()
+    if routines:
+        # The arguments are the catalog's own, already quoted.
+        each = (
+            sql.SQL("gangq.{}({})").format(sql.Identifier(name), sql.SQL(args)) for name, args in routines
+        )
+        conn.execute(sql.SQL("drop routine {}").format(sql.SQL(", ").join(each)))
+
+
+def _explained(error: psycopg.Error, where: str) -> GangqError:
+    if error.sqlstate == _DEPENDENTS:
+        return SchemaMismatch(
+            f"the code of gangq in {where} cannot be rebuilt, because objects of yours depend on it: "
+            f"{error.diag.message_detail}. Drop them, migrate, and create them again"
+        )
+    if error.sqlstate == _DUPLICATE_SCHEMA:
+        return SchemaMismatch(
+            f"{where} has a schema gangq without a table gangq.migrations, so gangq did not make it: drop or "
+            "rename it if it is not needed, or use another database"
+        )
+    translated = translate(error, target=where)
+    if isinstance(translated, DatabaseUnreachable):
+        return translated
+    if isinstance(translated, (Busy, NotAllowed)):
+        return type(translated)(f"migrating {where}: {translated}")
+    # What translate advises about the rest ("run gangq migrate") does not help somebody who just did.
+    return GangqError(f"migrating {where} failed, and nothing was changed: {str(error).strip()}")

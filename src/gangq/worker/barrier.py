@@ -1,0 +1,59 @@
+"""The start barrier: no member's code begins before every member of this epoch has been claimed."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+from gangq.context import GangInfo, Peer
+from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import TRANSIENT
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.barrier")
+
+_POLL_S = 0.2
+
+
+def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
+    """Wait until the gang may start and return who this member is; None when it must not start any more.
+
+    The last claim's transaction opens the barrier and notifies; behind that it is polled every 200 ms. Being
+    told to stop, or having lost the claim, ends the wait at once.
+    """
+    while not job.told and not session.ended.is_set():
+        job.wake.clear()
+        try:
+            members = session.client.barrier(job_id=job.id, token=job.token)
+        except TRANSIENT as problem:
+            log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
+            members = []
+        except (StaleToken, WrongState, NotFound):
+            # Drained meanwhile, and the heartbeat would say so next. Nothing of it runs: acknowledging is
+            # right where the database waits for it, and harmless where the claim is gone for good.
+            job.tell_stop("preempt", 0.0)
+            return None
+        except IncarnationEnded as problem:
+            session.end(str(problem))
+            return None
+        if members and members[0].go and not job.told:
+            mine = next(member for member in members if member.job_id_of_rank == job.id)
+            claim = job.claim
+            return GangInfo(
+                id=claim.gang_id or 0,
+                epoch=mine.epoch,
+                rank=mine.rank,
+                world_size=len(members),
+                local_rank=mine.local_rank,
+                node_rank=mine.node_rank,
+                local_world_size=mine.local_world_size,
+                peers=tuple(
+                    Peer(member.rank, member.job_id_of_rank, member.host or "", member.worker or "")
+                    for member in members
+                ),
+                master_addr=mine.master_addr or "",
+                master_port=mine.master_port or 0,
+            )
+        job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
+    return None

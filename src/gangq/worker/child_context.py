@@ -1,0 +1,217 @@
+"""Talking to the worker from inside a command: the other end of ``GANGQ_SOCKET``.
+
+Used by ``gangq.current()`` in a child, by isolated handlers and by ``gangq beat`` and ``gangq checkpoint``.
+One JSON object a line each way; every request carries the job's key (``GANGQ_KEY``), without which the worker
+answers nobody. A child never learns a DSN.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from gangq import errors
+from gangq.client import Client
+from gangq.client.encoding import dumps
+from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.errors import GangqError
+from gangq.worker.context_impl import StopFlag, job_log, progress
+from gangq.worker.facts import from_wire
+
+if TYPE_CHECKING:
+    from gangq.context import Logger
+
+_ANSWER_S = 120.0
+_POLL_S = 0.1
+
+
+class WorkerGone(GangqError):
+    """The worker that runs this job does not answer on its socket."""
+
+
+class Link:
+    """Requests to the worker, one at a time. Thread-safe; reconnects in a forked child."""
+
+    def __init__(self, path: str, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._socket: socket.socket | None = None
+        self._rest = b""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Link:
+        """To the worker of the job this process belongs to.
+
+        Raises:
+            GangqError: this process belongs to none.
+        """
+        environ = os.environ if environ is None else environ
+        path, key = environ.get("GANGQ_SOCKET"), environ.get("GANGQ_KEY")
+        if not path or not key:
+            raise GangqError(
+                "no job runs here: GANGQ_SOCKET and GANGQ_KEY are set by a gangq worker for the commands it "
+                "starts; run this inside one (gangq run -- ...), and pass both variables on"
+            )
+        return cls(path, key)
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Send one request and return its answer.
+
+        Raises:
+            WorkerGone: no answer.
+            GangqError: what the worker refused it with, as the class it was there.
+        """
+        request = json.dumps({"key": self._key, "op": op, **fields}).encode() + b"\n"
+        with self._lock:
+            try:
+                answer = self._exchange(request)
+            except OSError as problem:
+                self._hang_up()
+                raise WorkerGone(
+                    f"the worker does not answer on {self._path} ({problem}): it has ended, and this command "
+                    "is about to be stopped"
+                ) from problem
+        if not answer.pop("ok"):
+            raise _error(answer)
+        return answer
+
+    def close(self) -> None:
+        """Hang up; a later request connects again."""
+        with self._lock:
+            self._hang_up()
+
+    def _exchange(self, request: bytes) -> dict[str, Any]:
+        if self._socket is None or self._pid != os.getpid():
+            # A forked child would mix its answers with its parent's.
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.settimeout(_ANSWER_S)
+            self._socket.connect(self._path)
+            self._pid, self._rest = os.getpid(), b""
+        self._socket.sendall(request)
+        while b"\n" not in self._rest:
+            piece = self._socket.recv(1 << 16)
+            if not piece:
+                raise ConnectionResetError("closed by the worker")
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _hang_up(self) -> None:
+        if self._socket is not None and self._pid == os.getpid():
+            self._socket.close()
+        self._socket = None
+
+
+def _error(answer: dict[str, Any]) -> GangqError:
+    kind = getattr(errors, answer["error"], None)
+    if isinstance(kind, type) and issubclass(kind, GangqError):
+        try:
+            return kind(answer["message"])
+        except TypeError:
+            pass
+    return GangqError(f"{answer['error']}: {answer['message']}")
+
+
+class ChildContext(Context):
+    """The context of a command, or of a handler in a child process."""
+
+    def __init__(self, link: Link, stopping: threading.Event | None = None) -> None:
+        self._link = link
+        self._info, self._gang, self._devices, self._checkpoint = from_wire(link.ask("describe"))
+        self._event = threading.Event() if stopping is None else stopping
+        self._asked_at = 0.0
+        self.stop_flag = StopFlag(self._event)
+
+    @property
+    @override
+    def job(self) -> JobInfo:
+        return self._info
+
+    @property
+    @override
+    def gang(self) -> GangInfo | None:
+        return self._gang
+
+    @property
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._devices
+
+    @property
+    @override
+    def checkpoint(self) -> Checkpoint | None:
+        return self._checkpoint
+
+    @property
+    @override
+    def log(self) -> Logger:
+        return job_log(self._info, self._gang)
+
+    @override
+    def beat(
+        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
+    ) -> None:
+        beat = progress(step, total, phase, data)
+        dumps(beat, f"beat() of job {self._info.id}")
+        self._link.ask("beat", data=beat)
+
+    @property
+    @override
+    def stopping(self) -> bool:
+        self._ask_now_and_then()
+        return self.stop_flag.look()
+
+    @override
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.stopping:
+            left = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
+            if left <= 0:
+                break
+            self._event.wait(left)
+        return self.stopping
+
+    def _ask_now_and_then(self) -> None:
+        # A loop may look at this a million times a second.
+        now = time.monotonic()
+        if self._event.is_set() or now - self._asked_at < _POLL_S / 2:
+            return
+        self._asked_at = now
+        try:
+            if self._link.ask("status")["stopping"]:
+                self._event.set()
+        except WorkerGone:
+            self._event.set()
+
+    @override
+    def save_checkpoint(self, step: int, data: bytes) -> None:
+        self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
+
+    @override
+    def complete(self, connection: object, result: Any = None) -> None:
+        dumps(result, f"the result of job {self._info.id}")
+        # A client without an address: with the caller's connection it needs none.
+        Client().complete(
+            job_ids=[self._info.id], tokens=[self._info.token], results=[result], connection=connection
+        )
+        self._link.ask("completed")
+
+    def outcome(self, kind: str, **fields: Any) -> None:
+        """How an isolated handler ended: ``result``, ``error`` or ``stopped``."""
+        self._link.ask("outcome", kind=kind, **fields)
+
+
+def connect() -> ChildContext:
+    """The context of the job that this process belongs to; what ``gangq.current()`` calls in a child."""
+    return ChildContext(Link.from_environ())

@@ -1,0 +1,124 @@
+"""A Python handler in a process of its own: ``python -m gangq.worker.child_main module:app task``.
+
+Started by a worker for tasks with ``isolate=True`` (and for every task of a worker with several slots). The
+job, its payload and its checkpoint come over the worker's socket, the result goes back over it; the exit
+status only says whether that worked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gangq.client.encoding import dumps
+from gangq.context import set_current
+from gangq.errors import GangqError, NotSerializable
+from gangq.worker.child_context import ChildContext, Link
+from gangq.worker.runner_inline import error_of
+
+_MAIN = "__gangq_main__"
+
+
+def find_app(target: str) -> Any:
+    """The app at ``module:name`` or ``/path/to/file.py:name``.
+
+    A file is loaded under another name than ``__main__``, so that its own start-up code behind the usual
+    ``if`` does not run again.
+
+    Raises:
+        GangqError: there is no such module, or no app of that name in it.
+    """
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise GangqError(f"{target!r} names no app: write module:app, for example training:app")
+    try:
+        module = _load_file(where) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as problem:
+        if problem.name is not None and not (where + ".").startswith(problem.name + "."):
+            raise
+        raise GangqError(
+            f"module {where!r} cannot be imported: run this where it lies, or put its directory on PYTHONPATH"
+        ) from problem
+    found = getattr(module, name, None)
+    if found is None:
+        raise GangqError(f"module {where!r} has no {name!r}: name the variable that holds the gangq.App")
+    return found
+
+
+def _load_file(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MAIN, path)
+    if spec is None or spec.loader is None:
+        raise GangqError(f"{path!r} cannot be loaded as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MAIN] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def app_target(app: Any) -> str:
+    """Where a child finds this app; the reverse of :func:`find_app`.
+
+    Raises:
+        GangqError: it is in no module's variable, so no other process can find it.
+    """
+    for name, module in list(sys.modules.items()):
+        for variable, value in list(getattr(module, "__dict__", {}).items()):
+            if value is not app:
+                continue
+            if name != "__main__":
+                return f"{name}:{variable}"
+            path = getattr(module, "__file__", None)
+            if path:
+                return f"{Path(path).resolve()}:{variable}"
+    raise GangqError(
+        "handlers with isolate=True run in a child process, which must be able to find the app: keep it in a "
+        "variable of a module or script"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the handler of the job this process belongs to."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    target, task = argv
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    context = ChildContext(Link.from_environ(), stopping)
+    set_current(context)
+    pid = os.getpid()
+    try:
+        handler = find_app(target).get_task(task)
+        result = handler(context, **context.job.payload)
+        dumps(result, f"the result of task {task!r}")
+    except BaseException as problem:
+        _only_in(pid)
+        if stopping.is_set():
+            context.outcome("stopped")
+        else:
+            retryable = not isinstance(problem, (NotSerializable, RecursionError))
+            context.outcome("error", error=error_of(problem), retryable=retryable)
+        return 1
+    _only_in(pid)
+    if context.stop_flag.seen and result is None:
+        context.outcome("stopped")
+    else:
+        context.outcome("result", result=result)
+    return 0
+
+
+def _only_in(pid: int) -> None:
+    """A fork of the handler that came back here has nothing to say about the job."""
+    if os.getpid() != pid:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

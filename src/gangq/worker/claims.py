@@ -1,0 +1,103 @@
+"""Asking for work: once, exactly, and without asking all the time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from typing import TYPE_CHECKING
+
+from gangq.errors import GangqError, IncarnationEnded, NotFound
+from gangq.worker.lease import LeaseKeeper
+from gangq.worker.ports import PortHolder
+from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Claim
+
+log = logging.getLogger("gangq.worker.claims")
+
+_POLL_S = 1.0
+
+
+class ClaimSource:
+    """Claims jobs for one session; used by one thread.
+
+    A claim whose answer was lost on the wire may have happened. So its request id is repeated until an answer
+    comes, and the database gives the same claims again.
+    """
+
+    def __init__(self, session: Session, keeper: LeaseKeeper, ports: PortHolder) -> None:
+        self._session = session
+        self._keeper = keeper
+        self._ports = ports
+        self._request: uuid.UUID | None = None
+        self._most = 1
+        self._asleep = False
+        self._waits = backoff()
+        self.wait_s = 0.0
+        """How long :meth:`take` suggests to wait for a wake-up before the next call."""
+
+    def take(self, most: int) -> list[Claim]:
+        """Claim up to ``most`` jobs; an empty list means: wait ``wait_s``, or until woken, and ask again.
+
+        The first empty answer puts this worker on the list of sleepers; a job submitted just before would
+        have notified nobody, so it asks once more before it says "wait".
+        """
+        try:
+            rows = self._ask(most)
+            if not rows and not self._asleep:
+                self._asleep = True
+                rows = self._ask(most)
+        except TRANSIENT as problem:
+            self.wait_s = next(self._waits)
+            log.warning("claim_failed", extra={"error": str(problem), "request": str(self._request)})
+            return []
+        except (IncarnationEnded, NotFound) as problem:
+            # It may be over, or only late: the heartbeat renews it after an outage, and knows.
+            self.wait_s = next(self._waits)
+            self._keeper.beat_now()
+            log.warning("claim_late", extra={"error": str(problem)})
+            return []
+        except GangqError as problem:
+            # An answer, and not one that the same request will change: say it, and ask again later.
+            self._request = None
+            self.wait_s = 5.0
+            log.error("claim_refused", extra={"error": str(problem)})
+            return []
+        self._waits = backoff()
+        self.wait_s = _POLL_S * random.uniform(0.5, 1.0)
+        self._asleep = not rows
+        return rows
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a claim was sent and its answer is outstanding: it may have taken jobs."""
+        return self._request is not None
+
+    def awake(self) -> None:
+        """A wake-up took this worker off the list of sleepers."""
+        self._asleep = False
+
+    def _ask(self, most: int) -> list[Claim]:
+        if self._request is None:
+            self._request, self._most = uuid.uuid4(), most
+        self._keeper.claiming.set()
+        rows: list[Claim] = self._session.client.claim(
+            incarnation=self._session.incarnation,
+            request_id=self._request,
+            max_jobs=self._most,
+            ports=self._ports.offer(),
+            sleep=True,
+        )
+        self._request = None
+        for row in rows:
+            if row.rank == 0 and row.master_port is not None:
+                self._ports.give(row.master_port)
+        return rows
+
+    def settled(self) -> None:
+        """What :meth:`take` returned is in the job table now."""
+        if self._request is None:
+            self._keeper.claiming.clear()

@@ -1,0 +1,151 @@
+"""The :class:`gangq.context.Context` of a handler that runs inside the worker process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from gangq.client.encoding import dumps
+from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.errors import Stopped
+from gangq.worker import facts
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import until_answered
+from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.context import Logger
+
+
+def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
+    """A logger that says on every record whose it is."""
+    extra: dict[str, object] = {"job": info.id, "token": info.token}
+    if gang is not None:
+        extra |= {"gang": gang.id, "epoch": gang.epoch, "rank": gang.rank}
+    return logging.LoggerAdapter(logging.getLogger(f"gangq.task.{info.task}"), extra)
+
+
+class StopFlag:
+    """Whether to stop, and whether the handler has *seen* that it should.
+
+    A handler that returns None after it saw the flag has broken off its loop; one that never looked has done
+    its work to the end. Only the first must not be taken for done.
+    """
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+        self.seen = False
+
+    def look(self) -> bool:
+        """The flag, for the handler."""
+        if self._event.is_set():
+            self.seen = True
+        return self.seen
+
+    def wait(self, timeout: float | None) -> bool:
+        """The flag, once it is up or the time is."""
+        self._event.wait(timeout)
+        return self.look()
+
+
+class InlineContext(Context):
+    """Facts from the claim, words to the database over the worker's own connections."""
+
+    def __init__(
+        self,
+        session: Session,
+        job: ActiveJob,
+        gang: GangInfo | None,
+        load_checkpoint: Callable[[], Checkpoint | None],
+    ) -> None:
+        self._session = session
+        self._active = job
+        self._job = facts.job_info(job)
+        self._gang = gang
+        self._load = load_checkpoint
+        self._loaded = False
+        self._checkpoint: Checkpoint | None = None
+        self._lock = threading.Lock()
+        self.stop_flag = StopFlag(job.stopping)
+
+    @property
+    @override
+    def job(self) -> JobInfo:
+        return self._job
+
+    @property
+    @override
+    def gang(self) -> GangInfo | None:
+        return self._gang
+
+    @property
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return facts.device_infos(self._active)
+
+    @property
+    @override
+    def checkpoint(self) -> Checkpoint | None:
+        with self._lock:
+            if not self._loaded:
+                self._checkpoint = self._load()
+                if self._active.told and self._checkpoint is None:
+                    # Not answered before the stop came: None would be a lie, it means "from the beginning".
+                    self.stop_flag.look()
+                    raise Stopped(f"job {self._job.id} was told to stop while it loaded its checkpoint")
+                self._loaded = True
+            return self._checkpoint
+
+    @property
+    @override
+    def log(self) -> Logger:
+        return job_log(self._job, self._gang)
+
+    @override
+    def beat(
+        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
+    ) -> None:
+        self._active.beat(progress(step, total, phase, data))
+
+    @property
+    @override
+    def stopping(self) -> bool:
+        return self.stop_flag.look()
+
+    @override
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        return self.stop_flag.wait(timeout)
+
+    @override
+    def save_checkpoint(self, step: int, data: bytes) -> None:
+        # Repeating is harmless (same step, same bytes), and an outage is nobody's fault: a handler that
+        # saves must survive it as one that computes does.
+        until_answered(
+            lambda: self._session.client.save_checkpoint(
+                job_id=self._job.id, token=self._job.token, step=step, data=data
+            ),
+            "save_checkpoint",
+            lambda: self._active.lost is not None or self._session.lapsed(),
+        )
+
+    @override
+    def complete(self, connection: object, result: Any = None) -> None:
+        dumps(result, f"the result of job {self._job.id}")
+        self._session.client.complete(
+            job_ids=[self._job.id],
+            tokens=[self._job.token],
+            results=[result],
+            connection=connection,
+        )
+        # Before the caller commits: the heartbeat that finds the claim gone may be the very next thing.
+        self._active.completed_by_handler = True
+
+
+def progress(step: int | None, total: int | None, phase: str | None, data: dict[str, Any]) -> dict[str, Any]:
+    """A beat as it is stored: what was given, without the rest."""
+    named = {"step": step, "total": total, "phase": phase}
+    return {**{name: value for name, value in named.items() if value is not None}, **data}

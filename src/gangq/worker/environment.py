@@ -1,0 +1,85 @@
+"""The environment of a command: its own, without the worker's secrets, and with what gangq tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gangq.context import Checkpoint, GangInfo
+from gangq.gpu import Detection, Device
+from gangq.worker.jobs import ActiveJob
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a child may inherit: no DSN, no password (``GANGQ_*``, ``PG*``), nothing of another job's."""
+    return {name: value for name, value in environ.items() if not name.startswith(("GANGQ_", "PG"))}
+
+
+def visible_devices(detection: Detection, devices: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables that show a child exactly the devices its job holds; none of them hides all.
+
+    Empty where the worker offers no device: gangq then has no say in what the child sees.
+    """
+    known = {device.uuid: device for device in detection.devices}
+    held: list[Device] = [known[device["uuid"]] for device in devices if device["uuid"] in known]
+    return detection.visible_env(held)
+
+
+def for_child(
+    job: ActiveJob,
+    *,
+    base: Mapping[str, str],
+    own: Mapping[str, str],
+    devices: Mapping[str, str],
+    gang: GangInfo | None,
+    checkpoint: Checkpoint | None,
+    socket_path: Path,
+) -> dict[str, str]:
+    """The whole environment of a job's command.
+
+    ``base`` is the worker's own environment, ``own`` what the job was submitted with; what gangq says wins
+    over both. ``GANGQ_MARK`` is added by :class:`gangq.worker.child.Child`.
+    """
+    env = {"PYTHONUNBUFFERED": "1", **scrubbed(base), **own, **devices}
+    env |= {
+        "GANGQ_JOB_ID": str(job.id),
+        "GANGQ_TOKEN": str(job.token),
+        "GANGQ_ATTEMPT": str(job.claim.attempt),
+        "GANGQ_SOCKET": str(socket_path),
+        "GANGQ_KEY": job.key,
+    }
+    if checkpoint is not None:
+        env["GANGQ_CHECKPOINT"] = str(checkpoint.path)
+        env["GANGQ_CHECKPOINT_STEP"] = str(checkpoint.step)
+    if gang is not None:
+        env |= for_gang(gang)
+    return env
+
+
+def for_gang(gang: GangInfo) -> dict[str, str]:
+    """How a member is told who it is, in gangq's names and in those that torch expects."""
+    return {
+        "GANGQ_GANG_ID": str(gang.id),
+        "GANGQ_EPOCH": str(gang.epoch),
+        "GANGQ_PEERS": json.dumps(
+            [
+                {"rank": peer.rank, "job_id": peer.job_id, "host": peer.host, "worker": peer.worker}
+                for peer in gang.peers
+            ]
+        ),
+        "RANK": str(gang.rank),
+        "WORLD_SIZE": str(gang.world_size),
+        "LOCAL_RANK": str(gang.local_rank),
+        "LOCAL_WORLD_SIZE": str(gang.local_world_size),
+        "NODE_RANK": str(gang.node_rank),
+        "MASTER_ADDR": gang.master_addr,
+        "MASTER_PORT": str(gang.master_port),
+    }
+
+
+def own_environ() -> dict[str, str]:
+    """The worker's environment as of now."""
+    return dict(os.environ)

@@ -1,0 +1,99 @@
+"""What a handler is told about its job, put together once for both kinds of handler."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.errors import IncarnationEnded, NotFound, StaleToken
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import until_answered
+from gangq.worker.session import Session
+
+
+def job_info(job: ActiveJob) -> JobInfo:
+    """The job, from its claim."""
+    claim = job.claim
+    return JobInfo(
+        id=claim.job_id,
+        token=claim.token,
+        attempt=claim.attempt,
+        max_attempts=claim.max_attempts,
+        queue=claim.queue,
+        task=claim.task,
+        priority=claim.priority,
+        payload=claim.payload or {},
+        budget_s=claim.budget_s,
+    )
+
+
+def device_infos(job: ActiveJob) -> tuple[DeviceInfo, ...]:
+    """The devices it holds."""
+    return tuple(
+        DeviceInfo(d["uuid"], d["index"], d.get("vram_mb", 0), d.get("source", "declared"))
+        for d in job.claim.devices
+    )
+
+
+def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Checkpoint | None:
+    """Load the checkpoint to resume from and lay it down as a file; None where there is none.
+
+    Asks until it is answered or the job must not go on: starting from the beginning for want of an answer
+    could throw days away.
+    """
+    if job.claim.checkpoint_step is None:
+        return None
+    try:
+        saved = until_answered(
+            lambda: session.client.load_checkpoint(job_id=job.id, token=job.token),
+            "load_checkpoint",
+            lambda: job.told or session.ended.is_set(),
+            job.stopping,
+        )
+    except (StaleToken, NotFound, IncarnationEnded):
+        return None
+    if saved is None:
+        return None
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"checkpoint-{saved.step}"
+    path.write_bytes(saved.data)
+    return Checkpoint(saved.step, saved.data, path)
+
+
+def as_wire(
+    info: JobInfo, gang: GangInfo | None, devices: tuple[DeviceInfo, ...], checkpoint: Checkpoint | None
+) -> dict[str, Any]:
+    """All of it as JSON, for a child."""
+    return {
+        "job": {**asdict(info), "payload": dict(info.payload)},
+        "gang": None if gang is None else asdict(gang),
+        "devices": [asdict(device) for device in devices],
+        "checkpoint": None
+        if checkpoint is None
+        else {
+            "step": checkpoint.step,
+            "data": base64.b64encode(checkpoint.data).decode(),
+            "path": str(checkpoint.path),
+        },
+    }
+
+
+def from_wire(
+    wire: dict[str, Any],
+) -> tuple[JobInfo, GangInfo | None, tuple[DeviceInfo, ...], Checkpoint | None]:
+    """The reverse of :func:`as_wire`."""
+    gang = wire["gang"]
+    checkpoint = wire["checkpoint"]
+    return (
+        JobInfo(**wire["job"]),
+        None
+        if gang is None
+        else GangInfo(**{**gang, "peers": tuple(Peer(**peer) for peer in gang["peers"])}),
+        tuple(DeviceInfo(**device) for device in wire["devices"]),
+        None
+        if checkpoint is None
+        else Checkpoint(checkpoint["step"], base64.b64decode(checkpoint["data"]), Path(checkpoint["path"])),
+    )

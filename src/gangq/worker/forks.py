@@ -1,0 +1,39 @@
+"""What an inline handler forks dies with its worker.
+
+Processes that a handler *executes* inherit the worker's mark and are found by it. One that it only forks
+(``multiprocessing`` does) shows the environment the worker itself was started with, without the mark. So the
+kernel is asked to send it SIGKILL when the worker dies.
+
+Only for forks of the main thread: the kernel's promise is bound to the *thread* that forked, and a helper
+thread of the handler may end long before its children.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkGuard:
+    """Sees to the forks of this process from :meth:`install` on; there is no way back in Python."""
+
+    def __init__(self) -> None:
+        self._worker = os.getpid()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._forker_is_main = False
+
+    def install(self) -> None:
+        """Watch forks from now on."""
+        os.register_at_fork(before=self._before, after_in_child=self._in_child)
+
+    def _before(self) -> None:
+        self._forker_is_main = threading.current_thread() is threading.main_thread()
+
+    def _in_child(self) -> None:
+        # Children of children are their parents' affair: a daemon's double fork must not end with its middle.
+        if self._forker_is_main and os.getppid() == self._worker:
+            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

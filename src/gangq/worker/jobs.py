@@ -1,0 +1,229 @@
+"""The claims a worker holds, and the one place where being told to stop and starting meet.
+
+Several threads have a say about a job: the lease keeper brings orders, the listener brings the opening of the
+barrier, a drain tells everybody to stop, and the runner starts and ends it. :class:`ActiveJob` makes each
+race between them come out one way: an order that comes before the work starts keeps it from starting, one
+that comes later reaches the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from gangq.client.encoding import dumps
+from gangq.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Claim
+
+log = logging.getLogger("gangq.worker.jobs")
+
+StopReason = Literal["preempt", "cancel", "drain", "lease"]
+"""Who wants it stopped: the database (preempt, cancel), this worker's own drain, or a lease about to end."""
+
+_BEAT_BYTES = 16 << 10
+
+
+class Work(Protocol):
+    """What runs for a job: a handler in this process, or a command."""
+
+    def stop(self, reason: StopReason, grace_s: float) -> None:
+        """Ask it to end within the grace, and see to it that it does."""
+
+    def lose(self, reason: str) -> None:
+        """The claim is somebody else's: end it now."""
+
+    def extend(self, kill_at: float, grace_s: float) -> None:
+        """The lease was renewed: from now on it dies at ``kill_at`` (CLOCK_BOOTTIME)."""
+
+
+class ActiveJob:
+    """One claim, from its arrival to the last word about it."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.id = claim.job_id
+        self.token = claim.token
+        self.key = secrets.token_hex(16)
+        """Proves to the worker's socket that a process belongs to this job."""
+        self.stopping = threading.Event()
+        self.wake = threading.Event()
+        """Set whenever something happened that a wait at the barrier should look at."""
+        self.stop_reason: StopReason | None = None
+        self.told_by_server = False
+        self.lost: str | None = None
+        self.reporting = False
+        self.completed_by_handler = False
+        self.outcome: dict[str, Any] | None = None
+        """What an isolated handler said over the socket: its result, its error, or that it stopped."""
+        self._lock = threading.Lock()
+        self._work: Work | None = None
+        self._beat: dict[str, Any] | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What every log line about this job carries."""
+        return {
+            "job": self.id,
+            "token": self.token,
+            "task": self.claim.task,
+            "gang": self.claim.gang_id,
+            "epoch": self.claim.epoch,
+            "rank": self.claim.rank,
+        }
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def tell_stop(self, reason: StopReason, grace_s: float) -> None:
+        """Stop within the grace. The first reason is kept; an order of the database is remembered anyway,
+        because it decides what is reported at the end.
+        """
+        with self._lock:
+            self.told_by_server = self.told_by_server or reason in ("preempt", "cancel")
+            if self.stop_reason is not None or self.lost is not None or self.reporting:
+                return
+            self.stop_reason = reason
+            work = self._work
+        log.info("job_told_to_stop", extra={**self.extra, "reason": reason, "started": work is not None})
+        self.stopping.set()
+        self.wake.set()
+        if work is not None:
+            work.stop(reason, grace_s)
+
+    def hasten(self) -> None:
+        """Whatever is left of its grace is over."""
+        with self._lock:
+            work, reason = self._work, self.stop_reason
+        if work is not None and reason is not None:
+            work.stop(reason, 0.0)
+
+    def lose(self, reason: str) -> None:
+        """Not ours any more: kill it, report nothing."""
+        with self._lock:
+            if self.lost is not None or self.reporting:
+                return
+            if self.completed_by_handler:
+                return  # Its own transaction has ended it; the handler is merely tidying up.
+            self.lost = reason
+            work = self._work
+        log.error("job_lost", extra={**self.extra, "reason": reason, "started": work is not None})
+        self.stopping.set()
+        self.wake.set()
+        if work is not None:
+            work.lose(reason)
+
+    def extend(self, kill_at: float, grace_s: float) -> None:
+        """Pass a renewed lease on to the work."""
+        with self._lock:
+            work = self._work
+        if work is not None:
+            work.extend(kill_at, grace_s)
+
+    @property
+    def told(self) -> bool:
+        """Whether it must not start any more."""
+        return self.stop_reason is not None or self.lost is not None
+
+    # -- the runner's side -----------------------------------------------------------------------------------
+
+    def start(self, work: Work) -> bool:
+        """From now on orders go to ``work``; False when one has come already, and nothing may start."""
+        with self._lock:
+            if self.told:
+                return False
+            self._work = work
+            return True
+
+    def end_work(self) -> None:
+        """Nothing of it runs any more: what is left is to say how it ended, and orders mean nothing to it."""
+        with self._lock:
+            self._work = None
+            self.reporting = True
+
+    # -- progress --------------------------------------------------------------------------------------------
+
+    def beat(self, data: dict[str, Any]) -> None:
+        """Progress, for the next heartbeat; only the latest is kept.
+
+        Raises:
+            NotSerializable: it is not JSON.
+            InvalidInput: it is more than 16 KiB.
+        """
+        size = len(dumps(data, f"beat() of job {self.id}"))
+        if size > _BEAT_BYTES:
+            raise InvalidInput(
+                f"beat() of job {self.id} carries {size} bytes, the limit is {_BEAT_BYTES}. "
+                "Beats say where the work is; put what it makes into shared storage or a checkpoint."
+            )
+        with self._lock:
+            self._beat = data
+
+    def take_beat(self) -> dict[str, Any] | None:
+        """The latest beat that has not been sent, which then counts as sent."""
+        with self._lock:
+            beat, self._beat = self._beat, None
+            return beat
+
+    def put_beat_back(self, beat: dict[str, Any]) -> None:
+        """The heartbeat that carried it got no answer: send it again unless a newer one has come."""
+        with self._lock:
+            if self._beat is None:
+                self._beat = beat
+
+
+class JobTable:
+    """The claims held, by job and token. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[tuple[int, int], ActiveJob] = {}
+        self._changed = threading.Condition(self._lock)
+
+    def add(self, job: ActiveJob) -> None:
+        """A claim has arrived."""
+        with self._lock:
+            self._jobs[job.id, job.token] = job
+
+    def remove(self, job: ActiveJob) -> None:
+        """The last word about it has been said."""
+        with self._changed:
+            self._jobs.pop((job.id, job.token), None)
+            self._changed.notify_all()
+
+    def get(self, job_id: int, token: int) -> ActiveJob | None:
+        """That claim, if it is held."""
+        with self._lock:
+            return self._jobs.get((job_id, token))
+
+    def by_key(self, key: str) -> ActiveJob | None:
+        """The job whose processes know this key."""
+        for job in self.snapshot():
+            if secrets.compare_digest(job.key, key):
+                return job
+        return None
+
+    def snapshot(self) -> list[ActiveJob]:
+        """All of them, now."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._jobs)
+
+    def each(self, act: Callable[[ActiveJob], None], only: Iterable[ActiveJob] | None = None) -> None:
+        """Do something to every claim; a fault with one of them is no reason to pass over the others."""
+        for job in self.snapshot() if only is None else only:
+            try:
+                act(job)
+            except Exception:
+                log.exception("order_failed", extra=job.extra)
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until no claim is held; False when the time is up first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, timeout_s)

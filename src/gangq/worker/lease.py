@@ -1,0 +1,154 @@
+"""Keeping the lease, and acting on what the database answers.
+
+Two threads. :class:`LeaseKeeper` sends heartbeats; a call of his may hang as long as a cut line takes to be
+noticed. :class:`LeaseWatch` therefore makes no calls at all: it asks the work to stop when the lease could
+end before it is renewed. What kills work that does not stop is neither of them but a timer of the kernel (see
+:mod:`gangq.worker.deadman` and the guardian), because both need the interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+from gangq.errors import GangqError, IncarnationEnded, NotFound
+from gangq.worker.deadman import boottime
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.lease")
+
+_WATCH_S = 0.25
+_STRANGE_BEATS = 3
+
+
+class LeaseKeeper:
+    """Sends heartbeats: every ``heartbeat_s``, and at once when told that orders wait."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._now = threading.Event()
+        self._stop = threading.Event()
+        self._strange: dict[tuple[int, int], int] = {}
+        self.claiming = threading.Event()
+        """Set by the claim loop while an answer of ``claim`` is outstanding."""
+        self._thread = threading.Thread(target=self._run, name="gangq-lease", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Do not wait for the interval."""
+        self._now.set()
+
+    def stop(self) -> None:
+        """No more heartbeats. The thread ends when the call it is in does."""
+        self._stop.set()
+        self._now.set()
+
+    def _run(self) -> None:
+        waits = backoff()
+        while not self._stop.is_set() and not self._session.ended.is_set():
+            self._now.clear()
+            try:
+                self.beat()
+            except TRANSIENT as problem:
+                wait = next(waits)
+                log.warning(
+                    "heartbeat_failed",
+                    extra={"error": str(problem), "kill_in_s": round(self._session.kill_at - boottime(), 1)},
+                )
+            except (IncarnationEnded, NotFound) as problem:
+                self._session.end(str(problem))
+                return
+            except Exception:
+                # Not renewing is safe (the work stops itself); a dead keeper that nobody notices is not.
+                wait = next(waits)
+                log.exception("heartbeat_fault")
+            else:
+                waits = backoff()
+                wait = self._session.terms.heartbeat_s * random.uniform(0.8, 1.0)
+            self._now.wait(wait)
+
+    def beat(self) -> None:
+        """Send one heartbeat and act on the answer.
+
+        Raises:
+            IncarnationEnded: nothing that runs here is ours any more.
+            GangqError: no answer, and nothing has changed.
+        """
+        jobs = [job for job in self._session.table.snapshot() if not job.reporting]
+        beats = [job.take_beat() for job in jobs]
+        sent_at = boottime()
+        try:
+            orders = self._session.client.heartbeat(
+                incarnation=self._session.incarnation,
+                job_ids=[job.id for job in jobs],
+                tokens=[job.token for job in jobs],
+                beats=beats,
+            )
+        except GangqError:
+            for job, beat in zip(jobs, beats, strict=True):
+                if beat is not None:
+                    job.put_beat_back(beat)
+            raise
+        self._session.renewed(sent_at)
+        listed = {(job.id, job.token): job for job in jobs}
+        strange: dict[tuple[int, int], int] = {}
+        for order in orders:
+            known = listed.get((order.job_id, order.token))
+            if known is not None:
+                self._obey(known, order.action, order.reason)
+            elif self._session.table.get(order.job_id, order.token) is None:
+                strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
+        self._strange = {} if self.claiming.is_set() else strange
+        self._hand_back_strange()
+
+    def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:
+        if action == "lost":
+            job.lose(reason or "not this worker's claim any more")
+        elif action == "preempt":
+            job.tell_stop("preempt", self._session.terms.grace_s)
+        elif action == "cancel":
+            job.tell_stop("cancel", self._session.terms.grace_s)
+
+    def _hand_back_strange(self) -> None:
+        """Claims that the database thinks we work on and we know nothing of: with no claim outstanding they
+        are nobody's, and a lease renewed for ever would hold them for ever.
+        """
+        pairs = [pair for pair, beats in self._strange.items() if beats >= _STRANGE_BEATS]
+        if not pairs:
+            return
+        log.error("unknown_claims", extra={"jobs": [job_id for job_id, _ in pairs]})
+        self._session.client.release(
+            job_ids=[job_id for job_id, _ in pairs],
+            tokens=[token for _, token in pairs],
+            reason="its worker knows nothing of this claim",
+        )
+        self._strange = {}
+
+
+class LeaseWatch:
+    """Asks everything to stop one grace before it would be killed for want of a renewal."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._thread = threading.Thread(target=self._run, name="gangq-lease-watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends with its session."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        session = self._session
+        while not session.closing.is_set():
+            left = session.kill_at - session.terms.grace_s - boottime()
+            if left <= 0:
+                session.note("lapsed")
+                grace_s = max(0.0, session.kill_at - boottime())
+                session.table.each(lambda job, grace_s=grace_s: job.tell_stop("lease", grace_s))  # type: ignore[misc]
+            # In slices: the wait itself stands still while the host sleeps, the lease does not.
+            session.closing.wait(min(max(left, _WATCH_S), 1.0))

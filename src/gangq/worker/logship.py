@@ -1,0 +1,87 @@
+"""Bringing a command's output into the database, in pieces, bounded, as text."""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import time
+from collections.abc import Callable
+
+from gangq.errors import GangqError
+from gangq.worker.child import Child
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.logs")
+
+_EVERY_S = 0.5
+_CHUNK = 128 << 10
+_FINAL_TRIES = 3
+
+
+class LogShipper:
+    """Appends what one command prints, at most twice a second, at most ``log_bytes`` in all.
+
+    The log is for people: losing a piece of it to an outage must never hold up the job, and what cannot be
+    decoded is replaced rather than refused.
+    """
+
+    def __init__(
+        self, session: Session, job: ActiveJob, child: Child, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._child = child
+        self._clock = clock
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._left = session.terms.log_bytes
+        self._unsent = ""
+        self._seq = 0
+        self._next = 0.0
+
+    def ship(self) -> None:
+        """Send what is new, if it is time to."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + _EVERY_S
+        self._read()
+        self._send()
+
+    def finish(self) -> None:
+        """The command has ended: send the rest."""
+        for _ in range(1 + self._session.terms.log_bytes // _CHUNK):
+            self._read(final=True)
+            for _ in range(_FINAL_TRIES):
+                if self._send():
+                    break
+            if not self._unsent and not self._more:
+                return
+
+    def _read(self, final: bool = False) -> None:
+        self._more = False
+        if self._unsent:
+            return
+        data = self._child.read_new_output(_CHUNK)
+        self._more = len(data) == _CHUNK
+        text = self._decoder.decode(data, final and not self._more).replace("\0", "\ufffd")
+        size = len(text.encode())
+        if size > self._left:
+            # Replacement characters are longer than what they replace; the limit is on what is stored.
+            text = text.encode()[: self._left].decode("utf-8", "ignore")
+            size = self._left
+        self._left -= size
+        self._unsent = text
+
+    def _send(self) -> bool:
+        if not self._unsent:
+            return True
+        try:
+            self._session.client.append_log(
+                job_ids=[self._job.id], tokens=[self._job.token], seqs=[self._seq], chunks=[self._unsent]
+            )
+        except GangqError as problem:
+            log.warning("log_not_stored", extra={**self._job.extra, "error": str(problem)})
+            return False
+        self._seq += 1
+        self._unsent = ""
+        return True

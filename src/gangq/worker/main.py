@@ -1,0 +1,429 @@
+"""A worker: registers, claims, runs, keeps its lease, and stops as asked.
+
+The main thread claims and runs handlers, because a handler may need it (signals, GUI toolkits, CUDA). Beside
+it run daemon threads with one duty each: the lease, the ear, the tick, results, the socket, the drain. An
+incarnation is a :class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that
+nothing of it runs any more and registers anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangq.app import COMMAND, App
+from gangq.client import Client
+from gangq.errors import GangqError, IncarnationEnded, UnknownTask
+from gangq.gpu import detect
+from gangq.worker.child_main import app_target
+from gangq.worker.claims import ClaimSource
+from gangq.worker.deadman import Deadman
+from gangq.worker.drain import Drain
+from gangq.worker.forks import ForkGuard
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.listener import Listener
+from gangq.worker.maintenance import Maintenance
+from gangq.worker.options import WorkerOptions
+from gangq.worker.ports import PortHolder
+from gangq.worker.registration import DIRECTORY_PREFIX, register
+from gangq.worker.reporter import Reporter, describe
+from gangq.worker.retry import TRANSIENT, backoff, until_answered
+from gangq.worker.runner_command import Command, CommandRunner
+from gangq.worker.runner_inline import HardExit, InlineRunner
+from gangq.worker.session import Session
+from gangq.worker.signals import SignalWatch
+from gangq.worker.socket_server import SocketServer
+
+if TYPE_CHECKING:
+    from gangq.app import Task
+
+log = logging.getLogger("gangq.worker")
+
+EXIT_STUCK = 87
+_SOCKET_PATH_MAX = 100
+_JOIN_S = 2.0
+_CONNECTION_S = 3.0
+
+
+class Worker:
+    """One worker process. :meth:`run` blocks until it has stopped."""
+
+    def __init__(
+        self,
+        app: App | None,
+        options: WorkerOptions,
+        client: Client,
+        *,
+        target: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """``target`` (``module:app``) is where child processes find the app [searched for when needed]."""
+        self.app = app
+        self.options = options.resolved()
+        self.client = client
+        self._target = target
+        self._environ = dict(os.environ) if environ is None else dict(environ)
+        self._drain = Drain(self.options.drain_timeout_s)
+        self._signals = SignalWatch(self.stop)
+        self._deadman: Deadman | None = None
+        self._ports = PortHolder(min(self.options.slots, 16))
+        self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
+        for warning in self._detection.warnings:
+            log.warning("devices", extra={"advice": warning})
+        self._waiting: deque[ActiveJob] = deque()
+
+    @property
+    def kind(self) -> str:
+        """``inline`` (handlers in this process, one slot) or ``command`` (everything in child processes)."""
+        return "inline" if self.app is not None and self.options.slots == 1 else "command"
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks it can run."""
+        own = {} if self.app is None else self.app.tasks
+        names = {name for name, task in own.items() if task.function is not None}
+        return sorted(names | ({COMMAND} if self.options.commands else set()))
+
+    def stop(self) -> None:
+        """Drain; a second call skips the grace. From any thread."""
+        self._drain.request()
+
+    def run(self) -> int:
+        """Serve until stopped and return the exit code: 0, or 87 when a process could not be killed.
+
+        Raises:
+            WorkerNameTaken: another live worker has this name.
+            GangqError: the database is not there or refuses.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main:
+            self._signals.install()
+        if self.kind == "inline":
+            self._deadman = Deadman(dump_file=_stderr())
+            ForkGuard().install()
+            # For handlers in this process, before any of them initialises a GPU runtime.
+            os.environ.update(self._detection.visible_env(self._detection.devices, environ=self._environ))
+        directory = _private_directory()
+        try:
+            return self._incarnations(directory)
+        finally:
+            self._ports.close()
+            if in_main:
+                self._signals.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    # -- incarnations ----------------------------------------------------------------------------------------
+
+    def _incarnations(self, directory: Path) -> int:
+        first = True
+        while True:
+            session = self._register(directory, patient=not first)
+            if session is None:
+                return 0
+            first = False
+            with self._threads(session) as serve:
+                serve()
+                self._settle(session)
+                if session.stuck:
+                    log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
+                    return EXIT_STUCK
+                if not session.ended.is_set():
+                    self._retire(session)
+                    log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
+                    return 0
+            if self._drain.requested.is_set():
+                return 0
+
+    def _register(self, directory: Path, patient: bool) -> Session | None:
+        """A new incarnation. The first one fails at once where there is no database; a worker that has run
+        waits for it to come back.
+        """
+        waits = backoff(0.1, 5.0)
+        while True:
+            try:
+                return register(
+                    self.client,
+                    self.options,
+                    kind=self.kind,
+                    tasks=self.tasks,
+                    detection=self._detection,
+                    directory=directory,
+                )
+            except TRANSIENT as problem:
+                if not patient:
+                    raise
+                log.warning("registration_failed", extra={"error": str(problem)})
+                if self._drain.requested.wait(next(waits)):
+                    return None
+
+    @contextlib.contextmanager
+    def _threads(self, session: Session) -> Iterator[Callable[[], None]]:
+        """The threads around one incarnation; yields what the main thread does meanwhile."""
+        reporter = Reporter(session)
+        keeper = LeaseKeeper(session)
+        maintenance = Maintenance(session)
+        server = SocketServer(session, session.directory / "s")
+        claims = ClaimSource(session, keeper, self._ports)
+
+        def claim() -> None:
+            claims.awake()
+            session.work.set()
+
+        def go() -> None:
+            for job in session.table.snapshot():
+                job.wake.set()
+
+        listener = Listener(
+            session,
+            list(self.options.queues),
+            {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
+        )
+        commands = CommandRunner(session, reporter, self._ports, self._detection, server)
+        drainer = threading.Thread(
+            target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
+        )
+
+        def serve() -> None:
+            if self._deadman is not None:
+                hard_exit = HardExit(session, reporter, self._deadman)
+                inline = InlineRunner(session, reporter, self._ports, self._deadman, hard_exit)
+                self._serve_inline(session, claims, inline, commands, reporter)
+            else:
+                self._serve_commands(session, claims, commands, reporter)
+
+        server.start()
+        keeper.start()
+        LeaseWatch(session).start()
+        reporter.start()
+        listener.start()
+        maintenance.start()
+        drainer.start()
+        try:
+            yield serve
+        finally:
+            session.closing.set()
+            for part in (keeper, reporter, listener, maintenance, server):
+                part.stop()
+            drainer.join(_JOIN_S)
+
+    # -- serving ---------------------------------------------------------------------------------------------
+
+    def _serve_inline(
+        self,
+        session: Session,
+        claims: ClaimSource,
+        inline: InlineRunner,
+        commands: CommandRunner,
+        reporter: Reporter,
+    ) -> None:
+        while not session.ended.is_set() and not self._drain.requested.is_set():
+            session.work.clear()
+            jobs = self._take(session, claims, self.options.prefetch)
+            if not jobs:
+                if self.options.once and not claims.unsure:
+                    return
+                session.work.wait(claims.wait_s)
+                continue
+            self._waiting.extend(jobs)
+            while self._waiting:
+                with contextlib.suppress(IndexError):  # A drain takes from the other end.
+                    self._run_one(self._waiting.popleft(), inline, commands, reporter)
+            reporter.flush()
+
+    def _serve_commands(
+        self, session: Session, claims: ClaimSource, commands: CommandRunner, reporter: Reporter
+    ) -> None:
+        while not session.ended.is_set() and not self._drain.requested.is_set():
+            session.work.clear()
+            free = self.options.slots - len(session.table)
+            if free <= 0:
+                session.work.wait(1.0)
+                continue
+            jobs = self._take(session, claims, free)
+            for job in jobs:
+                threading.Thread(
+                    target=self._run_thread,
+                    args=(session, job, commands, reporter),
+                    name=f"gangq-job-{job.id}",
+                    daemon=True,
+                ).start()
+            if not jobs:
+                if self.options.once and not claims.unsure and not len(session.table):
+                    return
+                session.work.wait(claims.wait_s)
+
+    def _take(self, session: Session, claims: ClaimSource, most: int) -> list[ActiveJob]:
+        jobs = [ActiveJob(claim) for claim in claims.take(most)]
+        for job in jobs:
+            session.table.add(job)
+        claims.settled()
+        return jobs
+
+    def _run_thread(
+        self, session: Session, job: ActiveJob, commands: CommandRunner, reporter: Reporter
+    ) -> None:
+        try:
+            self._run_one(job, None, commands, reporter)
+        finally:
+            session.work.set()
+
+    def _run_one(
+        self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner, reporter: Reporter
+    ) -> None:
+        log.debug("job_begins", extra=job.extra)
+        if inline is not None:
+            self._signals.renew()
+        try:
+            self._dispatch(job, inline, commands)
+        except Exception as problem:
+            # A fault of ours, or of this host (no space left, no more threads). Nothing of the job runs: both
+            # runners see to that on their way out.
+            log.exception("runner_fault", extra=job.extra)
+            job.end_work()
+            reporter.failed(
+                job, describe(type(problem).__qualname__, f"its worker could not run it: {problem}")
+            )
+
+    def _dispatch(self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner) -> None:
+        task = job.claim.task
+        if task == COMMAND:
+            commands.run(job, Command.of_payload(job.claim.payload))
+            return
+        found = self._find(task)
+        if inline is not None and not found.isolate and self._owns_all_or_none(job):
+            inline.run(job, found, more_follow=bool(self._waiting))
+            return
+        if self._target is None:
+            self._target = app_target(self.app)
+        commands.run(job, Command.of_handler(self._target, task))
+
+    def _find(self, task: str) -> Task[..., Any]:
+        if self.app is None:
+            raise UnknownTask(f"task {task!r} is not known to this worker, which runs commands only")
+        return self.app.get_task(task)
+
+    def _owns_all_or_none(self, job: ActiveJob) -> bool:
+        """Whether this process may serve the job itself. A GPU runtime reads its visible devices once per
+        process: a job that holds some of this worker's devices and not others needs a process of its own.
+        """
+        held = len(job.claim.devices)
+        return held in (0, len(self._detection.devices))
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _settle(self, session: Session) -> None:
+        """Wait until nothing of this incarnation runs, or only what nothing can kill."""
+        while not session.table.wait_empty(0.2):
+            if session.stuck and len(session.stuck) >= len(session.table):
+                return
+
+    def _retire(self, session: Session) -> None:
+        try:
+            until_answered(
+                lambda: session.client.retire_worker(incarnation=session.incarnation, final=True),
+                "retire_worker",
+                lambda: session.ended.is_set() or session.lapsed() or self._drain.urgent.is_set(),
+            )
+        except IncarnationEnded:
+            return
+        except GangqError as problem:
+            log.warning("not_retired", extra={"error": str(problem)})
+
+
+def run_worker(
+    app: App | None = None,
+    *,
+    dsn: str | None = None,
+    target: str | None = None,
+    stop_event: threading.Event | None = None,
+    client: Client | None = None,
+    **options: Any,
+) -> int:
+    """Run a worker until it is stopped; returns its exit code.
+
+    ``app`` is what it runs (None: commands only), ``dsn`` where [the app's, else GANGQ_DSN, else the private
+    server]; ``stop_event`` drains it when set. The remaining options are those of
+    :class:`gangq.worker.options.WorkerOptions`.
+
+    Raises:
+        WorkerNameTaken: two live workers cannot have one name.
+        SchemaMismatch: the database's schema is older or newer than this library.
+        DatabaseUnreachable: there is no database.
+        InvalidInput: an option that no worker could have.
+    """
+    chosen = WorkerOptions(**options).resolved()
+    own = client is None
+    if client is None:
+        conninfo = dsn if dsn is not None else (app.dsn if app is not None else _default_dsn())
+        # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
+        client = Client(
+            conninfo,
+            min_size=1,
+            max_size=3,
+            timeout_s=_CONNECTION_S,
+            application_name=f"gangq worker {chosen.name}"[:63],
+        )
+    try:
+        _check_schema(client)
+        worker = Worker(app, chosen, client, target=target)
+        if stop_event is not None:
+            threading.Thread(
+                target=_stop_when, args=(stop_event, worker), name="gangq-stop", daemon=True
+            ).start()
+        return worker.run()
+    finally:
+        if own:
+            client.close()
+
+
+def _stop_when(event: threading.Event, worker: Worker) -> None:
+    event.wait()
+    worker.stop()
+
+
+def _default_dsn() -> str:
+    from gangq.embedded import resolve_dsn
+
+    return resolve_dsn()
+
+
+def _check_schema(client: Client) -> None:
+    from gangq.schema import check_version
+
+    check_version(client)
+
+
+def _stderr() -> Any:
+    """Standard error, if it is a file that a stack can be written to without the interpreter."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+    return sys.stderr
+
+
+def _private_directory() -> Path:
+    """A 0700 directory for the socket, logs and checkpoints of this process; short enough for a socket."""
+    places: Sequence[str | None] = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    problem: OSError | None = None
+    for place in places:
+        if not place or len(place) + len(DIRECTORY_PREFIX) + 12 > _SOCKET_PATH_MAX:
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=place))
+        except OSError as refused:
+            problem = refused
+    raise GangqError(
+        f"this worker finds no place for its socket and logs ({problem}): set XDG_RUNTIME_DIR or TMPDIR to a "
+        "directory it can write, with a path of less than 80 characters"
+    )

@@ -1,0 +1,98 @@
+"""What a worker offers and how it behaves: the options of ``gangq worker`` and ``App.run_worker()``."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gangq.errors import InvalidInput
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """A worker's options. Memory in MiB, times in seconds.
+
+    ``queues`` it serves; ``name`` [the host's, with ``-gpu<index>`` where CUDA_VISIBLE_DEVICES restricts it]
+    is unique among live workers and stays the same over restarts; ``slots`` [1] is how many jobs run at once
+    (with more than one, every handler runs in a child process); ``prefetch`` [1] is how many plain jobs it
+    may hold for its one slot; ``devices`` declares GPUs where no driver answers (``2x24GiB``) or none at all
+    (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host] is where members
+    of a gang reach this host; ``lease_s`` [the installation's] is its lease; ``drain_timeout_s`` [0] is how
+    long running jobs may go on when the worker is told to stop, before they are told to stop too;
+    ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when nothing is left to claim.
+    """
+
+    queues: Sequence[str] = ("default",)
+    name: str = ""
+    host: str = ""
+    slots: int = 1
+    prefetch: int = 1
+    devices: str | None = None
+    memory_mb: int | None = None
+    cpus: float | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    address: str | None = None
+    lease_s: float | None = None
+    drain_timeout_s: float = 0.0
+    commands: bool = True
+    once: bool = False
+
+    def resolved(self) -> WorkerOptions:
+        """With every default filled in from this host.
+
+        Raises:
+            InvalidInput: an option that no worker could have.
+        """
+        if isinstance(self.queues, str) or not self.queues:
+            raise InvalidInput(f"queues is {self.queues!r}: name at least one queue, as a list: ['default']")
+        if self.slots < 1 or self.prefetch < 1:
+            raise InvalidInput(f"slots is {self.slots} and prefetch is {self.prefetch}: both are at least 1")
+        if self.prefetch > 1 and self.slots > 1:
+            raise InvalidInput(
+                f"prefetch is {self.prefetch} with {self.slots} slots: a worker holds spare jobs only for "
+                "one slot; use one of the two"
+            )
+        if self.drain_timeout_s < 0:
+            raise InvalidInput(f"drain_timeout_s is {self.drain_timeout_s}: seconds are not negative")
+        host = self.host or socket.gethostname()
+        return WorkerOptions(
+            queues=tuple(self.queues),
+            name=self.name or default_name(host, os.environ),
+            host=host,
+            slots=self.slots,
+            prefetch=self.prefetch,
+            devices=self.devices,
+            memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,
+            cpus=float(len(os.sched_getaffinity(0))) if self.cpus is None else self.cpus,
+            labels=dict(self.labels),
+            address=self.address,
+            lease_s=self.lease_s,
+            drain_timeout_s=self.drain_timeout_s,
+            commands=self.commands,
+            once=self.once,
+        )
+
+
+def default_name(host: str, environ: Mapping[str, str]) -> str:
+    """The host's name; with the GPUs in it where CUDA_VISIBLE_DEVICES tells several workers apart."""
+    shown = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    return f"{host}-gpu{re.sub(r'[^A-Za-z0-9-]+', '-', shown)}" if shown else host
+
+
+def usable_memory_mb() -> int:
+    """The memory of this host, or of the container around this process where that is less."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        total = min(total, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return total >> 20
+    return total >> 20

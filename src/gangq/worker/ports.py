@@ -1,0 +1,70 @@
+"""The rendezvous port of a gang: held by rank 0's worker from before the reservation until its code starts.
+
+A port that is merely *chosen* is taken by somebody else before the training binds it. So a worker keeps
+sockets bound (not listening) and offers their numbers with every claim; the database picks one that no other
+live epoch of this host uses. A bound socket that never listened leaves nothing behind when it closes.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+
+_RANGE = range(20000, 32000)
+"""Below Linux's ephemeral ports: there, between our close and the handler's bind, any outgoing connection of
+the host could be given the very number.
+"""
+_TRIES = 64
+
+
+class PortHolder:
+    """Keeps a number of ports bound. Thread-safe."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._held: dict[int, socket.socket] = {}
+        self._given: set[int] = set()
+
+    def offer(self) -> list[int]:
+        """The ports held and not yet given to a member; binds new ones up to the count."""
+        with self._lock:
+            while len(self._held) - len(self._given & self._held.keys()) < self._count:
+                bound = _bind()
+                self._held[bound.getsockname()[1]] = bound
+            return sorted(self._held.keys() - self._given)
+
+    def give(self, port: int) -> None:
+        """This port belongs to a claimed member now: it stays bound and is not offered again."""
+        with self._lock:
+            self._given.add(port)
+
+    def release(self, port: int) -> None:
+        """Close it: its member starts, or will not. A repeat is harmless."""
+        with self._lock:
+            self._given.discard(port)
+            bound = self._held.pop(port, None)
+        if bound is not None:
+            bound.close()
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for bound in held.values():
+            bound.close()
+
+
+def _bind() -> socket.socket:
+    for _ in range(_TRIES):
+        candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            candidate.bind(("", random.choice(_RANGE)))
+        except OSError:
+            candidate.close()
+        else:
+            return candidate
+    anywhere = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    anywhere.bind(("", 0))
+    return anywhere

@@ -1,0 +1,165 @@
+"""Becoming an incarnation: registering, and proving a dead predecessor of the same name dead.
+
+A worker that was SIGKILLed and started again finds its own name taken by an incarnation whose lease runs on
+for minutes. On the same host it can do better than wait: it looks whether anything the predecessor had
+started is still alive, ends what is, and reports the proof; the predecessor's jobs are free at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangq.errors import WorkerNameTaken
+from gangq.gpu import Detection
+from gangq.worker.deadman import boottime
+from gangq.worker.options import WorkerOptions
+from gangq.worker.proof import (
+    HostIdentity,
+    ProcessIdentity,
+    confirm_gone,
+    is_same_process,
+    process_identity,
+)
+from gangq.worker.session import Session, Terms, blameless
+
+if TYPE_CHECKING:
+    from gangq.client import Client
+
+log = logging.getLogger("gangq.worker.registration")
+
+DIRECTORY_PREFIX = "gangq-w-"
+_LET_END_S = 8.0
+"""Longer than the grace that guardians give a command whose worker died (5 s)."""
+_KILL_S = 10.0
+
+
+def register(
+    client: Client,
+    options: WorkerOptions,
+    *,
+    kind: str,
+    tasks: list[str],
+    detection: Detection,
+    directory: Path,
+) -> Session:
+    """Register and return the session; a dead predecessor of this name is reported dead first.
+
+    Raises:
+        WorkerNameTaken: a live worker has the name, or one that cannot be proven dead from here.
+        GangqError: the database refused, or is not there.
+    """
+    mark = secrets.token_hex(8)
+    host = HostIdentity.here()
+    identity = {
+        "mark": mark,
+        "host": asdict(host),
+        "process": asdict(process_identity(os.getpid())),
+        "directory": str(directory),
+    }
+    for last_try in (False, True):
+        sent_at = boottime()
+        try:
+            row = client.register_worker(
+                name=options.name,
+                host=options.host,
+                queues=list(options.queues),
+                kind=kind,
+                slots=options.slots,
+                prefetch=options.prefetch,
+                memory_mb=options.memory_mb or 0,
+                cpus=options.cpus or 0,
+                labels=options.labels,
+                tasks=tasks,
+                devices=[device.as_json() for device in detection.devices],
+                address=options.address,
+                boot_id=host.boot_id,
+                pid=os.getpid(),
+                identity=identity,
+                lease_s=options.lease_s,
+            )
+        except WorkerNameTaken as taken:
+            if last_try or not _bury(client, options.name, taken.holder, directory):
+                raise
+            continue
+        break
+    if row.withheld:
+        log.warning("devices_withheld", extra={"devices": row.withheld})
+    log.info(
+        "registered",
+        extra={"worker": options.name, "incarnation": row.incarnation, "kind": kind, "tasks": tasks},
+    )
+    # What handlers start carries the mark, so that a successor finds it. Not the worker itself: its own
+    # environment was fixed when it started; it is found by pid and start time.
+    os.environ["GANGQ_MARK"] = mark
+    return Session(
+        client,
+        Terms.of(row),
+        name=options.name,
+        host=options.host,
+        mark=mark,
+        directory=directory,
+        sent_at=sent_at,
+    )
+
+
+def _bury(client: Client, name: str, holder: dict[str, Any], directory: Path) -> bool:
+    """Report the holder of our name dead, if nothing of it lives; False when that cannot be said."""
+    identity = holder.get("identity") or {}
+    try:
+        mark = str(identity["mark"])
+        host = HostIdentity(**identity["host"])
+        process = ProcessIdentity(**identity["process"])
+    except (KeyError, TypeError):
+        return False
+    if process.pid != os.getpid() and host == HostIdentity.here() and is_same_process(process):
+        return False
+    # First let guardians end their commands in peace, then insist.
+    evidence = confirm_gone(mark, [process], host=host, timeout_s=_LET_END_S)
+    if not evidence.proves_death and evidence.survivors:
+        evidence = confirm_gone(mark, [process], host=host, kill=True, timeout_s=_KILL_S)
+    log.warning(
+        "predecessor",
+        extra={
+            "incarnation": holder.get("incarnation"),
+            "dead": evidence.proves_death,
+            "survivors": [survivor.pid for survivor in evidence.survivors],
+        },
+    )
+    if not evidence.proves_death:
+        return False
+    incarnation = holder["incarnation"]
+    left = _its_directory(identity.get("directory"), directory)
+    excuse = None if left is None else blameless(left, incarnation)
+    if excuse is not None:
+        # It ended its own work for a reason that is no fault of the jobs', and left word of it.
+        client.retire_worker(incarnation=incarnation, final=True)
+        log.warning("predecessor_retired", extra={"incarnation": incarnation, "reason": excuse})
+    else:
+        freed = client.report_dead(
+            worker=name,
+            incarnation=incarnation,
+            evidence={"by": "its next incarnation", **evidence.as_json()},
+        )
+        log.warning("predecessor_reported_dead", extra={"incarnation": incarnation, "jobs": freed})
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)
+    return True
+
+
+def _its_directory(left: object, ours: Path) -> Path | None:
+    """Its directory, which it could not remove itself. The name comes from the database: believe little."""
+    if not isinstance(left, str):
+        return None
+    path = Path(left)
+    try:
+        mine = path.lstat().st_uid == os.getuid()
+    except OSError:
+        return None
+    named = path.parent == ours.parent and path != ours and path.name.startswith(DIRECTORY_PREFIX)
+    return path if mine and named and not path.is_symlink() else None

@@ -1,0 +1,231 @@
+"""The last word about each job: done, failed, stopped, handed back.
+
+Every such call carries the job's token and may be repeated, so each is repeated until it is answered: a reply
+lost on the wire must neither lose a result nor double one. An incarnation that has ended ends the repeating
+too: by then the answer could only be "stale".
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, WrongState
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import until_answered
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.reporter")
+
+_FLUSH_S = 0.02
+_TEXT_CHARS = 16_000
+
+
+def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
+    """An error as ``gangq.fail`` keeps it, with the host it happened on, cut to a sane length and without
+    NULs (which PostgreSQL refuses to store).
+    """
+    error = {"type": problem_type, "message": message, "host": socket.gethostname(), **more}
+    return {key: clean(value) if isinstance(value, str) else value for key, value in error.items()}
+
+
+def clean(text: str, most: int = _TEXT_CHARS) -> str:
+    """``text`` as PostgreSQL stores it, its middle left out where it is longer than ``most`` characters."""
+    text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    if len(text) <= most:
+        return text
+    head, tail = text[: most // 4], text[-(most - most // 4) :]
+    return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
+
+
+@dataclass
+class _Finished:
+    job: ActiveJob
+    result: Any
+
+
+class Reporter:
+    """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._finished: list[_Finished] = []
+        self._pending = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that flushes results of a batch while its next job runs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Flush no more by itself."""
+        self._stop.set()
+        self._pending.set()
+
+    # -- done ------------------------------------------------------------------------------------------------
+
+    def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> None:
+        """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms."""
+        with self._lock:
+            self._finished.append(_Finished(job, result))
+        if more_follow:
+            self._pending.set()
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report everything that is done, now, in one call; returns once it was answered."""
+        with self._sending:
+            with self._lock:
+                batch, self._finished = self._finished, []
+            if not batch:
+                return
+            try:
+                self._complete(batch)
+            except GangqError as problem:
+                self._complete_each(batch, problem)
+            finally:
+                for finished in batch:
+                    self._session.table.remove(finished.job)
+
+    def _complete(self, batch: Sequence[_Finished]) -> None:
+        outcomes = until_answered(
+            lambda: self._session.client.complete(
+                job_ids=[f.job.id for f in batch],
+                tokens=[f.job.token for f in batch],
+                results=[f.result for f in batch],
+                strict=False,
+            ),
+            "complete",
+            self._hopeless,
+        )
+        for outcome in outcomes or ():
+            if outcome.outcome == "stale":
+                log.error("result_stale", extra={"job": outcome.job_id})
+
+    def _complete_each(self, batch: Sequence[_Finished], problem: GangqError) -> None:
+        """One of the batch is refused (too large, not storable): that one fails, the others are done."""
+        if len(batch) > 1:
+            for finished in batch:
+                try:
+                    self._complete([finished])
+                except GangqError as own:
+                    self._complete_each([finished], own)
+            return
+        job = batch[0].job
+        if isinstance(problem, (StaleToken, WrongState, IncarnationEnded, NotFound)):
+            log.error("result_stale", extra={**job.extra, "error": str(problem)})
+            return
+        self._fail(
+            job, describe(type(problem).__name__, f"its result was refused: {problem}"), False, "error"
+        )
+
+    # -- not done --------------------------------------------------------------------------------------------
+
+    def failed(
+        self, job: ActiveJob, error: dict[str, Any], *, retryable: bool = True, cause: str = "error"
+    ) -> None:
+        """It failed; see :func:`describe`."""
+        try:
+            self._fail(job, error, retryable, cause)
+        finally:
+            self._session.table.remove(job)
+
+    def _fail(self, job: ActiveJob, error: dict[str, Any], retryable: bool, cause: str) -> None:
+        state = self._said(
+            job,
+            "fail",
+            lambda: self._session.client.fail(
+                job_id=job.id, token=job.token, error=error, retryable=retryable, cause=cause
+            ),
+        )
+        if state in (None, "repeated", "done"):
+            return
+        log.warning(
+            "job_failed",
+            extra={**job.extra, "state": state, "error_type": error["type"], "error": error["message"][:500]},
+        )
+
+    def completed_by_handler(self, job: ActiveJob, error: dict[str, Any] | None) -> None:
+        """``ctx.complete(connection)`` was called: whether it *happened* depends on the caller's commit.
+
+        Where it was committed, what is said here is a repeat of the token's final word and changes nothing.
+        """
+        if error is None:
+            error = describe(
+                "NotCommitted",
+                "ctx.complete(connection) was called, but its transaction was not committed when the handler "
+                "returned: commit before returning, or do not call it",
+            )
+        self.failed(job, error)
+
+    def stopped(self, job: ActiveJob) -> None:
+        """Nothing of it runs any more, because it was told to stop or was never started."""
+        try:
+            if job.lost is not None:
+                return
+            if job.told_by_server:
+                self._ack(job)
+            elif not self._release(job):
+                # Between our own stop and now the database told it to stop as well.
+                self._ack(job)
+        finally:
+            self._session.table.remove(job)
+
+    def _ack(self, job: ActiveJob) -> None:
+        state = self._said(
+            job,
+            "ack_preempted",
+            lambda: self._session.client.ack_preempted(job_id=job.id, token=job.token),
+        )
+        log.info("job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state})
+
+    def _release(self, job: ActiveJob) -> bool:
+        reason = {
+            "drain": f"worker {self._session.name} was stopped by its operator",
+            "lease": f"worker {self._session.name} could not renew its lease",
+        }.get(job.stop_reason or "", "its worker did not start it")
+        outcomes = self._said(
+            job,
+            "release",
+            lambda: self._session.client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
+        )
+        outcome = outcomes[0].outcome if outcomes else None
+        log.info("job_released", extra={**job.extra, "reason": reason, "outcome": outcome})
+        return outcome != "stale"
+
+    def forget(self, job: ActiveJob) -> None:
+        """Its claim was lost: nothing is said about it."""
+        self._session.table.remove(job)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _said(self, job: ActiveJob, what: str, call: Any) -> Any:
+        try:
+            return until_answered(call, what, self._hopeless)
+        except (StaleToken, WrongState, NotFound, IncarnationEnded) as problem:
+            log.error("report_stale", extra={**job.extra, "call": what, "error": str(problem)})
+        except GangqError as problem:
+            log.error("report_refused", extra={**job.extra, "call": what, "error": str(problem)})
+        return None
+
+    def _hopeless(self) -> bool:
+        return self._session.ended.is_set() or (self._stop.is_set() and self._session.lapsed())
+
+    def _run(self) -> None:
+        while True:
+            self._pending.wait()
+            if self._stop.wait(_FLUSH_S):
+                return
+            self._pending.clear()
+            try:
+                self.flush()
+            except Exception:
+                log.exception("results_fault")

@@ -1,0 +1,293 @@
+"""Running a command, or a Python handler in a child process, under a guardian.
+
+The order at the end is the point of it all: the process tree is confirmed gone, then its log is stored, then
+the database is told. Capacity that is given away earlier is given away twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangq.context import GangInfo
+from gangq.gpu import Detection
+from gangq.worker import facts
+from gangq.worker.barrier import wait_for_go
+from gangq.worker.child import Child, CommandStartError, Exit
+from gangq.worker.environment import for_child, own_environ, visible_devices
+from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.logship import LogShipper
+from gangq.worker.ports import PortHolder
+from gangq.worker.reporter import Reporter, describe
+from gangq.worker.session import Session
+from gangq.worker.socket_server import SocketServer
+
+log = logging.getLogger("gangq.worker.command")
+
+_TAIL_BYTES = 8192
+_SLICE_S = 0.5
+_STUCK_SLICE_S = 1.0
+_PORT_TAKEN_WITHIN_S = 120.0
+_CHILD = (
+    "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('GANGQ_SYS_PATH')); "
+    "from gangq.worker.child_main import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None
+    isolated: bool = False
+
+    @classmethod
+    def of_payload(cls, payload: Any) -> Command:
+        """A submitted command: ``{"argv": [...], "shell": false, "env": {}, "cwd": null}``.
+
+        Raises:
+            ValueError: it is not of that form; the message says what is wrong.
+        """
+        if not isinstance(payload, dict):
+            raise ValueError(f"a command's payload is an object with argv, not {payload!r}")
+        argv, env, cwd = payload.get("argv"), payload.get("env") or {}, payload.get("cwd")
+        if not isinstance(argv, list) or not argv or not all(isinstance(arg, str) for arg in argv):
+            raise ValueError(f"argv is {argv!r}: a list of strings, the program first")
+        if not isinstance(env, dict) or not all(
+            isinstance(value, str) and "=" not in name for name, value in env.items()
+        ):
+            raise ValueError("env is an object of names and strings")
+        if cwd is not None and not isinstance(cwd, str):
+            raise ValueError(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
+        if payload.get("shell"):
+            argv = ["/bin/sh", "-c", " ".join(argv)]
+        return cls(argv, env, cwd)
+
+    @classmethod
+    def of_handler(cls, target: str, task: str) -> Command:
+        """The Python handler of this task, found at ``module:app`` or ``/path/to/file.py:app``."""
+        # The child must import what this process imports, wherever it was started.
+        env = {"GANGQ_SYS_PATH": json.dumps(sys.path)}
+        return cls([sys.executable, "-c", _CHILD, target, task], env, None, isolated=True)
+
+
+class CommandWork:
+    """The running command, as orders reach it."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def stop(self, reason: StopReason, grace_s: float) -> None:
+        """SIGTERM to the group now, SIGKILL to the tree after the grace."""
+        if reason != "lease":  # Its guardian keeps that deadline by itself.
+            self._child.stop(grace_s)
+
+    def lose(self, reason: str) -> None:
+        """SIGKILL to the tree."""
+        del reason
+        self._child.kill()
+
+    def extend(self, kill_at: float, grace_s: float) -> None:
+        """Tell the guardian about the renewed lease."""
+        self._child.set_deadline(kill_at, grace_s)
+
+
+class CommandRunner:
+    """Runs commands, each in the thread that calls :meth:`run`."""
+
+    def __init__(
+        self,
+        session: Session,
+        reporter: Reporter,
+        ports: PortHolder,
+        detection: Detection,
+        server: SocketServer,
+    ) -> None:
+        self._session = session
+        self._reporter = reporter
+        self._ports = ports
+        self._detection = detection
+        self._server = server
+        self._numbers = iter(range(1, sys.maxsize))
+        self._lock = threading.Lock()
+
+    def run(self, job: ActiveJob, command: Command) -> None:
+        """Run one job to its end and report it."""
+        directory = self._session.directory / f"{job.id}-{job.token}"
+        try:
+            directory.mkdir(mode=0o700)
+            self._run(job, command, directory)
+        finally:
+            self._server.withdraw(job)
+            if job.claim.master_port is not None:
+                self._ports.release(job.claim.master_port)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _run(self, job: ActiveJob, command: Command, directory: Path) -> None:
+        session = self._session
+        if session.lapsing():
+            job.tell_stop("lease", 0.0)
+        checkpoint = None if job.told else facts.fetch_checkpoint(session, job, directory)
+        gang: GangInfo | None = None
+        if job.claim.gang_id is not None:
+            gang = wait_for_go(session, job)
+        if job.told or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+            self._not_started(job)
+            return
+        self._server.announce(
+            job, facts.as_wire(facts.job_info(job), gang, facts.device_infos(job), checkpoint)
+        )
+        env = for_child(
+            job,
+            base=own_environ(),
+            own=command.env,
+            devices=visible_devices(self._detection, job.claim.devices),
+            gang=gang,
+            checkpoint=checkpoint,
+            socket_path=self._server.path,
+        )
+        if job.claim.master_port is not None:
+            self._ports.release(job.claim.master_port)
+        started_at = time.monotonic()
+        try:
+            child = self._start(command, env, directory)
+        except CommandStartError as problem:
+            job.end_work()
+            if problem.stage == "deadline":
+                job.stop_reason = job.stop_reason or "lease"
+                self._reporter.stopped(job)
+            else:
+                self._reporter.failed(job, describe("CommandStartError", str(problem)))
+            return
+        with child:
+            ended = self._attend(job, child)
+            tail = child.log_tail(_TAIL_BYTES).decode("utf-8", "replace")
+        self._report(job, command, ended, tail, gang, time.monotonic() - started_at)
+
+    def _start(self, command: Command, env: dict[str, str], directory: Path) -> Child:
+        session = self._session
+        head = session.terms.log_bytes * 3 // 4
+        with self._lock:
+            number = next(self._numbers)
+        return Child.start(
+            command.argv,
+            env,
+            cwd=command.cwd or ".",
+            log_path=directory / "output",
+            mark=f"{session.mark}/{number}",
+            deadline_boottime=session.kill_at,
+            grace_s=session.terms.grace_s,
+            orphan_grace_s=min(5.0, session.terms.grace_s),
+            log_head=head,
+            log_tail=max(0, session.terms.log_bytes - head - 128),
+        )
+
+    def _attend(self, job: ActiveJob, child: Child) -> Exit:
+        """Watch it until its whole tree is gone."""
+        session = self._session
+        shipper = LogShipper(session, job, child)
+        work = CommandWork(child)
+        if job.start(work):
+            # A renewal between the start and this line went past it.
+            child.set_deadline(session.kill_at, session.terms.grace_s)
+        elif job.lost is not None:
+            child.kill()
+        else:
+            child.stop(session.terms.grace_s)
+        while (ended := child.wait(_SLICE_S)) is None:
+            shipper.ship()
+        if not ended.tree_dead:
+            session.stuck[job.token] = ended.stuck
+            log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
+        while not ended.tree_dead:
+            # Alive, and beyond SIGKILL: nothing may be said about this job, its devices are not free. Should
+            # it be told to stop, the missing ack is what brings its devices into quarantine.
+            time.sleep(_STUCK_SLICE_S)
+            ended = child.poll() or ended
+        session.stuck.pop(job.token, None)
+        job.end_work()
+        shipper.finish()
+        return ended
+
+    def _not_started(self, job: ActiveJob) -> None:
+        job.end_work()
+        if job.lost is not None:
+            self._reporter.forget(job)
+        else:
+            self._reporter.stopped(job)
+
+    def _report(
+        self,
+        job: ActiveJob,
+        command: Command,
+        ended: Exit,
+        tail: str,
+        gang: GangInfo | None,
+        ran_s: float,
+    ) -> None:
+        outcome = job.outcome or {}
+        if job.lost is not None:
+            self._reporter.forget(job)
+        elif job.completed_by_handler:
+            self._reporter.completed_by_handler(job, outcome.get("error"))
+        elif outcome.get("kind") == "result":
+            self._reporter.done(job, outcome["result"])
+        elif ended.cause in ("deadline", "orphan") or (
+            job.stop_reason is not None
+            and (ended.cause in ("stop", "kill") or ended.code != 0 or outcome.get("kind") == "stopped")
+        ):
+            job.stop_reason = job.stop_reason or "lease"
+            self._reporter.stopped(job)
+        elif outcome.get("kind") == "error":
+            retryable = outcome.get("retryable") is not False
+            error = dict(outcome["error"])
+            self._reporter.failed(
+                job,
+                describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail}),
+                retryable=retryable,
+                cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
+            )
+        elif ended.code == 0 and not command.isolated:
+            self._reporter.done(job, None)
+        else:
+            self._reporter.failed(
+                job,
+                describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail),
+                cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
+            )
+
+
+def _how(ended: Exit) -> str:
+    if ended.cause == "guardian_lost":
+        return "its guardian process was killed, and the command with it; its exit status is not known"
+    if ended.signal is not None:
+        try:
+            return f"killed by {signal.Signals(ended.signal).name}"
+        except ValueError:
+            return f"killed by signal {ended.signal}"
+    if ended.code == 0:
+        return "exited with 0 without having said how its handler ended"
+    return f"exited with {ended.code}"
+
+
+def _status(ended: Exit) -> int | None:
+    """As a shell would put it."""
+    return 128 + ended.signal if ended.signal is not None else ended.code
+
+
+def _port_taken(gang: GangInfo | None, tail: str, ran_s: float) -> bool:
+    """Whether rank 0 ended because somebody else had taken its rendezvous port: nobody's fault."""
+    if gang is None or gang.rank != 0 or ran_s > _PORT_TAKEN_WITHIN_S:
+        return False
+    return str(gang.master_port) in tail and ("EADDRINUSE" in tail or "Address already in use" in tail)

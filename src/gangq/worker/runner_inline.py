@@ -1,0 +1,271 @@
+"""Running a handler inside the worker process, in its main thread, one at a time.
+
+A Python thread cannot be stopped; a process can. So a handler that must end and does not takes the process
+with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. Both are
+promised to the kernel (:class:`gangq.worker.deadman.Deadman`) before they are tried from Python.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from gangq.client.encoding import dumps
+from gangq.context import GangInfo, set_current
+from gangq.errors import GangqError, NotSerializable
+from gangq.worker import facts
+from gangq.worker.barrier import wait_for_go
+from gangq.worker.context_impl import InlineContext
+from gangq.worker.deadman import Deadman, boottime
+from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.ports import PortHolder
+from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.inline")
+
+EXIT_LOST = 77
+EXIT_UNSTOPPED = 79
+_EVIDENCE_S = 1.0
+
+
+class HardExit:
+    """Ends this process from any thread, after one second of saying goodbye at most."""
+
+    def __init__(
+        self,
+        session: Session,
+        reporter: Reporter,
+        deadman: Deadman,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._session = session
+        self._reporter = reporter
+        self._deadman = deadman
+        self._leave = leave
+
+    def __call__(self, code: int, why: str, job: ActiveJob) -> None:
+        """Write down where every thread stands, hand back what was never started, exit with ``code``."""
+        self._deadman.arm(min(boottime() + 2 * _EVIDENCE_S, max(self._session.kill_at, boottime())), code)
+        log.critical("hard_exit", extra={**job.extra, "code": code, "reason": why})
+        goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)
+        goodbye.start()
+        goodbye.join(_EVIDENCE_S)
+        self._leave(code)
+
+    def _goodbye(self, job: ActiveJob) -> None:
+        try:
+            faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+        except (OSError, ValueError, AttributeError):
+            log.info("no_stack_dump")
+        try:
+            self._reporter.flush()
+            others = [other for other in self._session.table.snapshot() if other is not job]
+            if others and not self._session.ended.is_set():
+                self._session.client.release(
+                    job_ids=[other.id for other in others],
+                    tokens=[other.token for other in others],
+                    reason="its worker had to exit before it came to this job",
+                )
+        except GangqError as problem:
+            log.warning("goodbye_unheard", extra={"error": str(problem)})
+
+
+class InlineWork:
+    """The running handler, as orders reach it."""
+
+    def __init__(self, session: Session, job: ActiveJob, deadman: Deadman, hard_exit: HardExit) -> None:
+        self._job = job
+        self._deadman = deadman
+        self._exit = hard_exit
+        self._lock = threading.Lock()
+        self._active = False
+        self._kill_at = session.kill_at
+        self._stop_by: float | None = None
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """The handler is about to run: from here on this process dies with its lease."""
+        with self._lock:
+            self._active = True
+            self._arm()
+
+    def end(self) -> None:
+        """The handler has returned."""
+        with self._lock:
+            self._active = False
+            self._deadman.disarm()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def stop(self, reason: StopReason, grace_s: float) -> None:
+        """``ctx.stopping`` is up already; see to it that the handler is gone when the grace is over."""
+        if reason == "lease":
+            return  # The lease's own deadline is the limit.
+        with self._lock:
+            stop_by = boottime() + grace_s
+            if not self._active or (self._stop_by is not None and self._stop_by <= stop_by):
+                return
+            self._stop_by = stop_by
+            self._arm()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(grace_s, self._unstopped)
+            self._timer.name = "gangq-grace"
+            self._timer.daemon = True
+            self._timer.start()
+
+    def lose(self, reason: str) -> None:
+        """Nothing but the end of this process ends it."""
+        with self._lock:
+            if not self._active:
+                return
+        self._exit(EXIT_LOST, reason, self._job)
+
+    def extend(self, kill_at: float, grace_s: float) -> None:
+        """The lease was renewed."""
+        del grace_s
+        with self._lock:
+            self._kill_at = kill_at
+            if self._active:
+                self._arm()
+
+    def _unstopped(self) -> None:
+        with self._lock:
+            if not self._active:
+                return
+        self._exit(EXIT_UNSTOPPED, "it was told to stop and did not stop within its grace", self._job)
+
+    def _arm(self) -> None:
+        # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
+        hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
+        if hardest is not None and hardest < self._kill_at:
+            self._deadman.arm(hardest, EXIT_UNSTOPPED)
+        else:
+            self._deadman.arm(self._kill_at, EXIT_LOST)
+
+
+class InlineRunner:
+    """Runs claimed jobs one after another."""
+
+    def __init__(
+        self,
+        session: Session,
+        reporter: Reporter,
+        ports: PortHolder,
+        deadman: Deadman,
+        hard_exit: HardExit,
+    ) -> None:
+        self._session = session
+        self._reporter = reporter
+        self._ports = ports
+        self._deadman = deadman
+        self._hard_exit = hard_exit
+
+    def run(self, job: ActiveJob, handler: Callable[..., Any], *, more_follow: bool = False) -> None:
+        """Run one job to its end and report it. Whatever it does, this returns or the process ends."""
+        gang: GangInfo | None = None
+        if self._session.lapsing():
+            job.tell_stop("lease", 0.0)
+        if job.claim.gang_id is not None:
+            gang = wait_for_go(self._session, job)
+            if job.claim.master_port is not None:
+                self._ports.release(job.claim.master_port)
+        work = InlineWork(self._session, job, self._deadman, self._hard_exit)
+        if (job.claim.gang_id is not None and gang is None) or not job.start(work):
+            self._not_started(job)
+            return
+        directory = self._session.directory / f"{job.id}-{job.token}"
+        context = InlineContext(
+            self._session, job, gang, lambda: facts.fetch_checkpoint(self._session, job, directory)
+        )
+        work.begin()
+        result, problem = self._call(handler, context)
+        job.end_work()
+        work.end()
+        self._report(job, context, result, problem, more_follow)
+
+    def _call(self, handler: Callable[..., Any], context: InlineContext) -> tuple[Any, BaseException | None]:
+        pid = os.getpid()
+        set_current(context)
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = handler(context, **context.job.payload)
+        except BaseException as raised:
+            # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
+            problem = raised
+        if os.getpid() != pid:
+            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
+            # either, the connections belong to its parent.
+            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
+        set_current(None)
+        return result, problem
+
+    def _not_started(self, job: ActiveJob) -> None:
+        job.end_work()
+        if job.lost is not None:
+            self._reporter.forget(job)
+        else:
+            self._reporter.stopped(job)
+
+    def _report(
+        self,
+        job: ActiveJob,
+        context: InlineContext,
+        result: Any,
+        problem: BaseException | None,
+        more_follow: bool,
+    ) -> None:
+        if job.lost is not None:
+            self._reporter.forget(job)
+        elif job.completed_by_handler:
+            self._reporter.completed_by_handler(job, None if problem is None else error_of(problem))
+        elif job.stop_reason is not None and (
+            problem is not None or (context.stop_flag.seen and result is None)
+        ):
+            if problem is not None:
+                log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
+            self._reporter.stopped(job)
+        elif problem is not None:
+            cause = "port_taken" if _port_taken(problem, context.gang) else "error"
+            self._reporter.failed(job, error_of(problem), cause=cause)
+        else:
+            try:
+                dumps(result, f"the result of task {job.claim.task!r}")
+            except (NotSerializable, RecursionError) as refused:
+                # It would be refused again: the work is not worth repeating.
+                self._reporter.failed(job, describe(type(refused).__name__, str(refused)), retryable=False)
+            else:
+                self._reporter.done(job, result, more_follow=more_follow)
+
+
+def error_of(problem: BaseException) -> dict[str, Any]:
+    """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
+    try:
+        trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))
+    except BaseException:
+        trace = "(the traceback could not be formatted)"
+    try:
+        message = str(problem)
+    except BaseException:
+        message = "(its message could not be formatted)"
+    if isinstance(problem, SystemExit):
+        message = f"the handler called sys.exit({message or 0}): return instead, or raise what is wrong"
+    return describe(type(problem).__qualname__, message, traceback=trace)
+
+
+def _port_taken(problem: BaseException, gang: GangInfo | None) -> bool:
+    return (
+        gang is not None
+        and gang.rank == 0
+        and isinstance(problem, OSError)
+        and problem.errno == errno.EADDRINUSE
+    )

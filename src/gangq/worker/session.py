@@ -1,0 +1,155 @@
+"""One incarnation of a worker, as its threads share it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gangq.worker.deadman import boottime
+from gangq.worker.jobs import JobTable
+
+if TYPE_CHECKING:
+    from gangq.client import Client
+    from gangq.client.rows import Registration
+
+log = logging.getLogger("gangq.worker.session")
+
+
+Blameless = Literal["lapsed", "drained"]
+"""Why a process ended work that had done nothing wrong: it could not renew its lease, or its operator stopped
+it.
+"""
+
+
+def blameless(directory: Path, incarnation: int) -> str | None:
+    """What :meth:`Session.note` left there for that incarnation, if anything."""
+    for why in ("lapsed", "drained"):
+        try:
+            if (directory / why).read_text() == str(incarnation):
+                return why
+        except OSError:
+            continue
+    return None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the database told this incarnation when it registered. Times in seconds."""
+
+    incarnation: int
+    lease_s: float
+    heartbeat_s: float
+    margin_s: float
+    grace_s: float
+    tick_s: float
+    log_bytes: int
+    checkpoint_bytes: int
+
+    @classmethod
+    def of(cls, row: Registration) -> Terms:
+        """From the answer of ``register_worker``."""
+        return cls(
+            incarnation=row.incarnation,
+            lease_s=row.lease_granted_s,
+            heartbeat_s=row.heartbeat_s,
+            margin_s=min(row.lease_margin_s, row.lease_granted_s / 2),
+            grace_s=row.grace_s,
+            tick_s=row.tick_s,
+            log_bytes=row.log_bytes,
+            checkpoint_bytes=row.checkpoint_bytes,
+        )
+
+
+class Session:
+    """An incarnation from its registration until it has ended, with the instant at which its work must be
+    dead.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        terms: Terms,
+        *,
+        name: str,
+        host: str,
+        mark: str,
+        directory: Path,
+        sent_at: float,
+    ) -> None:
+        self.client = client
+        self.terms = terms
+        self.name = name
+        self.host = host
+        self.mark = mark
+        self.directory = directory
+        self.table = JobTable()
+        self.ended = threading.Event()
+        """Set once the database has ended this incarnation: whatever it still ran is lost."""
+        self.closing = threading.Event()
+        """Set once the worker is done with this incarnation: its threads stop."""
+        self.work = threading.Event()
+        """Set when there may be something to claim, or a slot has become free."""
+        self.stuck: dict[int, tuple[int, ...]] = {}
+        """By token, the pids of jobs that survived SIGKILL."""
+        self._lock = threading.Lock()
+        self._notes: set[str] = set()
+        self._kill_at = sent_at + terms.lease_s - terms.margin_s
+
+    @property
+    def incarnation(self) -> int:
+        """Its number."""
+        return self.terms.incarnation
+
+    @property
+    def kill_at(self) -> float:
+        """When its work has to be dead unless the lease is renewed, in seconds of CLOCK_BOOTTIME."""
+        with self._lock:
+            return self._kill_at
+
+    def renewed(self, sent_at: float) -> None:
+        """A heartbeat sent at this instant was answered: the lease runs from then, not from the answer."""
+        with self._lock:
+            self._kill_at = max(self._kill_at, sent_at + self.terms.lease_s - self.terms.margin_s)
+            kill_at = self._kill_at
+        self._take_back("lapsed")
+        self.table.each(lambda job: job.extend(kill_at, self.terms.grace_s))
+
+    def note(self, why: Blameless) -> None:
+        """Leave word for the next incarnation, on disk: should this process end without being able to tell
+        the database how, its jobs were stopped through no fault of theirs.
+        """
+        with self._lock:
+            if why in self._notes:
+                return
+            self._notes.add(why)
+        try:
+            (self.directory / why).write_text(str(self.incarnation))
+        except OSError as problem:
+            log.warning("note_unwritten", extra={"note": why, "error": str(problem)})
+
+    def _take_back(self, why: Blameless) -> None:
+        with self._lock:
+            if why not in self._notes:
+                return
+            self._notes.discard(why)
+        (self.directory / why).unlink(missing_ok=True)
+
+    def lapsing(self) -> bool:
+        """Whether what runs has to be asked to stop, because the lease may end before it is renewed."""
+        return boottime() >= self.kill_at - self.terms.grace_s
+
+    def lapsed(self) -> bool:
+        """Whether everything of this incarnation has to be dead."""
+        return boottime() >= self.kill_at
+
+    def end(self, why: str) -> None:
+        """The database has ended this incarnation. A repeat is harmless."""
+        if self.ended.is_set():
+            return
+        log.error("incarnation_ended", extra={"incarnation": self.incarnation, "reason": why})
+        self.ended.set()
+        self.table.each(lambda job: job.lose(why))
+        self.work.set()

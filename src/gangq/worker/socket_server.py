@@ -1,0 +1,194 @@
+"""The worker's side of ``GANGQ_SOCKET``: what a command may ask, and nothing more.
+
+A Unix socket in the worker's own 0700 directory. Each job has a random key; a request is about the job whose
+key it carries and can be about no other. A thread per connection, because an answer may have to wait for the
+database; a job that opens connections by the hundred is cut off alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gangq.errors import GangqError, InvalidInput
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.retry import until_answered
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.socket")
+
+_PER_JOB = 64
+_FIRST_WORD_S = 10.0
+_LINE_SLACK = 1 << 20
+
+
+class SocketServer:
+    """Answers the processes of this session's jobs."""
+
+    def __init__(self, session: Session, path: Path) -> None:
+        self._session = session
+        self.path = path
+        self._facts: dict[int, dict[str, Any]] = {}
+        self._open: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._thread = threading.Thread(target=self._accept, name="gangq-socket", daemon=True)
+        self._ops: dict[str, Callable[[ActiveJob, dict[str, Any]], dict[str, Any]]] = {
+            "beat": self._beat,
+            "completed": self._completed,
+            "describe": self._describe,
+            "load_checkpoint": self._load_checkpoint,
+            "outcome": self._outcome,
+            "save_checkpoint": self._save_checkpoint,
+            "status": self._status,
+        }
+
+    def start(self) -> None:
+        """Listen from now on.
+
+        Raises:
+            OSError: the path is too long (about 100 bytes) or cannot be made.
+        """
+        self._listener.bind(str(self.path))
+        self._listener.listen(128)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; open connections end with their processes."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+    def announce(self, job: ActiveJob, facts: dict[str, Any]) -> None:
+        """What ``describe`` answers this job's processes."""
+        with self._lock:
+            self._facts[job.token] = facts
+
+    def withdraw(self, job: ActiveJob) -> None:
+        """The job has ended."""
+        with self._lock:
+            self._facts.pop(job.token, None)
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._serve, args=(connection,), name="gangq-socket-client", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        counted: ActiveJob | None = None
+        try:
+            with connection, connection.makefile("rb") as lines:
+                connection.settimeout(_FIRST_WORD_S)
+                most = 2 * self._session.terms.checkpoint_bytes + _LINE_SLACK
+                while line := lines.readline(most):
+                    job, answer = self._answer(line, most)
+                    if job is not None and counted is None:
+                        with self._lock:
+                            if self._open[job.token] >= _PER_JOB:
+                                log.warning("socket_crowded", extra=job.extra)
+                                return
+                            self._open[job.token] += 1
+                        counted = job
+                        connection.settimeout(None)
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+                    if job is None:
+                        return
+        except OSError:
+            return
+        finally:
+            if counted is not None:
+                with self._lock:
+                    self._open[counted.token] -= 1
+                    if not self._open[counted.token]:
+                        del self._open[counted.token]
+
+    def _answer(self, line: bytes, most: int) -> tuple[ActiveJob | None, dict[str, Any]]:
+        try:
+            request: dict[str, Any] = json.loads(line if len(line) < most else b"")
+            key, op = request["key"], request["op"]
+            job = self._session.table.by_key(str(key))
+        except (ValueError, TypeError, KeyError):
+            return None, _refusal(InvalidInput(f"not a request of at most {most} bytes: {line[:100]!r}"))
+        if job is None:
+            return None, _refusal(GangqError("no running job of this worker has that key: its claim is over"))
+        try:
+            if op not in self._ops:
+                raise InvalidInput(f"unknown request {op!r}; known: {', '.join(sorted(self._ops))}")
+            return job, {"ok": True, **self._ops[op](job, request)}
+        except GangqError as problem:
+            return job, _refusal(problem)
+        except (KeyError, TypeError, ValueError) as problem:
+            return job, _refusal(InvalidInput(f"request {op!r} is incomplete or malformed: {problem!r}"))
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _beat(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        data = request["data"]
+        if not isinstance(data, dict):
+            raise InvalidInput("a beat is a JSON object")
+        job.beat(data)
+        return {}
+
+    def _completed(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        job.completed_by_handler = True
+        return {}
+
+    def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._facts[job.token])
+
+    def _status(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        reason = (job.lost and "lost") or job.stop_reason
+        return {"stopping": job.stopping.is_set(), "reason": reason, "job": job.id, "token": job.token}
+
+    def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        if request["kind"] not in ("result", "error", "stopped"):
+            raise InvalidInput(f"unknown outcome {request['kind']!r}")
+        job.outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable")}
+        return {}
+
+    def _save_checkpoint(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            data = base64.b64decode(request["data"], validate=True)
+        except binascii.Error as problem:
+            raise InvalidInput(f"a checkpoint travels as base64: {problem}") from problem
+        step = int(request["step"])
+        until_answered(
+            lambda: self._session.client.save_checkpoint(
+                job_id=job.id, token=job.token, step=step, data=data
+            ),
+            "save_checkpoint",
+            lambda: job.lost is not None or self._session.lapsed(),
+        )
+        return {"step": step}
+
+    def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        saved = until_answered(
+            lambda: self._session.client.load_checkpoint(job_id=job.id, token=job.token),
+            "load_checkpoint",
+            lambda: job.lost is not None or self._session.lapsed(),
+        )
+        if saved is None:
+            return {"step": None, "data": None}
+        return {"step": saved.step, "data": base64.b64encode(saved.data).decode()}
+
+
+def _refusal(problem: GangqError) -> dict[str, Any]:
+    return {"ok": False, "error": type(problem).__name__, "message": str(problem)}
