@@ -47,7 +47,7 @@ comment on function gangq.pack(integer, bigint[], text[], integer[]) is
 
 create function gangq.decide(max_gangs integer default 200)
 returns table (gang_id bigint, incarnations bigint[], earmark bigint[])
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -245,7 +245,8 @@ create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns vo
   from (select x.id, x.order_key from gangq.live_gangs x where x.id = keep_for.gang_id for key share skip locked) g
   cross join (
     select x.id from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
-  where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id);
+  where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id)
+  on conflict (incarnation) do nothing;
 $$;
 comment on function gangq.keep_for(bigint, bigint[]) is
   'Internal. Keeps exactly these workers for the first gang that must wait; null: for none.';

@@ -12,7 +12,8 @@ declare
 begin
   perform set_config('gangq.leaving', 'with history', true);
   with leaving as (
-    select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result)
+    -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
+    select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result) order by l.id
   ),
   gone as (
     delete from gangq.live_jobs j using leaving l
@@ -44,6 +45,9 @@ begin
   delete from gangq.device_holds h where h.job_id = any (left_ids);
   delete from gangq.progress p where p.job_id = any (left_ids);
   delete from gangq.dependencies d where d.job_id = any (left_ids);
+  if new_state in ('done', 'cancelled') then
+    delete from gangq.checkpoints c where c.job_id = any (left_ids);
+  end if;
   if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
     update gangq.dependencies d set outcome = (
       select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
@@ -61,6 +65,12 @@ create function gangq.was_final(job_id bigint, token bigint) returns boolean lan
 $$;
 comment on function gangq.was_final(bigint, bigint) is
   'Internal. Whether this token already ended its attempt: the same final call again then succeeds silently.';
+
+-- Viewers read events: what a program printed or held in its variables stays with the job.
+create function gangq.for_events(error jsonb) returns jsonb language sql immutable as $$
+  select case when jsonb_typeof(error) = 'object' then error - array['traceback', 'log_tail'] else '{}' end
+$$;
+comment on function gangq.for_events(jsonb) is 'Internal. An error without its traceback and log, which only those who may read payloads see.';
 
 -- complete asks more than was_final: an attempt that was reaped, failed or handed back is over, but it is not done, and
 -- a caller whose own writes hang on this answer must not commit them.
@@ -137,11 +147,12 @@ begin
     perform 1 from gangq.live_jobs j
     where j.gang_id in (select z.gang_id from gangq.live_jobs z where z.id = any (complete.job_ids)) order by j.id for update;
     for p in
-      select c.id, c.token, c.result, j.gang_id, j.token = c.token and j.state in ('running', 'preempting') as ours
+      select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
+        j.token = c.token and j.state in ('running', 'preempting') as ours
       from unnest(complete.job_ids, complete.tokens, complete.results) as c(id, token, result)
       left join gangq.live_jobs j on j.id = c.id
       where c.id <> all (done) or c.id is null
-      order by c.id
+      order by c.id, c.token
     loop
       job_id := p.id;
       if p.ours and p.gang_id is not null then
@@ -234,7 +245,7 @@ begin
     perform gangq.refuse_stale(requeue.job_id, requeue.token);
   end if;
   perform gangq.log_event(t, 'trip', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => requeue.error ->> 'message', data => requeue.error || jsonb_build_object('trips', j.trips + 1));
+    reason => requeue.error ->> 'message', data => gangq.for_events(requeue.error) || jsonb_build_object('trips', j.trips + 1));
   if j.state = 'preempting' then
     return gangq.stopped(j, requeue.error, t);
   end if;

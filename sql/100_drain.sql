@@ -51,7 +51,7 @@ begin
   where x.id = g.id;
   select count(*) into told from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting';
   perform gangq.log_event(t, 'drain', g.id, g.epoch, culprits[1], reason => drain.reason, data => jsonb_build_object(
-    'cause', how, 'culprits', culprits, 'told', told, 'unreserved', back, 'error', drain.error));
+    'cause', how, 'culprits', culprits, 'told', told, 'unreserved', back, 'error', gangq.for_events(drain.error)));
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting'), 'stop');
   if told = 0 then
     perform gangq.complete_drain(g.id);
@@ -366,6 +366,10 @@ begin
     insert into gangq.retried (job_id, finished_at)
     select distinct on (x.job_id) x.job_id, x.finished_at from gangq.history x
     where x.gang_id = k.gang_id order by x.job_id, x.finished_at desc;
+    if (select count(*) from gangq.live_jobs x where x.gang_id = w.id) <> k.size then
+      perform gangq.refuse('GQ002', format('history no longer has every member of gang %s', w.id),
+        'Done members are kept for retention_short, failed ones for retention_long: submit the gang anew.');
+    end if;
     perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => 'retried by ' || gangq.caller());
     gang_id := w.id;
     state := 'blocked';

@@ -127,16 +127,22 @@ begin
       ('gang_history_short', 'finished_at', cfg.retention_short), ('gang_history_long', 'finished_at', cfg.retention_long),
       ('events', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
   loop
-    begin
-      for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
-        part := parent.name || '_' || to_char(day, 'YYYYMMDD');
-        continue when to_regclass('gangq.' || part) is not null;
+    for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
+      part := parent.name || '_' || to_char(day, 'YYYYMMDD');
+      continue when to_regclass('gangq.' || part) is not null;
+      -- One day at a time: rows that the default partition has caught on one day must not cost the others theirs.
+      begin
         execute format('create table gangq.%I (like gangq.%I including defaults including constraints)', part, parent.name);
         execute format('alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)', parent.name, part,
           day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
         execute format('comment on table gangq.%I is %L', part, parent.name || ' of ' || day || ' (UTC)');
         made := made + 1;
-      end loop;
+      exception
+        -- A lock not to be had now, or rows of that day already in the default partition: they stay there.
+        when lock_not_available or check_violation then null;
+      end;
+    end loop;
+    begin
       for old in
         select c.relname from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
         where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
@@ -145,8 +151,7 @@ begin
         execute format('drop table gangq.%I', old.relname);
       end loop;
     exception
-      -- A lock not to be had now, or rows of that day already in the default partition: they stay there.
-      when lock_not_available or check_violation then null;
+      when lock_not_available then null;
     end;
   end loop;
   delete from gangq.history_short_rest h where h.finished_at < t - cfg.retention_short;

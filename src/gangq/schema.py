@@ -102,6 +102,12 @@ def migrate(
 
 
 def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], object]) -> MigrationReport:
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"{where} has encoding {encoding}; payloads, logs and errors are Unicode, so gangq needs UTF8: make "
+            "the database with  create database ... encoding 'UTF8' template template0"
+        )
     if conn.info.server_version < _OLDEST_SERVER:
         raise SchemaMismatch(
             f"{where} is PostgreSQL {conn.info.server_version // 10000}; gangq needs 14 or newer: upgrade "

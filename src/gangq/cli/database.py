@@ -47,7 +47,9 @@ def start(session: Session) -> None:
     """Start it, or find it running."""
     server = embedded.Server().start()
     found = server.status()
-    session.answer(_described(found), f"PostgreSQL {_version(found)} runs as pid {found.pid} in {found.data_dir}")
+    session.answer(
+        _described(found), f"PostgreSQL {_version(found)} runs as pid {found.pid} in {found.data_dir}"
+    )
 
 
 @db.command()
@@ -76,7 +78,9 @@ def status(session: Session) -> None:
     """Say whether it runs. Exit code 3 when it does not."""
     found = embedded.Server().status()
     state = f"runs as pid {found.pid}" if found.running else "does not run (gangq db start)"
-    session.answer(_described(found), f"PostgreSQL {_version(found)} in {found.data_dir} {state}\n{found.dsn}")
+    session.answer(
+        _described(found), f"PostgreSQL {_version(found)} in {found.data_dir} {state}\n{found.dsn}"
+    )
     if not found.running:
         click.get_current_context().exit(3)
 
@@ -87,10 +91,10 @@ def status(session: Session) -> None:
 def dsn(session: Session) -> None:
     """Print the address of the database in use; starts the private server if it is that.
 
-    Of --dsn or GANGQ_DSN everything but the password is printed.
+    A password in --dsn or GANGQ_DSN is left out.
     """
     address = session.dsn()
-    shown = address if session.private else core.target(address, {}).name
+    shown = address if session.private else _without_password(address)
     session.answer({"dsn": shown, "private": session.private}, shown)
 
 
@@ -101,22 +105,25 @@ def dsn(session: Session) -> None:
 def psql(session: Session, flag_dsn: str | None, args: tuple[str, ...]) -> None:
     """Open psql on the database in use: gangq db psql -- -c 'table gangq.jobs'.
 
-    The password of a DSN travels in PGPASSWORD, not on the command line. With --json nothing changes: psql has
-    formats of its own.
+    The first argument, unless it is an option of psql, names another database of the same server.
+
+    The password of a DSN travels in PGPASSWORD, not on the command line. With --json nothing changes: psql
+    has formats of its own.
     """
     session.flag_dsn = flag_dsn or session.flag_dsn
-    given = session.given_dsn
-    if given is None:
+    words = list(args)
+    other = words.pop(0) if words and not words[0].startswith("-") else None
+    if session.private:
         session.client()  # started, and migrated
-        argv = embedded.Server().psql_argv()
+        program, address = embedded.Server().psql_argv(other or embedded.DATABASE)
     else:
-        address = core.target(given, {})
-        if address.password:
-            os.environ["PGPASSWORD"] = address.password
-        argv = [_any_psql(), _without_password(given)]
+        program, address = _any_psql(), session.dsn()
+        password = core.target(address, {}).password
+        if password:
+            os.environ["PGPASSWORD"] = password
+        address = _without_password(address, other)
     session.close()
-    words = list(args[1:] if args[:1] == ("--",) else args)
-    os.execvp(argv[0], [*argv, *words])
+    os.execvp(program, [program, address, *words])
 
 
 def _any_psql() -> str:
@@ -127,10 +134,11 @@ def _any_psql() -> str:
         return "psql"
 
 
-def _without_password(address: str) -> str:
+def _without_password(address: str, database: str | None = None) -> str:
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    return make_conninfo(**{k: v for k, v in conninfo_to_dict(address).items() if k != "password"})
+    parts = {key: value for key, value in conninfo_to_dict(address).items() if key != "password"}
+    return make_conninfo("", **({**parts, "dbname": database} if database else parts))
 
 
 def _version(found: embedded.Status) -> str:

@@ -47,7 +47,12 @@ class Fleet:
 
     def start(self, name: str) -> None:
         """Start, or start again, one worker."""
-        environment = {**os.environ, "GANGQ_DSN": self.dsn, "PYTHONPATH": str(_examples()), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "GANGQ_DSN": self.dsn,
+            "PYTHONPATH": str(_examples()),
+            "OMP_NUM_THREADS": "1",
+        }
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "gangq", "worker", "digits_app:app", "--queue", "demo"]
@@ -94,7 +99,11 @@ def run(console: Console | None = None) -> int:
     was_running = server.status().running
     server.start()
     try:
-        with tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs, _database(server) as dsn, Client(dsn) as client:
+        with (
+            tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs,
+            _database(server) as dsn,
+            Client(dsn) as client,
+        ):
             version = server.status().version
             console.print(f"[bold]private PostgreSQL[/] {version} in {server.data_dir}, database {DATABASE}")
             return _play(console, client, Fleet(dsn, Path(logs)))
@@ -125,7 +134,9 @@ def _play(console: Console, client: Client, fleet: Fleet) -> int:
             checkpoint_mode="rank0",
             name="digits",
         )
-        console.print(f"[bold]submitted[/] {TILES} solo jobs and gang g{gang.gang_id}: 4 ranks, priority 10\n")
+        console.print(
+            f"[bold]submitted[/] {TILES} solo jobs and gang g{gang.gang_id}: 4 ranks, priority 10\n"
+        )
         killed = _watch(console, client, fleet, gang.gang_id, tiles)
     finally:
         fleet.stop()
@@ -198,7 +209,8 @@ def _verdict(
         "its gang was drained": bool(drains),
         "every survivor acknowledged, nobody had to be forced": bool(drains)
         and all(drain.acked == drain.moved and not drain.forced for drain in drains),
-        f"the gang was admitted again and finished in epoch {gang.epoch}": gang.state == "done" and gang.epoch >= 2,
+        f"the gang was admitted again and finished in epoch {gang.epoch}": gang.state == "done"
+        and gang.epoch >= 2,
         f"training resumed from the checkpoint of step {resumed}, not from the start": resumed > 0,
         f"held-out accuracy is {accuracy:.1%} (at least {ENOUGH_ACCURACY:.0%})": accuracy >= ENOUGH_ACCURACY,
         f"all {len(tiles)} solo jobs are done": all(job.state == "done" for job in client.jobs(ids=tiles)),
@@ -206,7 +218,9 @@ def _verdict(
     }
     for what, held in checks.items():
         console.print(f"  [{'green' if held else 'bold red'}]{'yes' if held else 'NO '}[/]  {what}")
-    console.print(f"\n{took_s:.0f} s. Look around:  gangq db psql {DATABASE}   then   select * from gangq.timeline;")
+    console.print(
+        f"\n{took_s:.0f} s. Look around:  gangq db psql {DATABASE}   then   select * from gangq.timeline;"
+    )
     return 0 if all(checks.values()) else 1
 
 
@@ -224,7 +238,9 @@ def _until(fleet: Fleet, condition: Callable[[], bool], what: str, limit_s: floa
     while not condition():
         fleet.check()
         if time.monotonic() > deadline:
-            raise GangqError(f"waited {limit_s:.0f} s for {what} in vain; the workers' logs are in {fleet.logs}")
+            raise GangqError(
+                f"waited {limit_s:.0f} s for {what} in vain; the workers' logs are in {fleet.logs}"
+            )
         time.sleep(0.05)
 
 

@@ -19,8 +19,8 @@ class Interrupts:
     """Counts Ctrl-C and SIGTERM while it is entered, instead of breaking off wherever the program is.
 
     A KeyboardInterrupt in the middle of a submit would leave a job behind whose id nobody has seen. From the
-    `last`th signal on (0: never) KeyboardInterrupt is raised after all: whoever presses it again wants out now,
-    also when a call to the database hangs.
+    `last`th signal on (0: never) KeyboardInterrupt is raised after all: whoever presses it again wants out
+    now, also when a call to the database hangs.
     """
 
     def __init__(self, last: int = 2) -> None:

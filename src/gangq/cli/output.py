@@ -72,6 +72,11 @@ def when(at: datetime | None) -> str:
     return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
+def instant(at: datetime) -> str:
+    """A time to the millisecond: a drain is over in less than a second."""
+    return f"{when(at)}.{at.microsecond // 1000:03d}"
+
+
 def seconds(value: float | None) -> str:
     """A length of time, short: 0.4s, 12s, 3m05s, 2h10m."""
     if value is None:
@@ -91,7 +96,7 @@ def megabytes(value: int | None) -> str:
     """An amount of memory given in MiB."""
     if not value:
         return "0"
-    return f"{value / 1024:g}GiB" if value % 1024 == 0 else f"{value}MiB"
+    return f"{value}MiB" if value < 1024 else f"{value / 1024:.4g}GiB"
 
 
 def words(values: Sequence[object] | None) -> str:

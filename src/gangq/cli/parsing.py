@@ -7,11 +7,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # Generic only in newer releases of click.
+    _ParamType = click.ParamType
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -33,7 +39,7 @@ class Which:
         return f"{'gang' if self.gang else 'job'} {self}"
 
 
-class WhichType(click.ParamType):
+class WhichType(_ParamType):
     """`12` is a job, `g12` a gang; with `gangs_only` `12` is one too."""
 
     name = "id"
@@ -51,7 +57,7 @@ class WhichType(click.ParamType):
         return Which(int(match[2]), bool(match[1]) or self._gangs_only)
 
 
-class Seconds(click.ParamType):
+class Seconds(_ParamType):
     """A length of time: 90, 90s, 1.5h, 1h30m. Becomes seconds."""
 
     name = "duration"
@@ -64,7 +70,7 @@ class Seconds(click.ParamType):
         return float(found)
 
 
-class Due(click.ParamType):
+class Due(_ParamType):
     """A time, or a length of time from now: becomes a datetime with a zone, or a timedelta."""
 
     name = "when"
@@ -90,7 +96,7 @@ class Due(click.ParamType):
             )
 
 
-class KeyValue(click.ParamType):
+class KeyValue(_ParamType):
     """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
 
     name = "key=value"

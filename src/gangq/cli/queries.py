@@ -21,7 +21,8 @@ def logs_after(positions: Mapping[int, Position]) -> Query[list[LogRow]]:
     """Output of these jobs beyond a position each, of this attempt and later ones, as it was stored."""
     text = (
         f"select {rows.columns(LogRow)} "  # noqa: S608 - column names of this package
-        "from unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(seqs)s::integer[]) as p(id, after_token, after_seq) "
+        "from unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(seqs)s::integer[]) "
+        "as p(id, after_token, after_seq) "
         "join gangq.logs l on l.job_id = p.id and (l.token, l.seq) > (p.after_token, p.after_seq) "
         "order by l.at, l.job_id, l.token, l.seq"
     )
@@ -82,8 +83,8 @@ def oldest_snapshot() -> Query[dict[str, Any] | None]:
     """The session or prepared transaction whose snapshot is the oldest: vacuum keeps what it might see."""
     text = """
         select * from (
-          select format('pid %%s (%%s, %%s, %%s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?'), a.state)
-              as who,
+          select format('pid %%s (%%s, %%s, %%s)', a.pid, a.usename,
+              coalesce(nullif(a.application_name, ''), '?'), a.state) as who,
             extract(epoch from clock_timestamp() - coalesce(a.xact_start, a.query_start))::float8 as age_s
           from pg_stat_activity a
           where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'

@@ -33,7 +33,9 @@ _COLUMNS = [
 def _settings(command: F) -> F:
     retention = click.Choice(["short", "long", "forever"])
     options = [
-        click.option("--policy", type=click.Choice(["largest_first", "fifo"]), help="Order of gangs of one priority."),
+        click.option(
+            "--policy", type=click.Choice(["largest_first", "fifo"]), help="Order of gangs of one priority."
+        ),
         click.option("--max-attempts", type=int, help="Attempts a job may spend."),
         click.option("--max-crashes", type=int, help="Workers a job may lose."),
         click.option("--max-trips", type=int, help="Watchdog trips a job may cause."),
@@ -42,7 +44,9 @@ def _settings(command: F) -> F:
         click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock budget of an attempt."),
         click.option("--max-payload-bytes", type=int, help="Largest payload or result."),
         click.option("--retention-done", type=retention, help="How long done jobs are kept."),
-        click.option("--retention-failed", type=retention, help="How long failed and cancelled jobs are kept."),
+        click.option(
+            "--retention-failed", type=retention, help="How long failed and cancelled jobs are kept."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -59,7 +63,7 @@ def queue() -> None:
 @_settings
 @common_options
 @pass_session
-def create(session: Session, name: str, **settings: Any) -> None:
+def create(session: Session, /, name: str, **settings: Any) -> None:
     """Make a queue. What is not given has the installation's default."""
     if session.client().queues(name=name):
         raise InvalidInput(f"queue {name!r} exists already; change it with: gangq queue set {name} ...")
@@ -71,7 +75,7 @@ def create(session: Session, name: str, **settings: Any) -> None:
 @_settings
 @common_options
 @pass_session
-def set_(session: Session, name: str, **settings: Any) -> None:
+def set_(session: Session, /, name: str, **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
     if all(value is None for value in settings.values()):
@@ -111,7 +115,9 @@ def _existing(session: Session, name: str) -> QueueRow:
     found = session.client().queues(name=name)
     if not found:
         known = ", ".join(q.name for q in session.client().queues()) or "none"
-        raise NotFound(f"queue {name!r} does not exist (there is: {known}); make it with: gangq queue create {name}")
+        raise NotFound(
+            f"queue {name!r} does not exist (there is: {known}); make it with: gangq queue create {name}"
+        )
     return found[0]
 
 

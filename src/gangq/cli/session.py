@@ -46,7 +46,10 @@ class Session:
     def _start_private(self) -> str:
         server = embedded.Server()
         if not server.status().running:
-            say(f"no --dsn or GANGQ_DSN: starting {server.binaries} in {server.data_dir}; gangq db stop ends it")
+            say(
+                f"no --dsn or GANGQ_DSN: starting {server.binaries} in {server.data_dir} "
+                "(gangq db stop ends it)"
+            )
         return server.start().dsn()
 
     def client(self, *, checked: bool = True) -> Client:

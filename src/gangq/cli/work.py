@@ -28,25 +28,41 @@ def work_options(command: F) -> F:
     """What a job needs and how it is treated: the options of submit and run."""
     options = [
         click.option("--queue", default="default", show_default=True, help="Where it waits."),
-        click.option("--priority", type=int, default=0, show_default=True, help="-1000 to 1000; higher runs first."),
+        click.option(
+            "--priority", type=int, default=0, show_default=True, help="-1000 to 1000; higher runs first."
+        ),
         click.option("--gpus", type=int, default=0, help="Whole devices [0]; for a gang, of each member."),
         click.option("--vram-mb", type=int, default=0, help="Memory needed on each device, MiB."),
         click.option("--memory-mb", type=int, default=0, help="Host memory needed, MiB."),
         click.option("--cpus", type=float, default=0, help="CPUs needed; may be fractional."),
-        click.option("--label", "labels", type=KeyValue(), multiple=True, metavar="K=V", help="A label the worker must carry."),
+        click.option(
+            "--label",
+            "labels",
+            type=KeyValue(),
+            multiple=True,
+            metavar="K=V",
+            help="A label the worker must carry.",
+        ),
         click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
         click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
         click.option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
         click.option("--after", type=int, multiple=True, metavar="ID", help="A job that must be done first."),
-        click.option("--gang", "size", type=int, metavar="N", help="N members that start together or not at all."),
+        click.option(
+            "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
+        ),
         click.option("--name", help="A name for the gang."),
         click.option(
             "--checkpoint-mode",
             type=click.Choice(["each", "rank0"]),
             help="Whether every member of the gang saves its part, or rank 0 all of it.",
         ),
-        click.option("--claim-deadline", "claim_deadline_s", type=Seconds(), help="How long the gang may stay reserved."),
-    ]  # fmt: skip
+        click.option(
+            "--claim-deadline",
+            "claim_deadline_s",
+            type=Seconds(),
+            help="How long the gang may stay reserved.",
+        ),
+    ]
     for option in reversed(options):
         command = option(command)
     return command
@@ -75,11 +91,13 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
 @click.command()
 @click.argument("task")
 @click.argument("payload", nargs=-1)
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="This many jobs, all alike.")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="This many jobs, all alike."
+)
 @work_options
 @common_options
 @pass_session
-def submit(session: Session, task: str, payload: tuple[str, ...], count: int, **options: Any) -> None:
+def submit(session: Session, /, task: str, payload: tuple[str, ...], count: int, **options: Any) -> None:
     """Submit a job of TASK, or with --gang N a gang, and print its id.
 
     PAYLOAD is one JSON object, or key=value pairs whose values are JSON where they parse as such (n=1 is a
@@ -113,7 +131,9 @@ def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
     lines = [line for line in sys.stdin if line.strip()]
     if not lines:
         raise click.UsageError("standard input has no payload: write one JSON object per line")
-    return [parsing.payload_of([line]) if line.lstrip().startswith("{") else _no_object(line) for line in lines]
+    return [
+        parsing.payload_of([line]) if line.lstrip().startswith("{") else _no_object(line) for line in lines
+    ]
 
 
 def _no_object(line: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 
 from gangq.errors import GangqError
+from gangq.worker.deadman import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
 from gangq.worker.retry import until_answered
@@ -15,6 +16,7 @@ from gangq.worker.session import Session
 log = logging.getLogger("gangq.worker.drain")
 
 _SLICE_S = 0.2
+_ANNOUNCE_S = 2.0
 
 
 class Drain:
@@ -31,6 +33,12 @@ class Drain:
             self.urgent.set()
         self.requested.set()
 
+    def impatient(self, session: Session) -> bool:
+        """Whether to end even with things unsaid: asked twice, or asked once and nothing can be ours any
+        more.
+        """
+        return self.urgent.is_set() or (self.requested.is_set() and session.lapsed())
+
     def run(self, session: Session, reporter: Reporter, waiting: deque[ActiveJob]) -> None:
         """Wait for the request, then bring every job of this session to its end; for a thread of its own.
 
@@ -41,11 +49,12 @@ class Drain:
                 return
         log.info("draining", extra={"worker": session.name, "jobs": len(session.table)})
         session.work.set()
+        announce_until = boottime() + _ANNOUNCE_S
         try:
             until_answered(
                 lambda: session.client.retire_worker(incarnation=session.incarnation, final=False),
                 "retire_worker",
-                lambda: session.ended.is_set() or self.urgent.is_set() or session.lapsing(),
+                lambda: session.ended.is_set() or self.urgent.is_set() or boottime() > announce_until,
                 self.urgent,
             )
         except GangqError as problem:

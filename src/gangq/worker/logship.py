@@ -63,7 +63,7 @@ class LogShipper:
             return
         data = self._child.read_new_output(_CHUNK)
         self._more = len(data) == _CHUNK
-        text = self._decoder.decode(data, final and not self._more).replace("\0", "\ufffd")
+        text = self._decoder.decode(data, final and not self._more)
         size = len(text.encode())
         if size > self._left:
             # Replacement characters are longer than what they replace; the limit is on what is stored.

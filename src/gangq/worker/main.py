@@ -26,7 +26,7 @@ from gangq.errors import GangqError, IncarnationEnded, UnknownTask
 from gangq.gpu import detect
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import ClaimSource
-from gangq.worker.deadman import Deadman
+from gangq.worker.deadman import Deadman, boottime
 from gangq.worker.drain import Drain
 from gangq.worker.forks import ForkGuard
 from gangq.worker.jobs import ActiveJob
@@ -169,7 +169,7 @@ class Worker:
     @contextlib.contextmanager
     def _threads(self, session: Session) -> Iterator[Callable[[], None]]:
         """The threads around one incarnation; yields what the main thread does meanwhile."""
-        reporter = Reporter(session)
+        reporter = Reporter(session, lambda: self._drain.impatient(session))
         keeper = LeaseKeeper(session)
         maintenance = Maintenance(session)
         server = SocketServer(session, session.directory / "s")
@@ -328,11 +328,12 @@ class Worker:
                 return
 
     def _retire(self, session: Session) -> None:
+        until = boottime() + session.terms.grace_s
         try:
             until_answered(
                 lambda: session.client.retire_worker(incarnation=session.incarnation, final=True),
                 "retire_worker",
-                lambda: session.ended.is_set() or session.lapsed() or self._drain.urgent.is_set(),
+                lambda: session.ended.is_set() or self._drain.urgent.is_set() or boottime() > until,
             )
         except IncarnationEnded:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,10 @@ class _Finished:
 class Reporter:
     """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
+        """``impatient()`` says whether the worker wants to end, database or not."""
         self._session = session
+        self._impatient = impatient
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._finished: list[_Finished] = []
@@ -173,9 +175,9 @@ class Reporter:
                 return
             if job.told_by_server:
                 self._ack(job)
-            elif not self._release(job):
-                # Between our own stop and now the database told it to stop as well.
-                self._ack(job)
+            else:
+                # Should the database have told it to stop as well by now, it takes this for the ack.
+                self._release(job)
         finally:
             self._session.table.remove(job)
 
@@ -187,7 +189,7 @@ class Reporter:
         )
         log.info("job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state})
 
-    def _release(self, job: ActiveJob) -> bool:
+    def _release(self, job: ActiveJob) -> None:
         reason = {
             "drain": f"worker {self._session.name} was stopped by its operator",
             "lease": f"worker {self._session.name} could not renew its lease",
@@ -199,7 +201,6 @@ class Reporter:
         )
         outcome = outcomes[0].outcome if outcomes else None
         log.info("job_released", extra={**job.extra, "reason": reason, "outcome": outcome})
-        return outcome != "stale"
 
     def forget(self, job: ActiveJob) -> None:
         """Its claim was lost: nothing is said about it."""
@@ -217,7 +218,7 @@ class Reporter:
         return None
 
     def _hopeless(self) -> bool:
-        return self._session.ended.is_set() or (self._stop.is_set() and self._session.lapsed())
+        return self._session.ended.is_set() or self._impatient()
 
     def _run(self) -> None:
         while True:

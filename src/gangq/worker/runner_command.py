@@ -245,7 +245,7 @@ class CommandRunner:
             self._reporter.done(job, outcome["result"])
         elif ended.cause in ("deadline", "orphan") or (
             job.stop_reason is not None
-            and (ended.cause in ("stop", "kill") or ended.code != 0 or outcome.get("kind") == "stopped")
+            and (ended.cause in ("stop", "kill") or outcome.get("kind") == "stopped")
         ):
             job.stop_reason = job.stop_reason or "lease"
             self._reporter.stopped(job)

@@ -34,6 +34,7 @@ log = logging.getLogger("gangq.worker.inline")
 EXIT_LOST = 77
 EXIT_UNSTOPPED = 79
 _EVIDENCE_S = 1.0
+_STACKS_S = 0.2
 
 
 class HardExit:
@@ -147,9 +148,9 @@ class InlineWork:
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
-            self._deadman.arm(hardest, EXIT_UNSTOPPED)
+            self._deadman.arm(hardest, EXIT_UNSTOPPED, grace_s=_STACKS_S)
         else:
-            self._deadman.arm(self._kill_at, EXIT_LOST)
+            self._deadman.arm(self._kill_at, EXIT_LOST, grace_s=_STACKS_S)
 
 
 class InlineRunner:

@@ -3,7 +3,8 @@
 A handler runs in the main thread, and Python runs its signal handlers there too: during a long call into C
 they would come too late. The C half of Python's signal handling writes to a pipe at once, whatever the main
 thread does, and a thread reads it. A handler that uses ``asyncio`` may redirect that pipe, so the Python half
-reports as well, and every signal is counted once, by its number of arrival on either path.
+reports as well. Both are counted apart, because the second report of one signal may come long after the first
+(when the library call returns), and a second SIGTERM means something else than the first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 log = logging.getLogger("gangq.worker.signals")
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
-_SAME_S = 0.05
+_FROM_PYTHON = 0x80
 
 
 class SignalWatch:
@@ -65,7 +65,7 @@ class SignalWatch:
         if os.getpid() != self._pid:
             return
         with contextlib.suppress(OSError):
-            os.write(self._write, bytes([number]))
+            os.write(self._write, bytes([number | _FROM_PYTHON]))
 
     def _forked(self) -> None:
         if not self._former:
@@ -75,16 +75,14 @@ class SignalWatch:
             signal.signal(number, signal.SIG_DFL)
 
     def _run(self) -> None:
-        last: dict[int, float] = {}
+        counts = {False: 0, True: 0}
+        heard = 0
         while data := os.read(self._read, 64):
-            for number in set(data):
-                if number not in _WATCHED:
-                    continue
-                now = time.monotonic()
-                # The same signal arrives by both paths, microseconds apart.
-                if now - last.get(number, -1.0) < _SAME_S:
-                    continue
-                last[number] = now
-                log.info("signal", extra={"signal": signal.Signals(number).name})
+            for byte in data:
+                if byte & ~_FROM_PYTHON in _WATCHED:
+                    counts[bool(byte & _FROM_PYTHON)] += 1
+            while heard < max(counts.values()):
+                heard += 1
+                log.info("signal", extra={"nth": heard})
                 self._on_stop()
         os.close(self._read)

@@ -1,0 +1,115 @@
+"""gangq beat and gangq checkpoint: what a command may tell its worker, over GANGQ_SOCKET."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangq.cli.parsing import KeyValue
+from gangq.cli.session import Session, json_option, pass_session
+from gangq.errors import InvalidInput
+
+EXIT_NO_CHECKPOINT = 4
+
+
+@click.command()
+@click.option("--step", type=int, help="The step reached: what the stall watchdog looks at.")
+@click.option("--total", type=int, help="The last step.")
+@click.option("--phase", help="What is being done.")
+@click.option("--loss", type=float, help="The loss.")
+@click.argument("data", nargs=-1, type=KeyValue(typed=True), metavar="[K=V]...")
+@json_option
+@pass_session
+def beat(
+    session: Session,
+    step: int | None,
+    total: int | None,
+    phase: str | None,
+    loss: float | None,
+    data: tuple[tuple[str, Any], ...],
+) -> None:
+    """Report progress, from inside a command: gangq beat --step 120 --total 400 lr=0.01."""
+    from gangq.worker.child_context import Link
+    from gangq.worker.context_impl import progress
+
+    more = dict(data)
+    if loss is not None:
+        more["loss"] = loss
+    told = progress(step, total, phase, more)
+    Link.from_environ().ask("beat", data=told)
+    session.answer(told)
+
+
+@click.group()
+def checkpoint() -> None:
+    """Save and load this job's checkpoint, from inside a command."""
+
+
+@checkpoint.command()
+@click.argument("step", type=click.IntRange(min=0))
+@click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
+@json_option
+@pass_session
+def save(session: Session, step: int, file: str) -> None:
+    """Store FILE (- for standard input) as the state at STEP. Returns once it is committed.
+
+    At most 1 MiB: larger ones belong in shared storage, and only their address here.
+    """
+    from gangq.worker.child_context import Link
+
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as e:
+        raise InvalidInput(f"cannot read the checkpoint {file}: {e.strerror}") from e
+    Link.from_environ().ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
+    session.answer({"step": step, "bytes": len(data), "file": file})
+
+
+@checkpoint.command()
+@click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
+@json_option
+@pass_session
+def load(session: Session, file: str) -> None:
+    """Write the checkpoint to resume from into FILE (- for standard output) and print its step.
+
+    Exit code 4, and FILE is left alone, when there is none: then begin at the beginning. With - the step
+    goes to standard error.
+    """
+    from gangq.worker.child_context import Link
+
+    found = Link.from_environ().ask("load_checkpoint")
+    if found["step"] is None:
+        session.answer({"step": None, "bytes": None, "file": None})
+        click.echo("gangq: there is no checkpoint: begin at the beginning", err=True)
+        click.get_current_context().exit(EXIT_NO_CHECKPOINT)
+    data = base64.b64decode(found["data"])
+    if file == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        click.echo(found["step"], err=True)
+        return
+    try:
+        _replace(Path(file), data)
+    except OSError as e:
+        raise InvalidInput(f"cannot write the checkpoint to {file}: {e.strerror}") from e
+    session.answer({"step": found["step"], "bytes": len(data), "file": file}, str(found["step"]))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """All of it or nothing: half a checkpoint would be trained on."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

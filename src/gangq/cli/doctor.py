@@ -1,0 +1,302 @@
+"""gangq doctor: is this installation well, and if not, what to do."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gangq import embedded, schema
+from gangq.cli import output, queries
+from gangq.cli.output import seconds
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.client import Client
+from gangq.errors import GangqError, NotAllowed, SchemaMismatch
+
+_LISTEN_S = 3.0
+_SKEW_S = 1.0
+_SNAPSHOT_S = 300.0
+_SNAPSHOT_BAD_S = 3600.0
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok."""
+
+    check: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+@click.command()
+@common_options
+@pass_session
+def doctor(session: Session) -> None:
+    """Check the database, the schema, the workers and the devices. Exit code 1 when anything has failed.
+
+    With --json one object per check: {"check", "status", "detail", "advice"}; status is ok, warn or fail.
+    """
+    failed = False
+    for found in examine(session):
+        failed = failed or found.status == "fail"
+        session.answer(found, _line(found))
+    if failed:
+        click.get_current_context().exit(1)
+
+
+def _line(found: Check) -> str:
+    mark = output.coloured(found.status.ljust(4), _COLOURS[found.status])
+    line = f"{mark}  {found.check.ljust(10)}  {found.detail}"
+    return f"{line}\n{' ' * 18}-> {found.advice}" if found.advice else line
+
+
+def examine(session: Session) -> Iterator[Check]:
+    """All checks, in order; those that need what has failed are left out."""
+    try:
+        client = session.client(checked=session.private)
+        facts = client.execute(queries.server_facts())
+    except GangqError as e:
+        advice = "see the private server's log, or name a database: --dsn or GANGQ_DSN"
+        yield Check("database", "fail", str(e), advice if isinstance(e, embedded.EmbeddedError) else "")
+        return
+    yield Check("database", "ok", f"reached {client.target}")
+    yield from _server(client, facts)
+    yield _skew(client)
+    yield _notify_queue(facts)
+    yield _listens(client)
+    yield _snapshot(client)
+    try:
+        schema.check_version(client)
+    except (SchemaMismatch, NotAllowed) as e:
+        yield Check("schema", "fail", str(e))
+        return
+    yield Check("schema", "ok", f"{client.schema_version()}, as this library wants it")
+    for check in (_code, _roles, _tick, _workers, _devices, _violations, _partitions):
+        try:
+            yield check(client, facts)
+        except GangqError as e:
+            yield Check(
+                check.__name__.strip("_"), "warn", str(e), "run gangq doctor as gangq_admin to see all"
+            )
+
+
+def _server(client: Client, facts: dict[str, Any]) -> Iterator[Check]:
+    with client.connection("version") as conn:
+        major = conn.info.server_version // 10000
+    version = facts["version"]
+    supported = f"{embedded.MAJORS[0]} to {embedded.MAJORS[-1]}"
+    if major < embedded.MAJORS[0]:
+        yield Check(
+            "server",
+            "fail",
+            f"PostgreSQL {version}",
+            f"gangq needs PostgreSQL {supported}: upgrade the server",
+        )
+    elif major > embedded.MAJORS[-1]:
+        yield Check(
+            "server",
+            "warn",
+            f"PostgreSQL {version}",
+            f"gangq is tested with {supported}; look for a newer gangq",
+        )
+    else:
+        yield Check("server", "ok", f"PostgreSQL {version}")
+    if facts["standby"]:
+        yield Check(
+            "primary",
+            "fail",
+            "this server is a standby",
+            "name the primary in the DSN, or all hosts of the cluster",
+        )
+
+
+def _skew(client: Client) -> Check:
+    before = time.time()
+    at = client.execute(queries.server_facts())["at"].timestamp()
+    after = time.time()
+    skew = at - (before + after) / 2
+    # Half the round trip is what this measurement cannot know.
+    if abs(skew) - (after - before) / 2 <= _SKEW_S:
+        return Check("clock", "ok", f"this host and the database agree within {_SKEW_S:g} s")
+    way = "ahead of" if skew > 0 else "behind"
+    return Check(
+        "clock",
+        "warn",
+        f"the database's clock is {seconds(abs(skew))} {way} this host's",
+        "no decision compares the two, but times shown here mislead: run NTP on both",
+    )
+
+
+def _notify_queue(facts: dict[str, Any]) -> Check:
+    usage = facts["notify_usage"]
+    detail = f"notification queue {usage:.1%} full"
+    if usage < 0.1:
+        return Check("notify", "ok", detail)
+    advice = (
+        "a session that listens has been in a transaction for long; end it (select * from pg_stat_activity "
+        "order by xact_start). When the queue is full, every commit that notifies fails"
+    )
+    return Check("notify", "fail" if usage > 0.5 else "warn", detail, advice)
+
+
+def _listens(client: Client) -> Check:
+    """Listen on one connection, notify on another: a pooler in transaction mode loses it in between."""
+    channel = f"gangq_doctor_{uuid.uuid4().hex[:12]}"
+    with client.connect_listener() as ear:
+        ear.execute(f"listen {channel}".encode())
+        with client.connection("notify") as mouth:
+            mouth.execute("select pg_notify(%s, '')", (channel,))
+        if any(True for _ in ear.notifies(timeout=_LISTEN_S, stop_after=1)):
+            return Check("listen", "ok", "notifications arrive")
+    return Check(
+        "listen",
+        "warn",
+        f"a notification did not arrive within {_LISTEN_S:g} s",
+        "PgBouncer in transaction or statement mode swallows LISTEN: give workers and gangq tick a direct or "
+        "session-mode DSN (and GANGQ_PREPARE=off for PgBouncer before 1.21). Without it they poll",
+    )
+
+
+def _snapshot(client: Client) -> Check:
+    oldest = client.execute(queries.oldest_snapshot())
+    if oldest is None or oldest["age_s"] < _SNAPSHOT_S:
+        return Check(
+            "horizon", "ok", f"no transaction holds back vacuum for more than {seconds(_SNAPSHOT_S)}"
+        )
+    return Check(
+        "horizon",
+        "fail" if oldest["age_s"] > _SNAPSHOT_BAD_S else "warn",
+        f"{oldest['who']} has held back vacuum for {seconds(oldest['age_s'])}",
+        "end it (select pg_terminate_backend(PID), or rollback prepared): until then dead rows pile up in "
+        "the hot tables",
+    )
+
+
+def _code(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    if schema.code_is_current(client):
+        return Check("code", "ok", "functions and views are this library's")
+    return Check(
+        "code",
+        "warn",
+        "functions and views are of another release",
+        "fine during a rolling upgrade; otherwise run gangq migrate as the schema's owner",
+    )
+
+
+def _roles(client: Client, facts: dict[str, Any]) -> Check:
+    del client
+    roles = facts["roles"]
+    if roles:
+        return Check("roles", "ok", f"{facts['login']} may act as {', '.join(roles)}")
+    return Check(
+        "roles",
+        "fail",
+        f"{facts['login']} holds no role of gangq",
+        f"have the owner run: grant gangq_worker to {facts['login']} (or gangq_submitter, gangq_viewer, "
+        "gangq_admin)",
+    )
+
+
+def _tick(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    last = client.execute(queries.last_tick())
+    age, limit = last["age_s"], max(10.0, 10 * last["tick_s"])
+    if age is not None and age <= limit:
+        return Check("tick", "ok", f"the last tick was {seconds(max(0.0, age))} ago")
+    live = [w for w in client.workers() if w.state in ("live", "draining")]
+    detail = "no tick has ever run" if age is None else f"the last tick was {seconds(age)} ago"
+    if live:
+        return Check(
+            "tick",
+            "fail",
+            f"{detail}, and {len(live)} workers are registered",
+            "look at the workers' logs; until one ticks, nothing is placed or freed: run gangq tick --loop "
+            "meanwhile",
+        )
+    return Check(
+        "tick", "warn", f"{detail}, and no worker is live", "start a worker, or run gangq tick --loop"
+    )
+
+
+def _workers(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    flag_after = client.execute(queries.last_tick())["flag_after_s"]
+    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
+    if not present:
+        return Check("workers", "warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
+    silent = [w for w in present if w.state == "silent" or (w.silent_s or 0) > flag_after]
+    if silent:
+        listed = _some([f"{w.name} on {w.host} for {seconds(w.silent_s)}" for w in silent])
+        return Check(
+            "workers",
+            "warn",
+            f"{len(silent)} of {len(present)} workers are silent: {listed}",
+            "look at their hosts. Their work is theirs until the lease ends; restarting a worker frees it "
+            "sooner",
+        )
+    held = [w for w in present if w.quarantined]
+    if held:
+        listed = _some([f"{w.name} ({w.quarantined})" for w in held])
+        return Check(
+            "workers",
+            "warn",
+            f"{len(held)} of {len(present)} workers are quarantined: {listed}",
+            f"when it is well: gangq unquarantine --worker {held[0].name}",
+        )
+    return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
+
+
+def _devices(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    devices = client.devices()
+    held = [d for d in devices if d.state == "quarantined"]
+    if held:
+        listed = _some([f"{d.host}:{d.index} ({d.reason})" for d in held])
+        return Check(
+            "devices",
+            "warn",
+            f"{len(held)} of {len(devices)} devices are quarantined: {listed}",
+            f"when it is well: gangq unquarantine --device {held[0].uuid}",
+        )
+    return Check("devices", "ok", f"{len(devices)} devices, none quarantined")
+
+
+def _violations(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    found = client.violations()
+    if not found:
+        return Check("invariants", "ok", "no violation")
+    listed = _some([f"{v.rule}: {v.subject} ({v.detail})" for v in found])
+    return Check(
+        "invariants",
+        "fail",
+        f"{len(found)} violations: {listed}",
+        "this is a bug: report it with the rows of gangq.violations and gangq.events",
+    )
+
+
+def _partitions(client: Client, facts: dict[str, Any]) -> Check:
+    del facts
+    found = client.execute(queries.stray_rows())
+    if not found:
+        return Check("partitions", "ok", "no row is outside the partitions of its day")
+    listed = _some([f"about {row['rows']} in gangq.{row['name']}" for row in found])
+    return Check(
+        "partitions",
+        "warn",
+        f"rows are in default partitions: {listed}",
+        "no tick made partitions in time. They are deleted at the end of their retention instead of dropped; "
+        "see that a tick runs",
+    )
+
+
+def _some(texts: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more

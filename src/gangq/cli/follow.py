@@ -1,0 +1,202 @@
+"""gangq logs and gangq events, once or followed; and the reader of output that gangq run uses too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import click
+
+from gangq.cli import output, parsing, queries
+from gangq.cli.output import Column, gang
+from gangq.cli.parsing import Which
+from gangq.cli.queries import Position
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import Client
+from gangq.client.rows import EventRow, LogRow
+from gangq.handles import ENDED
+
+_POLL_S = 0.3
+# Rows committed late carry an earlier time: what is younger than this is read again, and known ids dropped.
+_OVERLAP = timedelta(seconds=10)
+_LATEST_EVENTS = 1000
+
+_EVENTS = [
+    Column("at", lambda e: output.instant(e.at)),
+    Column("event", lambda e: e.kind),
+    Column("gang", lambda e: gang(e.gang_id), right=True),
+    Column("epoch", lambda e: e.epoch, right=True),
+    Column("job", lambda e: e.job_id, right=True),
+    Column("worker", lambda e: e.worker),
+    Column("reason", lambda e: e.reason),
+    Column("data", lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or ""),
+]
+
+
+class LogReader:
+    """Reads the output of jobs as it is stored, each piece once, over all attempts."""
+
+    def __init__(self, client: Client, job_ids: Sequence[int]) -> None:
+        self._client = client
+        self._positions: dict[int, Position] = dict.fromkeys(job_ids, (-1, -1))
+
+    def read(self, latest_only: bool = False) -> list[LogRow]:
+        """What is new. `latest_only`: of each job's latest attempt with output; earlier ones are skipped."""
+        found = self._client.execute(queries.logs_after(self._positions))
+        for row in found:
+            self._positions[row.job_id] = max(self._positions[row.job_id], (row.token, row.seq))
+        if latest_only:
+            return [row for row in found if row.token == self._positions[row.job_id][0]]
+        return found
+
+
+class Tagger:
+    """Makes whole lines with the rank in front out of pieces of output; without ranks, changes nothing."""
+
+    def __init__(self, ranks: Mapping[int, int | None]) -> None:
+        self._ranks = ranks
+        self._rests: dict[int, str] = {}
+
+    def add(self, row: LogRow) -> str:
+        """What can be printed now that this piece is here."""
+        rank = self._ranks[row.job_id]
+        if rank is None:
+            return row.chunk
+        *lines, rest = (self._rests.pop(row.job_id, "") + row.chunk).split("\n")
+        if rest:
+            self._rests[row.job_id] = rest
+        return "".join(f"[{rank}] {line}\n" for line in lines)
+
+    def rest(self) -> str:
+        """The lines that never ended."""
+        left = sorted((self._ranks[job] or 0, text) for job, text in self._rests.items())
+        self._rests.clear()
+        return "".join(f"[{rank}] {text}\n" for rank, text in left)
+
+
+def ranks_of(client: Client, target: Which) -> dict[int, int | None]:
+    """The jobs of a target with their ranks; a solo job has none, nor has a member asked for alone."""
+    if not target.gang:
+        return {client.job(id=target.id).id: None}
+    client.gang(id=target.id)
+    members = sorted(client.jobs(gang_id=target.id), key=lambda member: member.rank or 0)
+    return {member.id: member.rank for member in members}
+
+
+def has_ended(client: Client, target: Which) -> bool:
+    """Whether the job or gang has ended."""
+    states = client.gang_states(ids=[target.id]) if target.gang else client.job_states(ids=[target.id])
+    return states.get(target.id, "done") in ENDED
+
+
+@click.command()
+@parsing.takes_one
+@click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
+@click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
+@common_options
+@pass_session
+def logs(session: Session, which: Which | None, gang: int | None, follow: bool, all_attempts: bool) -> None:
+    """Print the output of a command: of a job (12), or of a gang (g12), each line tagged with its rank.
+
+    With --json one object per piece: {"job_id", "token", "seq", "at", "chunk", "rank"}.
+    """
+    target = parsing.one_of(which, gang)
+    client = session.client()
+    ranks = ranks_of(client, target)
+    reader, tagger = LogReader(client, list(ranks)), Tagger(ranks)
+    latest_only = not all_attempts
+    nothing_yet = True
+    while True:
+        # Asked before reading: what an ended job has printed is stored before its end is.
+        last = not follow or has_ended(client, target)
+        for row in reader.read(latest_only):
+            nothing_yet = False
+            if session.json:
+                click.echo(output.to_json({**_fields(row), "rank": ranks[row.job_id]}))
+            else:
+                click.echo(tagger.add(row), nl=False)
+        latest_only = False
+        if last:
+            break
+        time.sleep(_POLL_S)
+    if not session.json:
+        click.echo(tagger.rest(), nl=False)
+    if nothing_yet:
+        say(f"{target.phrase} has no output")
+
+
+def _fields(row: LogRow) -> dict[str, object]:
+    return {"job_id": row.job_id, "token": row.token, "seq": row.seq, "at": row.at, "chunk": row.chunk}
+
+
+@click.command()
+@parsing.takes_one
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on: of a job or gang until it has ended, else until Ctrl-C."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Without an id: begin with at most this many of the newest.",
+)
+@common_options
+@pass_session
+def events(session: Session, which: Which | None, gang: int | None, follow: bool, limit: int) -> None:
+    """Print what happened out of the ordinary: to a job, to a gang, or everywhere.
+
+    With --json one object per event: the columns of gangq.events.
+    """
+    client = session.client()
+    everywhere = which is None and gang is None
+    target = None if everywhere else parsing.one_of(which, gang)
+    batches = _all_events(client, limit) if target is None else _events_of(client, target)
+    for number, (rows, last) in enumerate(batches):
+        if session.json or (number == 0 and not follow):
+            session.rows(rows, _EVENTS, "no events")
+        else:
+            for row in rows:
+                click.echo(event_line(row))
+        if last or not follow:
+            return
+        time.sleep(_POLL_S)
+
+
+def event_line(row: EventRow) -> str:
+    """An event in a line."""
+    whose = [gang(row.gang_id)] if row.gang_id is not None else []
+    whose += [f"epoch {row.epoch}"] if row.epoch else []
+    whose += [f"job {row.job_id}"] if row.job_id is not None else []
+    whose += [f"worker {row.worker}"] if row.worker else []
+    reason = f": {row.reason}" if row.reason else ""
+    return f"{output.instant(row.at)}  {row.kind}  {' '.join(whose)}{reason}"
+
+
+def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], bool]]:
+    """Batches of new events, and whether that was the last one."""
+    after = None
+    ranks_of(client, target)  # it exists
+    while True:
+        ended = has_ended(client, target)
+        if target.gang:
+            rows = client.events(gang_id=target.id, after_id=after)
+        else:
+            rows = client.events(job_id=target.id, after_id=after)
+        after = max((row.id for row in rows), default=after)
+        yield rows, ended
+
+
+def _all_events(client: Client, limit: int) -> Iterator[tuple[list[EventRow], bool]]:
+    rows = client.execute(queries.newest_events(limit))
+    # Nothing yet: from now on, by the clock that stamps them.
+    since = rows[-1].at if rows else client.execute(queries.database_time())
+    # Left out by `limit`, and not to be shown because they are read again.
+    known = {row.id: row for row in client.execute(queries.newest_events(_LATEST_EVENTS, since - _OVERLAP))}
+    while True:
+        yield rows, False
+        found = client.execute(queries.newest_events(_LATEST_EVENTS, since - _OVERLAP))
+        rows = [row for row in found if row.id not in known]
+        since = max([since, *(row.at for row in rows)])
+        known = {row.id: row for row in found}

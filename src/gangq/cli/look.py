@@ -1,0 +1,367 @@
+"""gangq ls, show, explain, workers, devices, drains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from gangq.cli import output, parsing
+from gangq.cli.output import Column, gang, megabytes, seconds, when, words
+from gangq.cli.parsing import Which, WhichType
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.client.rows import DrainRow, GangRow, JobRow, Reason, TimelineRow, WorkerRow
+
+_JOBS = [
+    Column("id", lambda j: j.id, right=True),
+    Column("state", lambda j: j.state, state=True),
+    Column("task", lambda j: j.task),
+    Column("queue", lambda j: j.queue),
+    Column("prio", lambda j: j.priority, right=True),
+    Column("gang", lambda j: gang(j.gang_id)),
+    Column("rank", lambda j: j.rank, right=True),
+    Column("worker", lambda j: j.worker),
+    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True),
+    Column("submitted", lambda j: when(j.submitted_at)),
+    Column("ended", lambda j: when(j.finished_at)),
+    Column("what", lambda j: _what(j)),
+]
+_MEMBERS = [
+    Column("rank", lambda j: j.rank, right=True),
+    Column("job", lambda j: j.id, right=True),
+    Column("state", lambda j: j.state, state=True),
+    Column("host", lambda j: j.host),
+    Column("worker", lambda j: j.worker),
+    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True),
+    Column("crashes", lambda j: j.crashes, right=True),
+    Column("what", lambda j: _what(j)),
+]
+_GANGS = [
+    Column("id", lambda g: gang(g.id), right=True),
+    Column("state", lambda g: g.state, state=True),
+    Column("size", lambda g: g.size, right=True),
+    Column("epoch", lambda g: g.epoch, right=True),
+    Column("task", lambda g: g.task),
+    Column("name", lambda g: g.name),
+    Column("queue", lambda g: g.queue),
+    Column("prio", lambda g: g.priority, right=True),
+    Column("hosts", lambda g: words(g.hosts)),
+    Column("submitted", lambda g: when(g.submitted_at)),
+    Column("ended", lambda g: when(g.finished_at)),
+    Column("what", lambda g: g.reason or g.drain_cause or g.note),
+]
+_WORKERS = [
+    Column("name", lambda w: w.name),
+    Column("state", lambda w: "quarantined" if w.quarantined else w.state, state=True),
+    Column("host", lambda w: w.host),
+    Column("kind", lambda w: w.kind),
+    Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
+    Column("gpus", lambda w: w.gpus, right=True),
+    Column("memory", lambda w: megabytes(w.memory_mb), right=True),
+    Column("cpus", lambda w: f"{w.cpus:g}", right=True),
+    Column("queues", lambda w: words(w.queues)),
+    Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()])),
+    Column("heard", lambda w: seconds(w.silent_s), right=True),
+    Column("lease left", lambda w: seconds(w.lease_left_s), right=True),
+    Column("pid", lambda w: w.pid, right=True),
+    Column("why", lambda w: w.quarantined),
+]
+_DEVICES = [
+    Column("host", lambda d: d.host),
+    Column("index", lambda d: d.index, right=True),
+    Column("state", lambda d: d.state, state=True),
+    Column("vram", lambda d: megabytes(d.vram_mb), right=True),
+    Column("model", lambda d: d.model),
+    Column("source", lambda d: d.source),
+    Column("worker", lambda d: d.worker),
+    Column("job", lambda d: d.job_id, right=True),
+    Column("since", lambda d: when(d.since)),
+    Column("reason", lambda d: d.reason),
+    Column("uuid", lambda d: d.uuid),
+]
+_DRAINS = [
+    Column("gang", lambda d: gang(d.gang_id), right=True),
+    Column("epoch", lambda d: d.epoch, right=True),
+    Column("cause", lambda d: d.cause),
+    Column("trigger job", lambda d: d.trigger_job, right=True),
+    Column("told", lambda d: d.moved, right=True),
+    Column("acked", lambda d: d.acked, right=True),
+    Column("forced", lambda d: d.forced, right=True),
+    Column("outcome", lambda d: d.outcome or "draining", state=True),
+    Column("started", lambda d: when(d.started_at)),
+    Column("took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else ""),
+]
+_TIMELINE = [
+    Column("at", lambda t: output.instant(t.at)),
+    Column("epoch", lambda t: t.epoch, right=True),
+    Column("what", lambda t: t.what),
+    Column("job", lambda t: t.job_id, right=True),
+    Column("rank", lambda t: t.rank, right=True),
+    Column("worker", lambda t: t.worker),
+    Column("reason", lambda t: t.reason),
+]
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["jobs", "gangs"]), default="jobs")
+@click.option("--state", multiple=True, help="Only this state; may be repeated.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--worker", help="Only jobs of this worker.")
+@click.option(
+    "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
+)
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@common_options
+@pass_session
+def ls(
+    session: Session,
+    what: str,
+    state: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    worker: str | None,
+    gang_id: Which | None,
+    limit: int,
+) -> None:
+    """List jobs, or gangs: live and ended, newest first.
+
+    With --json: the columns of the views gangq.jobs and gangq.gangs.
+    """
+    client = session.client()
+    if what == "jobs":
+        jobs = client.jobs(
+            state=state or None,
+            queue=queue,
+            task=task,
+            worker=worker,
+            gang_id=gang_id.id if gang_id else None,
+            limit=limit,
+        )
+        session.rows(jobs, _JOBS, "no such jobs")
+        return
+    if task or worker:
+        raise click.UsageError("--task and --worker select jobs: gangq ls jobs ...")
+    ids = [gang_id.id] if gang_id else None
+    session.rows(
+        client.gangs(ids=ids, state=state or None, queue=queue, limit=limit), _GANGS, "no such gangs"
+    )
+
+
+@click.command()
+@parsing.takes_one
+@common_options
+@pass_session
+def show(session: Session, which: Which | None, gang: int | None) -> None:
+    """Show all there is to know about a job (12) or gang (g12).
+
+    With --json one object: {"job", "events"}, or {"gang", "members", "timeline", "drains"}.
+    """
+    target = parsing.one_of(which, gang)
+    client = session.client()
+    if not target.gang:
+        job = client.job(id=target.id)
+        events = client.events(job_id=job.id)
+        if session.json:
+            session.answer({"job": job, "events": events})
+            return
+        output.pairs(_job_pairs(job))
+        _error(job.error)
+        return
+    row = client.gang(id=target.id)
+    members = sorted(client.jobs(gang_id=row.id), key=lambda member: member.rank or 0)
+    timeline, drains = client.timeline(gang_id=row.id), client.drains(gang_id=row.id)
+    if session.json:
+        session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
+        return
+    output.pairs(_gang_pairs(row))
+    click.echo()
+    output.table(members, _MEMBERS)
+    _show_history(timeline, drains)
+    failed = culprit(members)
+    if failed is not None:
+        click.echo(f"\nrank {failed.rank}:")
+        _error(failed.error)
+
+
+def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
+    if timeline:
+        click.echo()
+        output.table(timeline, _TIMELINE)
+    if drains:
+        click.echo()
+        output.table(drains, _DRAINS)
+
+
+@click.command()
+@parsing.takes_one
+@common_options
+@pass_session
+def explain(session: Session, which: Which | None, gang: int | None) -> None:
+    """Say why a job or gang is not running, gate by gate, with numbers.
+
+    With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
+    """
+    target = parsing.one_of(which, gang)
+    client = session.client()
+    reasons = client.explain_gang(gang_id=target.id) if target.gang else client.explain_job(job_id=target.id)
+    if session.json:
+        session.rows(reasons, [], "")
+        return
+    for reason in reasons:
+        click.echo(_gate(reason))
+
+
+def _gate(reason: Reason) -> str:
+    mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
+    return f"{mark}  {reason.gate.ljust(8)}  {reason.detail}"
+
+
+@click.command()
+@click.option("--host", help="Only workers of this host.")
+@click.option("--name", help="Only this worker.")
+@common_options
+@pass_session
+def workers(session: Session, host: str | None, name: str | None) -> None:
+    """List the workers, each by its latest start."""
+    found: list[WorkerRow] = session.client().workers(name=name, host=host)
+    session.rows(found, _WORKERS, "no workers: start one with gangq worker")
+
+
+@click.command()
+@click.option("--host", help="Only devices of this host.")
+@click.option(
+    "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
+)
+@common_options
+@pass_session
+def devices(session: Session, host: str | None, state: str | None) -> None:
+    """List the devices, and which job holds each."""
+    session.rows(session.client().devices(host=host, state=state), _DEVICES, "no devices")
+
+
+@click.command()
+@click.argument("gang_id", type=WhichType(gangs_only=True), required=False, metavar="[gN]")
+@click.option("--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@common_options
+@pass_session
+def drains(session: Session, gang_id: Which | None, gang: int | None, limit: int) -> None:
+    """List drains: what caused each, who was told to stop, how it ended."""
+    wanted = gang_id.id if gang_id else gang
+    if wanted is not None:
+        session.client().gang(id=wanted)
+    session.rows(session.client().drains(gang_id=wanted, limit=limit), _DRAINS, "no drains")
+
+
+def culprit(members: Sequence[JobRow]) -> JobRow | None:
+    """The job, or the member, whose own failure the end was: of several the lowest rank."""
+    failed = sorted((m for m in members if m.error and m.state == "failed"), key=lambda m: m.rank or 0)
+    # The others fell with the gang, and their error says only that.
+    own = [m for m in failed if (m.error or {}).get("type") != "GangFailed"]
+    spent = [m for m in own if m.attempts >= m.max_attempts]
+    return next(iter([*spent, *own, *failed]), None)
+
+
+def _what(job: JobRow) -> str:
+    """The one thing worth knowing about a job in a line."""
+    if job.error and job.state != "done":
+        return _said(job.error)
+    if job.state == "preempting":
+        return f"told to stop ({job.stop_reason})"
+    if job.state == "scheduled":
+        return f"due {when(job.due_at)}"
+    return progress(job.progress) if job.state == "running" else ""
+
+
+def progress(beat: Any) -> str:
+    """A beat in words: its phase, step and total, then the rest."""
+    if not isinstance(beat, Mapping):
+        return ""
+    rest = dict(beat)
+    phase, step, total = rest.pop("phase", None), rest.pop("step", None), rest.pop("total", None)
+    parts = [str(phase)] if phase is not None else []
+    if step is not None:
+        parts.append(f"{step}/{total}" if total is not None else f"step {step}")
+    parts += [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in rest.items()
+    ]
+    return " ".join(parts)
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+
+
+def _needs(job: JobRow) -> str:
+    parts = (
+        [f"{job.gpus} GPUs" + (f" of {megabytes(job.vram_mb)}" if job.vram_mb else "")] if job.gpus else []
+    )
+    parts += [f"{megabytes(job.memory_mb)} memory"] if job.memory_mb else []
+    parts += [f"{job.cpus:g} CPUs"] if job.cpus else []
+    parts += [f"{key}={value}" for key, value in job.labels.items()]
+    return ", ".join(parts)
+
+
+def _job_pairs(job: JobRow) -> list[tuple[str, object]]:
+    return [
+        ("job", job.id),
+        ("state", job.state),
+        ("task", job.task),
+        ("queue", job.queue),
+        ("priority", job.priority),
+        ("gang", f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None),
+        ("needs", _needs(job)),
+        ("worker", f"{job.worker} on {job.host}" if job.worker else None),
+        ("attempts", f"{job.attempts} of {job.max_attempts}"),
+        ("crashes", job.crashes or None),
+        ("trips", job.trips or None),
+        ("stops", job.stops or None),
+        ("budget", seconds(job.budget_s)),
+        ("submitted", f"{when(job.submitted_at)} by {job.submitter}"),
+        ("due", job.due_at),
+        ("claimed", job.claimed_at),
+        ("told to stop", f"{when(job.told_at)} ({job.stop_reason})" if job.told_at else None),
+        ("ended", job.finished_at),
+        ("token", job.token),
+        ("progress", progress(job.progress)),
+        ("payload", job.payload),
+        ("result", output.to_json(job.result) if job.result is not None else None),
+    ]
+
+
+def _gang_pairs(row: GangRow) -> list[tuple[str, object]]:
+    return [
+        ("gang", gang(row.id)),
+        ("name", row.name),
+        ("state", row.state),
+        ("size", row.size),
+        ("epoch", row.epoch),
+        ("task", row.task),
+        ("queue", row.queue),
+        ("priority", row.priority),
+        ("hosts", words(row.hosts)),
+        ("launches lost", f"{row.attempts} of {row.max_attempts}" if row.attempts else None),
+        ("placement misses", row.placement_misses or None),
+        ("never started", row.never_started or None),
+        ("preemptions", row.preemptions or None),
+        ("submitted", f"{when(row.submitted_at)} by {row.submitter}"),
+        ("not before", row.not_before),
+        ("reserved", row.reserved_at),
+        ("started", row.go_at),
+        ("ended", row.finished_at),
+        ("drains", row.drain_cause if row.state == "draining" else None),
+        ("reason", row.reason),
+        ("note", row.note),
+    ]
+
+
+def _error(error: Mapping[str, Any] | None) -> None:
+    if not error:
+        return
+    click.echo(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
+    for key, title in (("traceback", "traceback"), ("log_tail", "end of its output")):
+        if error.get(key):
+            click.echo(f"{title}:")
+            click.echo("\n".join("  " + line for line in str(error[key]).rstrip("\n").splitlines()))

@@ -1,0 +1,64 @@
+"""gangq quarantine, unquarantine, demo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gangq.cli.session import Session, common_options, json_option, pass_session
+
+
+def _one(device: str | None, worker: str | None) -> dict[str, Any]:
+    if (device is None) == (worker is None):
+        raise click.UsageError("name a device (--device UUID) or a worker (--worker NAME), one of them")
+    return {"device_uuid": device, "worker": worker}
+
+
+def _whose(given: dict[str, Any]) -> str:
+    return f"device {given['device_uuid']}" if given["device_uuid"] else f"worker {given['worker']}"
+
+
+@click.command()
+@click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
+@click.option("--worker", metavar="NAME", help="A worker by name; it lasts over restarts.")
+@click.option("--reason", default="operator", show_default=True, help="Whoever lifts it will want to know.")
+@common_options
+@pass_session
+def quarantine(session: Session, device: str | None, worker: str | None, reason: str) -> None:
+    """Keep a device or a worker from taking work. What runs on a worker goes on."""
+    given = _one(device, worker)
+    session.client().quarantine(**given, reason=reason)
+    session.answer(
+        {**given, "quarantined": True, "reason": reason}, f"{_whose(given)} is quarantined: {reason}"
+    )
+
+
+@click.command()
+@click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
+@click.option("--worker", metavar="NAME", help="A worker by name.")
+@common_options
+@pass_session
+def unquarantine(session: Session, device: str | None, worker: str | None) -> None:
+    """Lift the quarantine of a device or a worker."""
+    given = _one(device, worker)
+    session.client().unquarantine(**given)
+    session.answer({**given, "quarantined": False, "reason": None}, f"{_whose(given)} may take work")
+
+
+@click.command()
+@json_option
+@pass_session
+def demo(session: Session) -> None:
+    """Show it: a training gang survives the death of a rank, on the private PostgreSQL.
+
+    With --json the show goes to standard error, and standard output gets {"exit_code"}.
+    """
+    # It starts servers and workers and trains a model: nothing that any other command should load.
+    from rich.console import Console
+
+    from gangq.cli import demo as show
+
+    code = show.run(Console(stderr=True) if session.json else None)
+    session.answer({"exit_code": code})
+    click.get_current_context().exit(code)

@@ -1,0 +1,359 @@
+"""gangq run: submit a command, watch it, stream what it prints, and exit as it did."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gangq.app import COMMAND, command_payload
+from gangq.cli import look, output
+from gangq.cli.follow import LogReader, Tagger
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.output import seconds
+from gangq.cli.parsing import KeyValue, Which
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.work import submission, work_options
+from gangq.client import Client
+from gangq.client.rows import EventRow, JobRow, LogRow
+from gangq.errors import DatabaseUnreachable, GangqError
+from gangq.handles import ENDED
+
+_POLL_S = 0.2
+_EXPLAIN_AFTER_S = 2.0
+_EXPLAIN_EVERY_S = 5.0
+_OUTAGE_TOLERATED_S = 300.0
+_WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
+
+EXIT_CANCELLED = 130
+EXIT_NOT_STARTED = 127
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="""Exit codes: the command's own when it failed, 128+N when signal N killed it; for a gang that of
+    the member it failed for. 127 when it could not be started, 1 when it failed otherwise (its worker was
+    lost too often, a watchdog), 130 when it was cancelled, here or elsewhere, 3 when the database was away
+    for five minutes.""",
+)
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@work_options
+@click.option("--shell", is_flag=True, help="COMMAND is one string for /bin/sh.")
+@click.option(
+    "--env",
+    type=KeyValue(),
+    multiple=True,
+    metavar="K=V",
+    help="Added to the worker's environment. Stored: no secrets.",
+)
+@click.option("--cwd", help="Where it runs [this directory, which the worker's host must have].")
+@click.option("--worker-cwd", is_flag=True, help="Run it in the worker's own directory.")
+@click.option("-d", "--detach", is_flag=True, help="Print its id and leave it.")
+@common_options
+@pass_session
+def run(
+    session: Session,
+    /,
+    argv: tuple[str, ...],
+    shell: bool,
+    env: tuple[tuple[str, str], ...],
+    cwd: str | None,
+    worker_cwd: bool,
+    detach: bool,
+    **options: Any,
+) -> None:
+    """Run a command, or with --gang N a gang of it, as srun does: wait, stream, exit with its status.
+
+    Its output goes to standard output, for a gang with the rank in front of each line; changes of state go to
+    standard error. Ctrl-C (or SIGTERM) cancels it and waits until it is gone; a second one leaves at once.
+
+    A solo command is not tried again when it fails, unless --max-attempts says so; a gang is, as its queue
+    says. Either survives the loss of a worker.
+
+    With --json one object per line: "event" is submitted, waits, state, happened, output or end.
+    """
+    if cwd and worker_cwd:
+        raise click.UsageError("--cwd and --worker-cwd exclude each other")
+    where = None if worker_cwd else os.path.abspath(cwd or os.getcwd())
+    words = " ".join(argv) if shell else list(argv)
+    payload = command_payload(words, shell=shell, env=dict(env), cwd=where)
+    if options["size"] is None and options["max_attempts"] is None:
+        options["max_attempts"] = 1
+    given = submission(session, options)
+    with Interrupts() as interrupts:
+        watch = _submit(session, payload, given)
+        if detach:
+            if not session.json:
+                click.echo(str(watch.target))
+            return
+        code = _Watcher(session, watch, interrupts).watch()
+    click.get_current_context().exit(code)
+
+
+@dataclass
+class _Watched:
+    """What was submitted, and what is known of it."""
+
+    target: Which
+    ranks: dict[int, int | None]
+    state: str = ""
+    after_event: int | None = None
+
+
+def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any]) -> _Watched:
+    client = session.client()
+    if "size" not in given:
+        (id,) = client.submit(task=COMMAND, payloads=[payload], **given)
+        watched = _Watched(Which(id, gang=False), {id: None})
+        note = None
+    else:
+        made = client.submit_gang(task=COMMAND, payload=payload, **given)
+        watched = _Watched(Which(made.gang_id, gang=True), {id: rank for rank, id in enumerate(made.job_ids)})
+        note = made.note
+    fields = {"queue": given["queue"], "job_ids": list(watched.ranks), "note": note}
+    text = f"{watched.target.phrase} submitted to queue {given['queue']}"
+    if watched.target.gang:
+        jobs = list(watched.ranks)
+        text += f": {len(jobs)} members, jobs {jobs[0]} to {jobs[-1]}"
+    _tell(session, watched.target, "submitted", text, **fields)
+    return watched
+
+
+def _tell(session: Session, target: Which, event: str, text: str, **fields: Any) -> None:
+    """One thing that happened: a line on standard error, or with --json an object on standard output."""
+    if session.json:
+        whose = {"gang": str(target), "gang_id": target.id} if target.gang else {"job_id": target.id}
+        click.echo(output.to_json({"event": event, **whose, **fields}))
+    else:
+        say(text)
+
+
+class _Watcher:
+    """The loop of `gangq run`."""
+
+    def __init__(
+        self,
+        session: Session,
+        watched: _Watched,
+        interrupts: Interrupts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._client: Client = session.client()
+        self._watched = watched
+        self._target = watched.target
+        self._interrupts = interrupts
+        self._clock = clock
+        self._reader = LogReader(self._client, list(watched.ranks))
+        self._tagger = Tagger(watched.ranks)
+        self._cancelled = False
+        self._lost_at: float | None = None
+        self._waits_since: float | None = clock()
+        self._explained = ""
+        self._explain_at = clock() + _EXPLAIN_AFTER_S
+
+    def watch(self) -> int:
+        """Watch it to its end; return the exit code."""
+        try:
+            while True:
+                try:
+                    code = self._look()
+                    self._lost_at = None
+                except GangqError as problem:
+                    self._outage(problem)
+                    code = None
+                if code is not None:
+                    return code
+                self._interrupts.wait(_POLL_S * random.uniform(0.8, 1.2))
+        except KeyboardInterrupt:
+            say(f"left {self._target.phrase} to itself; see gangq show {self._target}")
+            return EXIT_CANCELLED
+
+    def _look(self) -> int | None:
+        """One round; the exit code once it has ended and everything it printed is here."""
+        if self._interrupts.count and not self._cancelled:
+            self._cancel()
+        ended = self._states()
+        for row in self._reader.read():
+            self._print(row)
+        if not ended:
+            self._explain()
+            return None
+        rest = self._tagger.rest()
+        if not self._session.json:
+            click.echo(rest, nl=False)
+        return self._end()
+
+    def _cancel(self) -> None:
+        ids: dict[str, Any] = {"gang_ids" if self._target.gang else "job_ids": [self._target.id]}
+        self._client.cancel(**ids, reason="interrupted in gangq run")
+        self._cancelled = True
+        say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")
+
+    def _outage(self, problem: GangqError) -> None:
+        now = self._clock()
+        if not problem.retryable:
+            raise problem
+        if self._lost_at is None:
+            self._lost_at = now
+            say(f"{problem}; {self._target.phrase} goes on, waiting for the database")
+        elif now - self._lost_at > _OUTAGE_TOLERATED_S:
+            raise DatabaseUnreachable(
+                f"the database is away for {_OUTAGE_TOLERATED_S:g} s; {self._target.phrase} may still run: "
+                f"see gangq show {self._target} ({problem})"
+            ) from problem
+
+    # States
+
+    def _states(self) -> bool:
+        """Tell what changed; whether it has ended."""
+        if self._target.gang:
+            state = self._client.gang_states(ids=[self._target.id]).get(self._target.id, "")
+            events = self._client.events(gang_id=self._target.id, after_id=self._watched.after_event)
+        else:
+            state = self._client.job_states(ids=[self._target.id]).get(self._target.id, "")
+            events = self._client.events(job_id=self._target.id, after_id=self._watched.after_event)
+        for event in events:
+            self._watched.after_event = event.id
+            self._happened(event)
+        if state != self._watched.state:
+            self._watched.state = state
+            if state not in ENDED:
+                self._changed(state)
+        return state in ENDED
+
+    def _changed(self, state: str) -> None:
+        self._waits_since = self._clock() if state in _WAITS else None
+        self._explain_at = self._clock() + _EXPLAIN_AFTER_S
+        self._explained = ""
+        if state in _WAITS:
+            # Said with its reason, once it lasts.
+            if self._session.json:
+                _tell(self._session, self._target, "state", "", state=state)
+            return
+        if self._target.gang:
+            row = self._client.gang(id=self._target.id)
+            hosts = row.hosts or []
+            text = f"{state} on {', '.join(hosts)}" if hosts and state != "draining" else state
+            _tell(
+                self._session,
+                self._target,
+                "state",
+                f"{self._target.phrase} {text}, epoch {row.epoch}",
+                state=state,
+                epoch=row.epoch,
+                hosts=hosts,
+            )
+            return
+        job = self._client.job(id=self._target.id)
+        text = f"{state} on {job.host} (worker {job.worker})" if job.worker else state
+        if job.attempts > 1:
+            text += f", attempt {job.attempts}"
+        _tell(
+            self._session,
+            self._target,
+            "state",
+            f"{self._target.phrase} {text}",
+            state=state,
+            host=job.host,
+            worker=job.worker,
+            attempt=job.attempts,
+        )
+
+    def _happened(self, event: EventRow) -> None:
+        """What the states do not say: why it stopped, and why it will run again."""
+        data = event.data or {}
+        rank = self._watched.ranks.get(event.job_id) if event.job_id is not None else None
+        reason = f": {'' if rank is None else f'rank {rank} '}{event.reason}" if event.reason else ""
+        text = {
+            "drain": f"drains ({data.get('cause')}){reason}",
+            "rollback": f"is blocked again{reason}",
+            "retry": f"failed{reason}; tried again",
+            "reap": f"lost its worker{reason}",
+            "release": f"was handed back{reason}",
+            "trip": f"tripped a watchdog{reason}",
+            "force": "did not confirm that it stopped; taken from its worker",
+        }.get(event.kind)
+        if event.kind == "drained" and data.get("outcome") == "blocked":
+            text = "drained, and waits to be placed again"
+        if text is not None:
+            _tell(
+                self._session,
+                self._target,
+                "happened",
+                f"{self._target.phrase} {text}",
+                kind=event.kind,
+                epoch=event.epoch,
+                reason=event.reason,
+                data=event.data,
+            )
+
+    def _explain(self) -> None:
+        now = self._clock()
+        if self._waits_since is None or now < self._explain_at:
+            return
+        self._explain_at = now + _EXPLAIN_EVERY_S
+        if self._target.gang:
+            reasons = self._client.explain_gang(gang_id=self._target.id)
+        else:
+            reasons = self._client.explain_job(job_id=self._target.id)
+        held = [r for r in reasons if not r.ok]
+        # The state alone says nothing, unless nothing else holds it.
+        held = [r for r in held if r.gate != "state"] or held
+        why = "; ".join(r.detail for r in held) or "about to start"
+        if why == self._explained:
+            return
+        self._explained = why
+        waited = seconds(now - self._waits_since)
+        _tell(
+            self._session,
+            self._target,
+            "waits",
+            f"{self._target.phrase} is {self._watched.state} for {waited}: {why}",
+            state=self._watched.state,
+            reasons=held,
+        )
+
+    # Output and end
+
+    def _print(self, row: LogRow) -> None:
+        if self._session.json:
+            fields = {"job_id": row.job_id, "rank": self._watched.ranks[row.job_id], "text": row.chunk}
+            click.echo(output.to_json({"event": "output", **fields}))
+        else:
+            click.echo(self._tagger.add(row), nl=False)
+
+    def _end(self) -> int:
+        state = self._watched.state
+        members = self._client.jobs(ids=list(self._watched.ranks))
+        code, culprit = _status(state, members)
+        error = (culprit.error if culprit else None) or {}
+        text = f"{self._target.phrase} {state}"
+        if self._target.gang and state == "failed":
+            reason = self._client.gang(id=self._target.id).reason
+            text += f" ({reason})" if reason else ""
+        if state == "failed" and culprit is not None:
+            rank = f" rank {culprit.rank}" if culprit.rank is not None else ""
+            text += f":{rank} {error.get('message') or error.get('type') or 'no error was kept'}"
+        if state != "done" or self._session.json:
+            _tell(self._session, self._target, "end", text, state=state, exit_code=code, error=error or None)
+        return code
+
+
+def _status(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
+    """The exit code, and the job whose failure it is."""
+    if state == "done":
+        return 0, None
+    if state == "cancelled":
+        return EXIT_CANCELLED, None
+    culprit = look.culprit(members)
+    error = (culprit.error if culprit else None) or {}
+    if error.get("type") == "CommandStartError":
+        return EXIT_NOT_STARTED, culprit
+    code = error.get("exit_status")
+    return (code if isinstance(code, int) and 0 < code < 256 else 1), culprit

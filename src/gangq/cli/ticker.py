@@ -1,0 +1,119 @@
+"""gangq tick: the maintenance that workers do anyway, from cron or as a process of its own."""
+
+from __future__ import annotations
+
+import random
+
+import click
+import psycopg
+
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.output import to_json
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import Client
+from gangq.client.rows import TickReport
+from gangq.errors import GangqError, translate
+
+_RETRY_FIRST_S = 0.2
+_RETRY_LAST_S = 10.0
+
+
+@click.command()
+@click.option("--loop", is_flag=True, help="Go on until SIGTERM or Ctrl-C, woken by the database.")
+@click.option("--force", is_flag=True, help="Even if one has just run.")
+@common_options
+@pass_session
+def tick(session: Session, loop: bool, force: bool) -> None:
+    """Run all maintenance once: stale reservations, ended leases, drains, due jobs, admission.
+
+    Workers do this by themselves; for cron, or with --loop as a dedicated process. One runs at a time. With
+    --json one object per tick: {"ran", "again", "next_in_s", "detail"}.
+    """
+    client = session.client()
+    if loop:
+        with Interrupts() as interrupts:
+            _Loop(session, client, interrupts).run(force)
+        return
+    report = client.tick(force=force)
+    while report.ran and report.again:
+        report = client.tick(force=True)
+    session.answer(report, _described(report))
+
+
+def _described(report: TickReport) -> str:
+    if not report.ran:
+        return "not needed: another tick has just run, or runs"
+    done = {key: value for key, value in (report.detail or {}).items() if value}
+    return "ran: " + (
+        ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in done.items()) or "nothing to do"
+    )
+
+
+class _Loop:
+    """Ticks when asked by NOTIFY, and when the last tick said to; a lost connection is made again."""
+
+    def __init__(self, session: Session, client: Client, interrupts: Interrupts) -> None:
+        self._session = session
+        self._client = client
+        self._interrupts = interrupts
+        self._ear: psycopg.Connection[object] | None = None
+        self._retry_s = _RETRY_FIRST_S
+
+    def run(self, asked: bool) -> None:
+        """Until a signal comes."""
+        try:
+            while not self._interrupts.count:
+                asked = self._round(asked)
+        except KeyboardInterrupt:
+            return
+        finally:
+            self._deafen()
+
+    def _round(self, asked: bool) -> bool:
+        """One tick and the wait for the next; whether a notification ended it."""
+        try:
+            self._listen()
+            report = self._client.tick(force=asked)
+            self._say(report)
+            self._retry_s = _RETRY_FIRST_S
+            if report.ran and report.again:
+                return True
+            # Jitter: several of these must not ask in step.
+            wait = max(0.01, report.next_in_s or 1.0) * random.uniform(0.9, 1.1)
+            return self._wait(wait)
+        except (GangqError, psycopg.Error) as e:
+            problem = translate(e) if isinstance(e, psycopg.Error) else e
+            if not problem.retryable:
+                raise problem from e
+            say(f"{problem}; trying again in {self._retry_s:.1f} s")
+            self._deafen()
+            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
+            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
+            return False
+
+    def _say(self, report: TickReport) -> None:
+        busy = report.ran and any((report.detail or {}).values())
+        if self._session.json:
+            if report.ran:
+                click.echo(to_json(report))
+        elif busy:
+            click.echo(_described(report))
+
+    def _listen(self) -> None:
+        if self._ear is None:
+            self._ear = self._client.connect_listener()
+            self._ear.execute("listen gangq_tick")
+
+    def _deafen(self) -> None:
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.close()
+
+    def _wait(self, seconds: float) -> bool:
+        assert self._ear is not None
+        # What came while the tick ran lies in the connection's buffer, where select does not see it.
+        if any(True for _ in self._ear.notifies(timeout=0)):
+            return True
+        if not self._interrupts.wait(seconds, [self._ear.fileno()]):
+            return False
+        return any(True for _ in self._ear.notifies(timeout=0))

@@ -1,0 +1,163 @@
+"""gangq worker: serve queues in this process until told to stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gangq import embedded
+from gangq.cli import output
+from gangq.cli.parsing import KeyValue, Seconds
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.client import Client
+from gangq.errors import GangqError, InvalidInput
+
+if TYPE_CHECKING:
+    from gangq.app import App
+
+# What every log record has; the rest is what the caller said with extra=.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LogFormat(logging.Formatter):
+    """Log records as lines of text with key=value behind, or as JSON objects."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record. A traceback follows as text, or is a key of the object."""
+        extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        trace = self.formatException(record.exc_info) if record.exc_info else None
+        if self._as_json:
+            fields = {
+                "at": at,
+                "level": record.levelname,
+                "logger": record.name,
+                "message": record.getMessage(),
+            }
+            return output.to_json({**fields, **extra, **({"traceback": trace} if trace else {})})
+        words = [
+            f"{key}={json.dumps(value, default=str)}" for key, value in extra.items() if value is not None
+        ]
+        line = " ".join([at.astimezone().isoformat(" ", "milliseconds"), record.levelname, record.name])
+        return " ".join([line, record.getMessage(), *words]) + (f"\n{trace}" if trace else "")
+
+
+@click.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--queue", "queues", multiple=True, help="A queue to serve [default]; may be repeated.")
+@click.option("--name", help="Unique among live workers, the same over restarts [the host's name].")
+@click.option("--host", help="The host as others see it [this host's name].")
+@click.option("--address", help="Where members of a gang reach this host [the host].")
+@click.option(
+    "--slots",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Jobs at once; more than one run in child processes.",
+)
+@click.option(
+    "--prefetch", type=int, default=1, show_default=True, help="Plain jobs it may hold for its one slot."
+)
+@click.option(
+    "--devices", metavar="2x24GiB", help="Declare GPUs where no driver answers; none: offer none [detected]."
+)
+@click.option("--memory-mb", type=int, help="Host memory to offer, MiB [all of it].")
+@click.option("--cpus", type=float, help="CPUs to offer [all this process may use].")
+@click.option(
+    "--label",
+    "labels",
+    type=KeyValue(),
+    multiple=True,
+    metavar="K=V",
+    help="A label jobs may ask for; may be repeated.",
+)
+@click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
+@click.option(
+    "--drain-timeout",
+    "drain_timeout_s",
+    type=Seconds(),
+    default=0,
+    help="When told to stop: how long running jobs may go on before they are told too [0].",
+)
+@click.option("--commands/--no-commands", default=True, help="Whether it runs submitted commands [it does].")
+@click.option("--once", is_flag=True, help="End when nothing is left to claim.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@common_options
+@pass_session
+def worker(session: Session, /, app: str | None, log_level: str, **options: Any) -> None:
+    """Run a worker: for the tasks of MODULE:APP (training:app, or jobs.py:app), and for commands.
+
+    Without MODULE:APP it runs commands only. SIGTERM or Ctrl-C: running jobs finish or are handed back
+    without a charge; a second one skips the grace. It logs to standard error; with --json to standard output,
+    one object per record: {"at", "level", "logger", "message", ...}.
+    """
+    handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
+    handler.setFormatter(LogFormat(session.json))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    logging.getLogger("psycopg").setLevel(logging.WARNING)
+    # Not at the top: no other command needs watchdogs and device libraries.
+    from gangq.worker.main import run_worker
+
+    options["queues"] = options["queues"] or ("default",)
+    options["labels"] = dict(options["labels"])
+    if session.flag_dsn:
+        # What its handlers submit goes to the same database; children of the worker never see it.
+        os.environ["GANGQ_DSN"] = session.flag_dsn
+    target = None if app is None else _target(app)
+    found = None if target is None else _find(target)
+    click.get_current_context().exit(run_worker(found, dsn=_dsn(session, found), target=target, **options))
+
+
+def _target(app: str) -> str:
+    return app if ":" in app else f"{app}:app"
+
+
+def _find(target: str) -> App:
+    from gangq.app import App
+    from gangq.worker.child_main import find_app
+
+    # As `python -m` would: an installed script has its own directory there instead.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = find_app(target)
+    except GangqError as e:
+        raise InvalidInput(str(e)) from e
+    if not isinstance(found, App):
+        raise InvalidInput(
+            f"{target} is {type(found).__qualname__}, not a gangq.App: name the variable that is one"
+        )
+    return found
+
+
+def _dsn(session: Session, app: App | None) -> str:
+    """--dsn, else what the App names, else GANGQ_DSN, else the private server, whose schema is made."""
+    if session.flag_dsn or app is None:
+        address = session.dsn()
+        if session.private:
+            session.client()
+        return address
+    address = app.dsn
+    if session.private and address == _private_dsn():
+        with Client(address) as client:
+            session.check_schema(client)
+    return address
+
+
+def _private_dsn() -> str | None:
+    try:
+        return embedded.Server().dsn()
+    except embedded.EmbeddedError:
+        return None

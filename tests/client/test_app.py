@@ -1,0 +1,408 @@
+"""The App: declaring tasks, submitting them, and the handles that wait for what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from gangq import App, AsyncClient, Client, Context, GangHandle, Handle, context, embedded
+from gangq.embedded import Server
+from gangq.errors import (
+    GangqError,
+    InvalidInput,
+    JobCancelled,
+    JobFailed,
+    NotFound,
+    NotSerializable,
+    Stopped,
+    UnknownTask,
+)
+from gangq.handles import AsyncGangHandle, AsyncHandle
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[App]:
+    with App(dsn) as made:
+        yield made
+
+
+class Worker:
+    """Claims and ends jobs, as a worker would."""
+
+    def __init__(self, client: Client, name: str = "w1", slots: int = 4) -> None:
+        self.client = client
+        self.incarnation = client.register_worker(
+            name=name, host="h1", queues=["default"], kind="command", slots=slots
+        ).incarnation
+
+    def finish(self, *results: Any) -> None:
+        claims = self.client.claim(incarnation=self.incarnation, max_jobs=len(results))
+        assert len(claims) == len(results)
+        claims.sort(key=lambda claim: claim.job_id)
+        self.client.complete(
+            job_ids=[claim.job_id for claim in claims],
+            tokens=[claim.token for claim in claims],
+            results=list(results),
+        )
+
+    def fail(self, **error: str) -> None:
+        (claim,) = self.client.claim(incarnation=self.incarnation)
+        self.client.fail(job_id=claim.job_id, token=claim.token, error=error, retryable=False)
+
+
+# Tasks
+
+
+def test_a_task_stays_callable_and_is_known_by_name(app: App) -> None:
+    @app.task(queue="gpu", gpus=2, budget=60, isolate=True)
+    def train(ctx: Context, epochs: int, lr: float = 0.1) -> dict[str, float]:
+        return {"epochs": epochs, "lr": lr}
+
+    @app.task
+    def plain(ctx: Context) -> int:
+        return 1
+
+    @app.task(name="other")
+    def named(ctx: Context) -> None: ...
+
+    nobody: Any = None
+    assert train(nobody, epochs=3) == {"epochs": 3, "lr": 0.1}
+    assert plain(nobody) == 1
+    assert list(app.tasks) == ["train", "plain", "other"]
+    assert app.get_task("train") is train
+    assert (train.defaults.gpus, train.defaults.budget, train.isolate, plain.isolate) == (2, 60, True, False)
+
+
+def test_wrong_declarations_are_refused_with_what_is_right(app: App) -> None:
+    app.declare_task("elsewhere", queue="default")
+    with pytest.raises(InvalidInput, match="'elsewhere' is declared twice"):
+        app.declare_task("elsewhere")
+    with pytest.raises(InvalidInput, match="'command'"):
+        app.declare_task("command")
+    with pytest.raises(InvalidInput, match=r"'gpu'.*gpus"):
+        app.task(gpu=1)
+    with pytest.raises(UnknownTask, match=r"'elsewere' \(it has: elsewhere\)"):
+        app.get_task("elsewere")
+    nobody: Any = None
+    with pytest.raises(InvalidInput, match="implemented elsewhere"):
+        app.get_task("elsewhere")(nobody)
+
+
+def test_options_reach_the_job_and_leave_the_task_as_it_was(app: App, db: psycopg.Connection[Any]) -> None:
+    app.client.set_queue(name="gpu")
+    task = app.declare_task("t", labels={"zone": "a"}, priority=3)
+    first = task.submit(n=0)
+    changed = task.options(
+        queue="gpu",
+        gpus=1,
+        vram_mb=8000,
+        memory_mb=512,
+        cpus=0.5,
+        budget=30,
+        max_attempts=7,
+        priority=9,
+        after=[first],
+    )
+    row = changed.submit(n=1).row()
+    assert (row.queue, row.gpus, row.vram_mb, row.memory_mb, row.cpus) == ("gpu", 1, 8000, 512, 0.5)
+    assert (row.budget_s, row.max_attempts, row.priority, row.state) == (30.0, 7, 9, "waiting")
+    assert (row.labels, row.payload, row.task) == ({"zone": "a"}, {"n": 1}, "t")
+    assert task.defaults.queue == "default"
+    with pytest.raises(InvalidInput, match="'colour'"):
+        task.options(colour=1)
+
+
+def test_many_payloads_are_one_statement_and_keep_their_order(app: App) -> None:
+    task = app.declare_task("t")
+    handles = task.submit_many([{"n": n} for n in range(50)])
+    assert [handle.row().payload["n"] for handle in handles[::7]] == list(range(0, 50, 7))
+    assert task.submit_many([]) == []
+    with pytest.raises(NotSerializable, match=r"payloads\[1\] is int.*JSON object"):
+        task.submit_many([{}, 5])  # type: ignore[list-item]
+    with pytest.raises(NotSerializable, match=r"payloads\[0\] has bytes at \$\.x"):
+        task.submit(x=b"")
+
+
+def test_submitting_in_the_callers_transaction(app: App, dsn: str) -> None:
+    task = app.declare_task("t")
+    with psycopg.connect(dsn) as conn:
+        handle = task.options(connection=conn).submit()
+        gang = task.submit_gang(2, connection=conn)
+        with pytest.raises(NotFound, match="not committed"):
+            handle.wait(timeout=5)
+    assert (handle.state(), gang.state()) == ("pending", "blocked")
+
+
+def test_a_command_is_a_job_with_its_words(app: App) -> None:
+    row = app.submit_command(["echo", "a b"], env={"A": "1"}, cwd="/tmp", cpus=0.5).row()
+    assert (row.task, row.cpus) == ("command", 0.5)
+    assert row.payload == {"argv": ["echo", "a b"], "shell": False, "env": {"A": "1"}, "cwd": "/tmp"}
+    assert app.submit_command("echo $A | wc", shell=True).row().payload["argv"] == ["echo $A | wc"]
+    gang = app.submit_command(["true"], gang=2, name="pair", checkpoint_mode="rank0")
+    assert isinstance(gang, GangHandle)
+    assert (len(gang.job_ids), gang.row().name) == (2, "pair")
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "said"),
+    [
+        ("echo hi", {}, r"\['echo', 'hi'\]"),
+        ([], {}, "empty"),
+        (["a", "b"], {"shell": True}, "one string"),
+        (["a", 1], {}, "argv holds 1, which is int"),
+        (["a"], {"env": {"A": 1}}, "env holds 1"),
+    ],
+)
+def test_a_command_that_cannot_be_one_is_refused(app: App, argv: Any, options: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        app.submit_command(argv, **options)
+
+
+def test_nothing_is_resolved_before_the_first_use(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    asked: list[str | None] = []
+
+    def resolve(given: str | None) -> str:
+        asked.append(given)
+        return dsn
+
+    monkeypatch.setattr(embedded, "resolve_dsn", resolve)
+    with App() as app:
+        task = app.declare_task("t")
+        assert asked == []
+        task.submit()
+        assert (asked, app.dsn) == ([None], dsn)
+        task.submit()
+        assert asked == [None]
+    with pytest.raises(InvalidInput, match="both dsn and client"):
+        App(dsn, client=Client(dsn))
+
+
+# Handles
+
+
+def test_a_result_is_waited_for_while_the_job_runs(app: App) -> None:
+    handle = app.declare_task("t").submit()
+    worker = Worker(app.client)
+    later = threading.Timer(0.2, worker.finish, args=({"loss": 0.5},))
+    later.start()
+    assert handle.result(timeout=20) == {"loss": 0.5}
+    later.join()
+    assert (handle.wait(timeout=0), handle.state(), handle.logs()) == ("done", "done", "")
+    assert app.job(handle.id) == handle
+    assert len({app.job(handle.id), handle}) == 1
+
+
+def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
+    handle = app.declare_task("t").submit()
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=rf"job {handle.id} has not ended within 0.1 s; it is pending"):
+        handle.result(timeout=0.1)
+    assert 0.1 <= time.monotonic() - started < 5
+    with pytest.raises(NotFound, match="job 987654"):
+        app.job(987654).wait(timeout=5)
+    with pytest.raises(NotFound, match="gang 987654"):
+        app.gang(987654)
+
+
+def test_a_failure_carries_the_last_error_and_a_retry_runs_it_again(app: App) -> None:
+    handle = app.declare_task("t").submit()
+    worker = Worker(app.client)
+    worker.fail(type="ValueError", message="bad shape", traceback="...")
+    with pytest.raises(
+        JobFailed, match=rf"job {handle.id} \(task t\) failed after 1 of 3 attempts: ValueError: bad shape"
+    ) as caught:
+        handle.result(timeout=20)
+    assert (caught.value.job_id, caught.value.error["traceback"]) == (handle.id, "...")
+    assert handle.retry() == "pending"
+    worker.finish(7)
+    assert handle.result(timeout=20) == 7
+
+
+def test_a_cancelled_job_has_no_result(app: App) -> None:
+    handle = app.declare_task("t").submit()
+    assert handle.cancel(reason="changed my mind") == "cancelled"
+    with pytest.raises(JobCancelled) as caught:
+        handle.result(timeout=20)
+    assert caught.value.job_id == handle.id
+
+
+def test_the_output_shown_is_that_of_the_latest_attempt(app: App) -> None:
+    handle = app.declare_task("t").submit()
+    worker = Worker(app.client)
+    for text in ("first\n", "second\n"):
+        (claim,) = app.client.claim(incarnation=worker.incarnation)
+        app.client.append_log(
+            job_ids=[claim.job_id] * 2, tokens=[claim.token] * 2, seqs=[0, 1], chunks=[text, "end\n"]
+        )
+        app.client.release(job_ids=[claim.job_id], tokens=[claim.token])
+    assert handle.logs() == "second\nend\n"
+
+
+def test_a_gang_gives_its_results_by_rank(app: App) -> None:
+    gang = app.declare_task("t").submit_gang(3, payloads=[{"r": r} for r in range(3)], name="trio")
+    assert (gang.note is None, len(gang.members)) == (False, 3)
+    worker = Worker(app.client)
+    app.client.tick(force=True)
+    worker.finish("a", "b", "c")
+    assert gang.results(timeout=20) == ["a", "b", "c"]
+    assert gang.result() == "a"
+    assert gang.members[1].result() == "b"
+    assert "reserve" in {step.what for step in gang.timeline()}
+    assert {event.gang_id for event in gang.events()} == {gang.id}
+    assert gang.logs() == ["", "", ""]
+    assert app.gang(gang.id).job_ids == gang.job_ids
+
+
+def test_a_gang_that_fails_or_is_cancelled_says_so(app: App) -> None:
+    task = app.declare_task("t", max_attempts=1)
+    gang = task.submit_gang(1, {"n": 1})
+    worker = Worker(app.client)
+    app.client.tick(force=True)
+    worker.fail(type="OSError", message="disk full")
+    app.client.tick(force=True)
+    with pytest.raises(JobFailed, match=rf"gang {gang.id} \(task t\) failed.*OSError: disk full") as caught:
+        gang.result(timeout=20)
+    assert caught.value.job_id == gang.job_ids[0]
+    other = task.submit_gang(2)
+    assert other.cancel(reason="no need") == "cancelled"
+    with pytest.raises(JobCancelled, match=f"gang {other.id}"):
+        other.results(timeout=20)
+
+
+def test_waiting_survives_a_restart_of_the_database(caplog: pytest.LogCaptureFixture) -> None:
+    from gangq import schema
+
+    caplog.set_level(logging.WARNING, logger="gangq.handles")
+    with Server.temporary(durable=True) as server:
+        schema.migrate(server.dsn(), log=lambda _: None)
+        with App(client=Client(server.dsn(), timeout_s=0.5)) as app:
+            handle = app.declare_task("t").submit()
+            ended: list[str] = []
+            waiter = threading.Thread(target=lambda: ended.append(handle.wait(timeout=60)))
+            waiter.start()
+            server.kill()
+            deadline = time.monotonic() + 20
+            while not caplog.records:
+                assert time.monotonic() < deadline, "the outage was not noticed"
+                time.sleep(0.02)
+            server.start()
+            with Client(server.dsn()) as other:
+                Worker(other).finish(1)
+            waiter.join(60)
+            assert ended == ["done"]
+
+
+# asyncio
+
+
+@pytest.mark.parametrize(("sync", "aio"), [(Handle, AsyncHandle), (GangHandle, AsyncGangHandle)])
+def test_the_async_handles_have_the_same_methods(sync: type, aio: type) -> None:
+    def public(kind: type) -> dict[str, Any]:
+        return {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
+
+    assert public(sync).keys() == public(aio).keys()
+    for name, method in public(sync).items():
+        if callable(method):
+            assert inspect.signature(method) == inspect.signature(public(aio)[name]), name
+            assert inspect.iscoroutinefunction(public(aio)[name])
+            assert method.__doc__
+
+
+def test_the_async_app_submits_and_waits(app: App) -> None:
+    task = app.declare_task("t")
+
+    async def attempt() -> None:
+        async with app.aio as aio:
+            handle = await task.aio.submit(n=1)
+            many = await aio.get_task("t").options(priority=5).submit_many([{}, {}])
+            gang = await aio.tasks["t"].submit_gang(2, {"g": 1})
+            command = await aio.submit_command(["true"])
+            team = await aio.submit_command(["true"], gang=2)
+            assert isinstance(team, AsyncGangHandle)
+            assert (await command.row()).payload["argv"] == ["true"]
+            assert (await many[0].row()).priority == 5
+            assert await gang.cancel() == "cancelled"
+            assert (await aio.gang(gang.id)).job_ids == gang.job_ids
+            with pytest.raises(TimeoutError):
+                await handle.wait(timeout=0.05)
+            for other in (*many, command):
+                await other.cancel()
+            worker = Worker(app.client)
+            waiting = asyncio.create_task(handle.result(timeout=20))
+            await asyncio.to_thread(worker.finish, [1, 2])
+            assert await waiting == [1, 2]
+            with pytest.raises(UnknownTask):
+                aio.get_task("u")
+
+    asyncio.run(attempt())
+
+
+def test_the_async_client_works_in_a_second_event_loop(dsn: str) -> None:
+    client = AsyncClient(dsn)
+
+    async def attempt() -> None:
+        assert await client.jobs() == []
+
+    asyncio.run(attempt())
+
+    async def attempt_and_close() -> None:
+        await attempt()
+        await client.close()
+
+    asyncio.run(attempt_and_close())
+
+
+# The context
+
+
+def test_there_is_no_current_context_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGQ_SOCKET", raising=False)
+    with pytest.raises(GangqError, match="no job runs here"):
+        context.current()
+
+
+class Pretend(Context):
+    """A context that was told to stop."""
+
+    job = context.JobInfo(7, 99, 1, 3, "default", "t")
+    gang = None
+    devices = ()
+    checkpoint = None
+    log = None  # type: ignore[assignment]
+    stopping = True
+
+    def beat(self, step: Any = None, total: Any = None, phase: Any = None, **data: Any) -> None: ...
+
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        return True
+
+    def save_checkpoint(self, step: int, data: bytes) -> None: ...
+
+    def complete(self, connection: object, result: Any = None) -> None: ...
+
+
+def test_the_current_context_is_found_from_threads_of_the_handler_too(tmp_path: Path) -> None:
+    mine = Pretend()
+    context.set_current(mine)
+    try:
+        found: list[Context] = []
+        thread = threading.Thread(target=lambda: found.append(context.current()))
+        thread.start()
+        thread.join()
+        assert (found, context.current(), mine.token, mine.attempt) == ([mine], mine, 99, 1)
+        with pytest.raises(Stopped, match="job 7"):
+            mine.raise_if_stopping()
+    finally:
+        context.set_current(None)
+    with pytest.raises(GangqError):
+        context.current()

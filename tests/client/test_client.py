@@ -1,0 +1,653 @@
+"""The clients: same methods, typed errors, the caller's transaction, and a database that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
+
+from gangq.client import AsyncClient, Client, calls, rows
+from gangq.client.encoding import dumps
+from gangq.embedded import Server
+from gangq.errors import (
+    Busy,
+    DatabaseUnreachable,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    NotSerializable,
+    SchemaMismatch,
+    StaleToken,
+    TooLarge,
+    WorkerNameTaken,
+    WrongIsolation,
+)
+
+VERBS = [
+    name
+    for name, f in vars(calls).items()
+    if inspect.isfunction(f) and not name.startswith("_") and f.__module__ == calls.__name__
+]
+SECRET = "s3cret/pa:ss@word"
+
+
+def register(client: Client, name: str = "w1", **more: Any) -> int:
+    return client.register_worker(name=name, host="h1", queues=["default"], **more).incarnation
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+# Parity and the contract with the schema
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_both_clients_have_every_verb_with_the_same_parameters(name: str) -> None:
+    sync, aio = getattr(Client, name), getattr(AsyncClient, name)
+    assert inspect.signature(sync) == inspect.signature(aio)
+    assert inspect.iscoroutinefunction(aio)
+    assert not inspect.iscoroutinefunction(sync)
+    assert sync.__doc__ == aio.__doc__ == getattr(calls, name).__doc__
+
+
+def test_both_clients_have_the_same_public_surface() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(Client) == public(AsyncClient)
+    assert (
+        inspect.signature(Client.__init__).parameters.keys()
+        == inspect.signature(AsyncClient.__init__).parameters.keys()
+    )
+
+
+def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg.Connection[Any]) -> None:
+    found = {
+        row["proname"]: dict(zip(row["names"] or [], row["types"], strict=True))
+        for row in db.execute(
+            "select proname, proargnames[1:pronargs] as names, "
+            "array(select format_type(t, null) from unnest(proargtypes) t) as types "
+            "from pg_proc where pronamespace = 'gangq'::regnamespace"
+        )
+    }
+    spelled = {"timestamptz": "timestamp with time zone"}
+    checked = 0
+    for name in VERBS:
+        if name not in found:
+            continue
+        ours = inspect.signature(getattr(calls, name)).parameters.keys() - {"connection"}
+        sent = {argument: spelled.get(calls._TYPES[argument], calls._TYPES[argument]) for argument in ours}
+        theirs = {argument: kind for argument, kind in found[name].items() if argument != "wake"}
+        assert sent == theirs, name
+        checked += 1
+    assert checked >= 34
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.jobs(ids=[1], state="done", queue="q", task="t", gang_id=1, worker="w", limit=1),
+        lambda c: c.jobs(state=["done", "failed"]),
+        lambda c: c.gangs(ids=[1], state="done", queue="q", limit=1),
+        lambda c: c.workers(name="w", host="h"),
+        lambda c: c.devices(host="h", state="free"),
+        lambda c: c.waiting(queue="q", limit=1),
+        lambda c: c.timeline(gang_id=1),
+        lambda c: c.drains(gang_id=1, limit=1),
+        lambda c: c.capacity(queue="q"),
+        lambda c: c.violations(),
+        lambda c: c.events(job_id=1, gang_id=1, kind="k", after_id=1, limit=1),
+        lambda c: c.logs(job_id=1, token=1, after_seq=0),
+    ],
+)
+def test_every_view_has_the_columns_its_row_names(
+    client: Client, call: Callable[[Client], list[Any]]
+) -> None:
+    assert call(client) == []
+
+
+def test_queues_are_rows_with_their_settings(client: Client) -> None:
+    client.set_queue(name="gpu", max_attempts=7, budget_s=60.0)
+    assert [queue.name for queue in client.queues()] == ["default", "gpu"]
+    assert client.queues(name="gpu")[0].max_attempts == 7
+    client.configure(lease_s=99.0, retention_short=timedelta(days=3))
+    assert client.register_worker(name="w", host="h", queues=["gpu"]).lease_granted_s == 99.0
+
+
+# A job's life through the sync client
+
+
+def test_a_job_goes_from_submit_to_done_and_its_rows_say_so(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    first, second = client.submit(task="t", payloads=[{"n": 1}, {"n": 2}], priority=5, cpus=0.5)
+    worker = register(client, cpus=4)
+    request = uuid.uuid4()
+    (claim,) = client.claim(incarnation=worker, request_id=request)
+    assert (claim.job_id, claim.payload, claim.attempt, claim.devices) == (first, {"n": 1}, 1, [])
+    assert client.claim(incarnation=worker, request_id=request) == [claim]
+    (told,) = client.heartbeat(incarnation=worker, job_ids=[first], tokens=[claim.token], beats=[{"step": 3}])
+    assert (told.action, told.job_id) == ("continue", first)
+    assert client.job(id=first).progress == {"step": 3}
+    client.save_checkpoint(job_id=first, token=claim.token, step=3, data=b"\x00\xff")
+    saved = client.load_checkpoint(job_id=first, token=claim.token)
+    assert saved is None or (saved.step, saved.data) == (3, b"\x00\xff")
+    client.append_log(job_ids=[first], tokens=[claim.token], seqs=[0], chunks=["a\x00b"])
+    assert client.logs(job_id=first)[0].chunk == "a\ufffdb"
+    done = client.complete(job_ids=[first], tokens=[claim.token], results=[{"ok": True}])
+    assert done == [rows.Outcome(first, "done")]
+    assert client.complete(job_ids=[first], tokens=[claim.token])[0].outcome == "repeated"
+    row = client.job(id=first)
+    assert (row.state, row.result, row.cpus) == ("done", {"ok": True}, 0.5)
+    assert client.job_states(ids=[first, second, 10**6]) == {first: "done", second: "pending"}
+    assert client.cancel(job_ids=[second])[0].state == "cancelled"
+    assert client.retry(job_ids=[second])[0].state == "pending"
+    client.retire_worker(incarnation=worker)
+    assert client.violations() == []
+
+
+def test_a_failed_attempt_keeps_its_error_and_a_trip_and_a_release_are_told_apart(client: Client) -> None:
+    client.submit(task="t", payloads=[{}, {}, {}], max_attempts=1)
+    worker = register(client, kind="command", slots=3)
+    one, two, three = client.claim(incarnation=worker, max_jobs=3)
+    error = {"type": "ValueError", "message": "no"}
+    assert client.fail(job_id=one.job_id, token=one.token, error=error) == "failed"
+    assert client.job(id=one.job_id).error == error
+    assert isinstance(client.requeue(job_id=two.job_id, token=two.token, error=error), str)
+    assert client.release(job_ids=[three.job_id], tokens=[three.token])[0].outcome == "released"
+    assert isinstance(client.tick(force=True), rows.TickReport)
+    assert all(isinstance(reason, rows.Reason) for reason in client.explain_job(job_id=three.job_id))
+
+
+def test_a_gang_is_submitted_reserved_claimed_and_explained(client: Client) -> None:
+    gang = client.submit_gang(task="t", size=2, payloads=[{"r": 0}, {"r": 1}], name="pair")
+    assert len(gang.job_ids) == 2
+    assert client.explain_gang(gang_id=gang.gang_id)
+    workers = [register(client, f"w{i}") for i in range(2)]
+    client.tick(force=True)
+    assert client.gang(id=gang.gang_id).state == "reserved"
+    claims = [client.claim(incarnation=worker, ports=[29500 + i])[0] for i, worker in enumerate(workers)]
+    members = client.barrier(job_id=claims[0].job_id, token=claims[0].token)
+    assert [member.rank for member in members] == [0, 1]
+    assert all(member.go for member in members)
+    outcomes = client.complete(
+        job_ids=[claim.job_id for claim in claims],
+        tokens=[claim.token for claim in claims],
+        results=[0, None],
+    )
+    assert [o.outcome for o in outcomes] == ["done", "done"]
+    assert client.gang_states(ids=[gang.gang_id]) == {gang.gang_id: "done"}
+    assert {step.what for step in client.timeline(gang_id=gang.gang_id)} >= {"submit", "reserve"}
+    assert client.violations() == []
+
+
+def test_devices_and_capacity_are_read_with_their_types(client: Client) -> None:
+    offered = [{"uuid": "GPU-1", "index": 0, "vram_mb": 24576, "model": "x", "source": "declared"}]
+    register(client, kind="command", slots=2, devices=offered, memory_mb=1024, cpus=2.5)
+    (capacity,) = client.capacity()
+    assert (type(capacity.memory_mb), type(capacity.cpus), capacity.free_gpus) == (int, float, 1)
+    (device,) = client.devices()
+    assert (device.uuid, device.state) == ("GPU-1", "free")
+    client.quarantine(device_uuid="GPU-1", reason="hot")
+    assert client.devices(state="quarantined")[0].reason == "hot"
+    client.unquarantine(device_uuid="GPU-1")
+    (worker,) = client.workers()
+    assert (worker.name, worker.cpus, worker.gpus) == ("w1", 2.5, 1)
+
+
+# Errors
+
+
+def test_each_sqlstate_becomes_its_exception_with_the_hint(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=r"priority.*2000.*-1000 to 1000"):
+        client.submit(task="t", priority=2000)
+    with pytest.raises(NotFound, match="nowhere"):
+        client.submit(task="t", queue="nowhere")
+    with pytest.raises(TooLarge):
+        client.submit(task="t", payloads=[{"x": "y" * 2_000_000}])
+    with pytest.raises(StaleToken):
+        client.complete(job_ids=client.submit(task="t"), tokens=[1])
+    with pytest.raises(NotFound, match="job 12345 does not exist"):
+        client.job(id=12345)
+    with pytest.raises(NotFound, match="gang 12345 does not exist"):
+        client.gang(id=12345)
+
+
+def test_a_taken_worker_name_tells_who_holds_it(client: Client) -> None:
+    live = register(client, boot_id="b", pid=77, identity={"start": 1})
+    with pytest.raises(WorkerNameTaken, match="w1") as caught:
+        register(client)
+    holder = caught.value.holder
+    assert (holder["incarnation"], holder["pid"], holder["identity"]) == (live, 77, {"start": 1})
+    assert client.report_dead(worker="w1", incarnation=live, evidence={"by": "test"}) == 0
+    assert register(client) > live
+
+
+def test_a_login_without_a_role_is_told_which_to_ask_for(
+    server: Server, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("create role nobody_special login")
+    try:
+        with (
+            Client(dsn, user="nobody_special") as outsider,
+            pytest.raises(NotAllowed, match="gangq_submitter"),
+        ):
+            outsider.submit(task="t")
+    finally:
+        db.execute("drop role nobody_special")
+
+
+def test_a_database_without_the_schema_says_migrate(empty_dsn: str) -> None:
+    with Client(empty_dsn) as client, pytest.raises(SchemaMismatch, match="gangq migrate"):
+        client.submit(task="t")
+
+
+def test_a_locked_row_is_busy_and_retryable(client: Client, dsn: str) -> None:
+    (job,) = client.submit(task="t")
+    with psycopg.connect(dsn) as other:
+        other.execute("select 1 from gangq.live_jobs where id = %s for update", (job,))
+        with pytest.raises(Busy) as caught:
+            client.cancel(job_ids=[job])
+    assert caught.value.retryable
+
+
+def test_claim_in_a_serializable_session_is_refused(dsn: str) -> None:
+    with Client(dsn) as client:
+        worker = register(client)
+        with psycopg.connect(dsn) as conn:
+            conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+            query = calls.claim(incarnation=worker)
+            with pytest.raises(WrongIsolation):
+                client.execute(calls.Query(query.name, query.text, query.params, query.read, conn))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"x", r"bytes at \$,"),
+        ({"a": [1, {"b": {1, 2}}]}, r"set at \$\.a\[1\]\.b"),
+        ({"a": float("nan")}, r"nan at \$\.a"),
+        ({"a": float("inf")}, r"inf at \$\.a"),
+        ({1: 2}, r"key of type int \(1\) at \$"),
+        ({"a": datetime(2026, 1, 1)}, r"datetime\.datetime at \$\.a"),
+        ({"a": "b\x00"}, r"at \$\.a that PostgreSQL cannot store"),
+        ({"a": ["\ud800"]}, r"at \$\.a\[0\] that PostgreSQL cannot store"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_type_and_path(value: object, said: str) -> None:
+    with pytest.raises(NotSerializable, match=said):
+        dumps(value, "result")
+
+
+def test_a_value_that_contains_itself_or_is_too_deep_is_refused() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(NotSerializable, match="contains itself"):
+        dumps(loop, "result")
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(NotSerializable, match="nested too deeply"):
+        dumps(deep, "result")
+    shared = [1]
+    assert dumps([shared, shared], "result") == "[[1],[1]]"
+
+
+def test_a_payload_survives_the_way_there_and_back(client: Client) -> None:
+    payload = {"ü": ["\u2028", "😀", "%s %(x)s", "'\"\\", 2**60, -0.5, None, True, {}]}
+    (job,) = client.submit(task="t", payloads=[payload])
+    assert client.job(id=job).payload == payload
+
+
+def test_a_string_is_no_list_of_queues_and_a_naive_time_is_no_time(client: Client) -> None:
+    with pytest.raises(InvalidInput, match=r"\['gpu'\]"):
+        client.register_worker(name="w", host="h", queues="gpu")
+    with pytest.raises(InvalidInput, match="time zone"):
+        client.submit(task="t", due_at=datetime(2030, 1, 1))
+    (job,) = client.submit(task="t", due_at=datetime.now(timezone.utc) + timedelta(hours=1))
+    assert client.job(id=job).state == "scheduled"
+    with pytest.raises(InvalidInput, match="payloads for each"):
+        client.submit_gang(task="t", size=1, payload={}, payloads=[{}])
+
+
+# The caller's transaction
+
+
+def count(client: Client) -> int:
+    return len(client.jobs())
+
+
+def test_submit_in_the_callers_psycopg_transaction_commits_and_rolls_back_with_it(
+    client: Client, dsn: str
+) -> None:
+    with psycopg.connect(dsn) as conn:
+        client.submit(task="t", connection=conn)
+        assert count(client) == 0
+        conn.rollback()
+        assert count(client) == 0
+        with conn.cursor() as cursor:
+            (job,) = client.submit(task="t", connection=cursor)
+        made = client.submit_gang(task="t", size=2, connection=conn)
+        assert conn.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
+        conn.commit()
+    assert client.job(id=job).state == "pending"
+    assert client.gang(id=made.gang_id).state == "blocked"
+
+
+def test_complete_and_cancel_commit_with_the_callers_transaction(client: Client, dsn: str) -> None:
+    client.submit(task="t", payloads=[{}, {}])
+    (claim,) = client.claim(incarnation=register(client))
+    with psycopg.connect(dsn, row_factory=dict_row) as conn:
+        client.complete(job_ids=[claim.job_id], tokens=[claim.token], connection=conn)
+        conn.rollback()
+        assert client.job(id=claim.job_id).state == "running"
+        client.complete(job_ids=[claim.job_id], tokens=[claim.token], results=[1], connection=conn)
+        client.cancel(job_ids=[claim.job_id + 1], connection=conn)
+    assert client.job(id=claim.job_id).state == "done"
+    assert client.job(id=claim.job_id + 1).state == "cancelled"
+
+
+def engine_url(dsn: str) -> str:
+    return dsn.replace("postgresql://", "postgresql+psycopg://")
+
+
+def test_submit_in_a_sqlalchemy_connection_and_session(client: Client, dsn: str) -> None:
+    engine = sqlalchemy.create_engine(engine_url(dsn))
+    with engine.connect() as connection:
+        client.submit(task="t", connection=connection)
+        connection.commit()
+        assert count(client) == 1
+        client.submit(task="t", connection=connection)
+        connection.rollback()
+    assert count(client) == 1
+    with Session(engine) as session:
+        client.submit(task="t", connection=session)
+        session.commit()
+        assert count(client) == 2
+        client.submit(task="t", connection=session)
+    with engine.begin() as connection:
+        client.submit(task="t", connection=connection)
+    assert count(client) == 3
+    engine.dispose()
+
+
+def test_submit_in_djangos_connection_wrapper(client: Client, dsn: str) -> None:
+    class DatabaseWrapper:
+        """The two things of Django's that are used: connect on first use, and the connection inside."""
+
+        connection: psycopg.Connection[Any] | None = None
+
+        def ensure_connection(self) -> None:
+            self.connection = self.connection or psycopg.connect(dsn, cursor_factory=psycopg.ClientCursor)
+
+    wrapper = DatabaseWrapper()
+    client.submit(task="t", payloads=[{"a": "it's 100%"}], connection=wrapper)
+    assert wrapper.connection is not None
+    assert count(client) == 0
+    wrapper.connection.commit()
+    assert client.jobs()[0].payload == {"a": "it's 100%"}
+    wrapper.connection.close()
+
+
+def test_a_connection_of_another_kind_is_refused_by_name(client: Client) -> None:
+    import sqlite3
+
+    other = sqlite3.connect(":memory:")
+    with pytest.raises(InvalidInput, match=r"sqlite3\.Connection.*psycopg 3"):
+        client.submit(task="t", connection=other)
+    other.close()
+
+
+def test_an_async_connection_is_refused_by_the_sync_client(client: Client, dsn: str) -> None:
+    async def attempt() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            with pytest.raises(InvalidInput, match="AsyncConnection"):
+                client.submit(task="t", connection=conn)
+
+    asyncio.run(attempt())
+
+
+def test_the_async_client_in_the_callers_transaction(client: Client, dsn: str) -> None:
+    async def attempt() -> None:
+        async with AsyncClient(dsn) as aio:
+            async with await psycopg.AsyncConnection.connect(dsn) as conn:
+                await aio.submit(task="t", connection=conn)
+                await conn.rollback()
+                await aio.submit(task="t", connection=conn)
+            with psycopg.connect(dsn) as sync, pytest.raises(InvalidInput, match="async psycopg"):
+                await aio.submit(task="t", connection=sync)
+            assert len(await aio.jobs()) == 1
+
+    asyncio.run(attempt())
+
+
+def test_the_async_client_in_sqlalchemys_async_transactions(client: Client, dsn: str) -> None:
+    pytest.importorskip("greenlet", reason="SQLAlchemy's asyncio needs it")
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    async def attempt() -> None:
+        engine = create_async_engine(engine_url(dsn))
+        async with AsyncClient(dsn) as aio:
+            async with engine.connect() as connection:
+                await aio.submit(task="t", connection=connection)
+                await connection.commit()
+                await aio.submit(task="t", connection=connection)
+            async with AsyncSession(engine) as session:
+                await aio.submit(task="t", connection=session)
+                await session.commit()
+                await aio.submit(task="t", connection=session)
+            assert len(await aio.jobs()) == 2
+        await engine.dispose()
+
+    asyncio.run(attempt())
+
+
+def test_the_async_client_gives_the_same_rows_and_errors(client: Client, dsn: str) -> None:
+    async def attempt() -> None:
+        async with AsyncClient(dsn) as aio:
+            (job,) = await aio.submit(task="t", payloads=[{"n": 1}])
+            assert await aio.job(id=job) == client.job(id=job)
+            with pytest.raises(InvalidInput):
+                await aio.submit(task="t", priority=5000)
+            await asyncio.gather(*(aio.submit(task="t") for _ in range(20)))
+            assert len(await aio.jobs()) == 21
+            listener = await aio.connect_listener()
+            assert listener.autocommit
+            await listener.close()
+
+    asyncio.run(attempt())
+
+
+# Connections
+
+
+def test_a_call_survives_a_connection_that_the_server_ended(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    client.submit(task="t")
+    db.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    client.submit(task="t")
+    assert count(client) == 2
+
+
+def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(
+        DatabaseUnreachable, match=r"during gangq\.submit; whether it took effect is unknown"
+    ) as caught:
+        with client.connection("gangq.submit") as conn:
+            conn.execute("select pg_terminate_backend(pg_backend_pid())")
+    assert caught.value.retryable
+
+
+def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down() -> None:
+    with Server.temporary() as server:
+        with Client(server.dsn("postgres"), timeout_s=1.0) as client:
+            with client.connection() as conn:
+                conn.execute("select 1")
+            server.kill()
+            said: list[str] = []
+
+            def unreachable() -> bool:
+                # A backend outlives its postmaster by a moment, and may still answer.
+                try:
+                    client.schema_version()
+                except DatabaseUnreachable as e:
+                    said.append(str(e))
+                except SchemaMismatch:
+                    return False
+                return said[-1].startswith("cannot connect to database postgres at ") if said else False
+
+            eventually(unreachable)
+            server.start()
+
+            def answers() -> bool:
+                try:
+                    with client.connection() as conn:
+                        return conn.execute("select 1").fetchone() == (1,)
+                except DatabaseUnreachable:
+                    return False
+
+            eventually(answers)
+
+
+def test_an_exhausted_pool_is_not_called_an_unreachable_server(dsn: str) -> None:
+    with Client(dsn, max_size=1, timeout_s=0.2) as client, client.connection():
+        with pytest.raises(DatabaseUnreachable, match="the server answers: use a larger max_size"):
+            client.schema_version()
+
+
+def test_a_database_that_is_down_is_named_at_once_and_its_password_never(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    quoted = SECRET.replace("/", "%2F").replace(":", "%3A").replace("@", "%40")
+    client = Client(f"postgresql://ann:{quoted}@127.0.0.1:9/jobs")
+    started = time.monotonic()
+    with pytest.raises(DatabaseUnreachable) as caught:
+        client.submit(task="t")
+    assert time.monotonic() - started < 5
+    said = str(caught.value)
+    assert re.search(r"database jobs at 127\.0\.0\.1:9 as ann", said)
+    assert "refused" in said
+    shown = f"{caught.value!r} {said} {caught.value.__cause__} {client!r} {client.target!r} {caplog.text}"
+    assert SECRET not in shown
+    assert quoted not in shown
+
+    async def attempt() -> None:
+        with pytest.raises(DatabaseUnreachable, match=r"database jobs at 127\.0\.0\.1:9") as caught:
+            await AsyncClient(f"host=127.0.0.1 port=9 dbname=jobs password={SECRET}").submit(task="t")
+        assert SECRET not in str(caught.value)
+
+    asyncio.run(attempt())
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://ann:a/secret@db/jobs",
+        "secret",
+        "host=db nonsense=secret",
+        "postgresql://u:p%zzsecret@h/d",
+        "postgresql://ann:7/secret@db/jobs",
+    ],
+)
+def test_an_address_that_cannot_be_parsed_is_explained_without_quoting_it(dsn: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Client(dsn)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_connections_notice_a_dead_peer_and_carry_a_name(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = psycopg.conninfo.conninfo_to_dict(Client(dsn).target.conninfo)
+    wanted = {
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "tcp_user_timeout": "15000",
+        "application_name": "gangq",
+    }
+    assert {name: str(options[name]) for name in wanted} == wanted
+    assert Client(dsn, application_name="mine").target.conninfo.count("application_name=mine") == 1
+    assert "target_session_attrs=read-write" in Client("host=a,b dbname=x").target.conninfo
+    assert Client(dsn).target.kwargs["prepare_threshold"] == 5
+    monkeypatch.setenv("GANGQ_PREPARE", "off")
+    assert Client(dsn).target.kwargs["prepare_threshold"] is None
+    assert Client(dsn, prepare=True).target.kwargs["prepare_threshold"] == 5
+
+
+def test_the_listener_is_a_connection_of_its_own_that_hears(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    with client.connect_listener() as listener:
+        listener.execute("listen gangq_test")
+        db.execute("notify gangq_test, 'x'")
+        assert [n.payload for n in listener.notifies(timeout=10, stop_after=1)] == ["x"]
+
+
+def backend(client: Client) -> int:
+    with client.connection() as conn:
+        return conn.info.backend_pid
+
+
+def test_a_forked_child_gets_connections_of_its_own(client: Client) -> None:
+    ours = backend(client)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(backend(client)).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with open(reading) as answer:
+        theirs = answer.read()
+    assert theirs.isdigit()
+    assert int(theirs) != ours
+    assert backend(client) == ours
+
+
+def test_a_sleeper_is_woken_by_our_own_submit_and_by_the_callers_commit(client: Client, dsn: str) -> None:
+    worker = register(client)
+    with client.connect_listener() as listener:
+        listener.execute(f"listen gangq_{worker}")
+        listener.execute("listen gangq_wake")
+
+        def heard() -> list[tuple[str, str]]:
+            return [(n.channel, n.payload) for n in listener.notifies(timeout=0.2)]
+
+        client.submit(task="t")
+        assert heard() == []
+        client.claim(incarnation=worker)
+        client.claim(incarnation=worker, sleep=True)
+        client.submit(task="t")
+        assert heard() == [(f"gangq_{worker}", "claim")]
+        with psycopg.connect(dsn) as conn:
+            client.submit(task="t", connection=conn)
+            assert heard() == []
+        assert heard() == [("gangq_wake", "default")]

@@ -1,0 +1,129 @@
+"""A real PostgreSQL for the tests: one server a session, one database a test.
+
+What is about SQL runs on every PostgreSQL found (the system's, the wheel's); the rest on the first of them.
+`GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from gangq import schema
+from gangq.client import Client
+from gangq.embedded import Binaries, Server, find_binaries
+
+_TEMPLATE = "gangq_template"
+EVERY_SERVER = {"interleaving", "schema", "sql"}
+"""Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
+
+_numbers = itertools.count(1)
+
+
+def _servers() -> list[Binaries]:
+    """Every PostgreSQL found here, or the one that GANGQ_TEST_PG_BINDIR names."""
+    bindir = os.environ.get("GANGQ_TEST_PG_BINDIR")
+    with pytest.MonkeyPatch.context() as patch:
+        if bindir:
+            patch.setenv("GANGQ_PG_BINDIR", str(Path(bindir).resolve()))
+        return find_binaries()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of the rooms in EVERY_SERVER on every PostgreSQL found, all others on the first one."""
+    if "server" in metafunc.fixturenames:
+        found = _servers()
+        room = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
+        chosen = found if room in EVERY_SERVER else found[:1]
+        names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
+        metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A running throwaway server, without fsync."""
+    with Server.temporary(binaries=request.param, settings={"max_connections": "200"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> str:
+    """Name of a database with the schema, to be copied and never connected to."""
+    schema.migrate(server.create_database(_TEMPLATE), log=lambda _: None)
+    return _TEMPLATE
+
+
+@pytest.fixture
+def empty_dsn(server: Server) -> Iterator[str]:
+    """A fresh database without the schema."""
+    name = f"test_{next(_numbers)}"
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def dsn(server: Server, template: str) -> Iterator[str]:
+    """A fresh database with the schema."""
+    name = f"test_{next(_numbers)}"
+    yield server.create_database(name, template=template)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def db(dsn: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+    """An autocommit connection of the schema's owner; rows are dicts."""
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
+        yield conn
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[Client]:
+    """A client of that database."""
+    with Client(dsn) as made:
+        yield made
+
+
+class Clock:
+    """The database's clock, standing still until it is moved."""
+
+    def __init__(self, conn: psycopg.Connection[dict[str, Any]]) -> None:
+        self._conn = conn
+        with conn.transaction():
+            # Outside of schema gangq, so that a test may migrate again; readable by every role.
+            conn.execute("create table public.test_clock (at timestamptz not null)")
+            conn.execute("insert into public.test_clock values (clock_timestamp())")
+            conn.execute("grant select on public.test_clock to public")
+            conn.execute(
+                "create or replace function gangq.now() returns timestamptz language sql volatile as "
+                "$$ select at from public.test_clock $$"
+            )
+
+    def now(self) -> datetime:
+        """The time that gangq.now() returns."""
+        row = self._conn.execute("select at from public.test_clock").fetchone()
+        assert row is not None
+        at: datetime = row["at"]
+        return at
+
+    def advance(self, seconds: float) -> datetime:
+        """Move it forward, or back for negative seconds; return the new time."""
+        return self.set(self.now() + timedelta(seconds=seconds))
+
+    def set(self, at: datetime) -> datetime:
+        """Move it to `at`."""
+        self._conn.execute("update public.test_clock set at = %s", (at,))
+        return at
+
+
+@pytest.fixture
+def clock(db: psycopg.Connection[dict[str, Any]]) -> Clock:
+    """Replaces gangq.now(), as the schema's owner, by a clock that the test moves."""
+    return Clock(db)

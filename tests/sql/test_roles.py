@@ -1,0 +1,250 @@
+"""Who may do what: each role its functions and no more, nobody a table, and every object documented."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from drive import NOT_ALLOWED, Q, refused
+
+ROLES = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_admin")
+LOOK = {
+    "now",
+    "schema_version",
+    "explain_gang",
+    "explain_job",
+    "caller",
+    "may_read_payloads",
+    "capacity_of",
+    "serves",
+    "infeasible",
+}
+SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
+WORK = {
+    "register_worker", "heartbeat", "claim", "barrier", "complete", "fail", "requeue", "release", "ack_preempted",
+    "save_checkpoint", "load_checkpoint", "append_log", "retire_worker", "report_dead",
+    "tick", "admit", "reserve_gang", "rollback_gang", "complete_drain", "reap_expired", "flag_dead_workers", "promote_due",
+}  # fmt: skip
+RUN = {"set_queue", "configure", "quarantine", "unquarantine", "preempt_gang", "decide", "keep_partitions"}
+MAY = {
+    "gangq_viewer": LOOK,
+    "gangq_submitter": LOOK | SUBMIT,
+    "gangq_worker": LOOK | WORK,
+    "gangq_admin": LOOK | SUBMIT | WORK | RUN,
+}
+VIEWS = (
+    "jobs",
+    "gangs",
+    "workers",
+    "devices",
+    "waiting",
+    "timeline",
+    "drains",
+    "capacity",
+    "violations",
+    "queues",
+)
+FUNCTIONS = (
+    "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "
+    "p.prorettype = 'trigger'::regtype as is_trigger "
+    "from pg_proc p join pg_language l on l.oid = p.prolang where p.pronamespace = 'gangq'::regnamespace"
+)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_call_exactly_its_functions(q: Q, role: str) -> None:
+    granted = {
+        row["proname"]
+        for row in q.sql(
+            "select proname from pg_proc where pronamespace = 'gangq'::regnamespace "
+            "and has_function_privilege(%(role)s, oid, 'execute')",
+            role=role,
+        )
+    }
+    assert granted == MAY[role]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_verb_tried_as_each_role_is_refused_unless_it_is_its_own(q: Q, role: str) -> None:
+    """Called for real, with nulls: who may gets past the door, whatever the verb then says."""
+    wrong = []
+    for row in q.sql(FUNCTIONS + " and p.prorettype <> 'trigger'::regtype"):
+        nulls = q.value(
+            "select string_agg('null::' || format_type(t, null), ', ') from pg_proc p, unnest(p.proargtypes::oid[]) t where p.oid = %(oid)s",
+            oid=row["oid"],
+        )
+        shut = False
+        with q.db.transaction(force_rollback=True):
+            q.sql(f"set local role {role}")
+            try:
+                q.sql(f"select gangq.{row['proname']}({nulls or ''})")
+            except psycopg.Error as error:
+                shut = error.sqlstate == NOT_ALLOWED
+        if shut == (row["proname"] in MAY[role]):
+            wrong.append((row["signature"], "refused" if shut else "let in"))
+    assert wrong == []
+
+
+def test_a_login_without_a_role_reaches_nothing(q: Q) -> None:
+    with q.db.transaction(force_rollback=True):
+        q.sql("create role stranger_test")
+        q.sql("set local role stranger_test")
+        for statement in ("select * from gangq.jobs", "select gangq.now()", "select gangq.submit('x')"):
+            with refused(NOT_ALLOWED), q.db.transaction():
+                q.sql(statement)
+
+
+@pytest.mark.parametrize("role", [*ROLES, "public"])
+def test_nobody_but_the_owner_writes_any_table_or_sequence(q: Q, role: str) -> None:
+    writable = q.sql(
+        "select c.relname, p.privilege from pg_class c cross join unnest(array['insert','update','delete','truncate','references','trigger']) as p(privilege) "
+        "where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p', 'v') and has_table_privilege(%(role)s, c.oid, p.privilege) "
+        "union all select c.relname, p.privilege from pg_class c cross join unnest(array['usage','update']) as p(privilege) "
+        "where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S' and has_sequence_privilege(%(role)s, c.oid, p.privilege)",
+        role=role,
+    )
+    assert writable == []
+
+
+def test_a_write_typed_by_hand_is_refused(q: Q) -> None:
+    q.submit()
+    for statement in (
+        "update gangq.live_jobs set priority = 9",
+        "delete from gangq.live_jobs",
+        "truncate gangq.events",
+    ):
+        with refused(NOT_ALLOWED), q.db.transaction():
+            q.sql("set local role gangq_admin")
+            q.sql(statement)
+
+
+def test_every_function_is_revoked_from_public(q: Q) -> None:
+    open_to_all = q.sql(
+        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'gangq'::regnamespace and (p.proacl is null "
+        "or exists (select 1 from aclexplode(p.proacl) a where a.grantee = 0))"
+    )
+    assert open_to_all == []
+
+
+def test_every_security_definer_and_every_plpgsql_function_pins_its_search_path(q: Q) -> None:
+    loose = [
+        row["signature"]
+        for row in q.sql(FUNCTIONS)
+        if (row["prosecdef"] or row["lanname"] == "plpgsql")
+        and 'search_path=""' not in (row["proconfig"] or [])
+    ]
+    assert loose == []
+
+
+def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) -> None:
+    definers = {row["proname"] for row in q.sql(FUNCTIONS) if row["prosecdef"]}
+    assert (
+        SUBMIT | WORK | (RUN - {"decide"}) | {"explain_gang", "explain_job", "schema_version"}
+    ) <= definers | {"decide"}
+
+
+def test_no_verb_is_overloaded(q: Q) -> None:
+    assert (
+        q.sql(
+            "select proname from pg_proc where pronamespace = 'gangq'::regnamespace group by proname having count(*) > 1"
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_reads_every_view(q: Q, role: str) -> None:
+    q.submit()
+    q.submit_gang(2)
+    q.worker("a")
+    q.worker("b")
+    q.tick()
+    with q.db.transaction(force_rollback=True):
+        q.sql(f"set local role {role}")
+        for view in VIEWS:
+            q.sql(f"select * from gangq.{view}")
+        for verb in ("explain_gang", "explain_job"):
+            assert q.call(verb, **{verb.removeprefix("explain_") + "_id": 1})
+
+
+def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
+    """Everything a viewer may read, searched for a word that was in a payload, a result, an error and a log."""
+    secret = "hunter2"
+    error = {"type": "E", "message": "failed", "traceback": secret, "log_tail": secret}
+    worker = q.worker(slots=3)
+    q.submit(count=4, payloads=[{"password": secret}] * 4)
+    done, failed, tripped = worker.claim()
+    q.call("append_log", job_ids=[done.job_id], tokens=[done.token], seqs=[0], chunks=[secret])
+    done.save(1, secret.encode())
+    done.complete({"token": secret})
+    q.one("fail", job_id=failed.job_id, token=failed.token, error=error)
+    q.one("requeue", job_id=tripped.job_id, token=tripped.token, error=error)
+    gang = q.submit_gang(2, payload={"password": secret}, priority=9)
+    q.tick()
+    member, other = sorted(worker.claim(max_jobs=2), key=lambda c: c["rank"])
+    other.complete({"token": secret})
+    q.one("fail", job_id=member.job_id, token=member.token, error=error)
+    assert gang.state == "failed"
+    readable = q.sql(
+        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p', 'v') "
+        "and has_table_privilege('gangq_viewer', c.oid, 'select')"
+    )
+    assert len(readable) >= len(VIEWS)
+    assert secret in str(q.sql("select * from gangq.jobs")), "the owner does see it"
+    leaks = []
+    with q.db.transaction(force_rollback=True):
+        q.sql("set local role gangq_viewer")
+        for row in readable:
+            if secret in str(q.sql(f"select * from gangq.{row['relname']}")):
+                leaks.append(row["relname"])
+        for table in ("live_jobs", "history", "checkpoints", "logs"):
+            with refused(NOT_ALLOWED), q.db.transaction():
+                q.sql(f"select * from gangq.{table}")
+    assert leaks == []
+
+
+@pytest.mark.parametrize("role", ["gangq_submitter", "gangq_worker", "gangq_admin"])
+def test_the_other_roles_do_see_payloads(q: Q, role: str) -> None:
+    q.submit(payloads=[{"n": 1}])
+    with q.db.transaction(force_rollback=True):
+        q.sql(f"set local role {role}")
+        assert q.value("select payload from gangq.jobs") == {"n": 1}
+
+
+def test_the_submitter_of_a_job_is_the_role_that_called(q: Q) -> None:
+    with q.db.transaction():
+        q.sql("set local role gangq_submitter")
+        job, gang = q.submit(), q.submit_gang(1)
+    assert (q.job(job)["submitter"], gang.row["submitter"]) == ("gangq_submitter", "gangq_submitter")
+
+
+def test_a_login_may_hold_several_roles(q: Q) -> None:
+    with q.db.transaction(force_rollback=True):
+        q.sql(
+            "create role both_test; grant gangq_submitter, gangq_worker to both_test; set local role both_test"
+        )
+        q.submit()
+        worker = q.worker()
+        assert worker.take().complete() == "done"
+
+
+# Documentation --------------------------------------------------------------------------------------------------
+
+
+def test_every_schema_table_column_function_view_and_sequence_has_a_comment(q: Q) -> None:
+    bare = q.sql(
+        "select 'schema gangq' as what where obj_description('gangq'::regnamespace, 'pg_namespace') is null "
+        "union all select 'relation ' || c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
+        "  and c.relkind in ('r', 'p', 'v') and obj_description(c.oid, 'pg_class') is null "
+        "union all select 'sequence ' || c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S' "
+        "  and obj_description(c.oid, 'pg_class') is null and not exists (select 1 from pg_depend d where d.objid = c.oid and d.deptype = 'i') "
+        "union all select 'column ' || c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid "
+        "  where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0 "
+        "  and not a.attisdropped and col_description(c.oid, a.attnum) is null "
+        "union all select 'function ' || p.oid::regprocedure from pg_proc p where p.pronamespace = 'gangq'::regnamespace "
+        "  and obj_description(p.oid, 'pg_proc') is null"
+    )
+    assert bare == []
+
+
+def test_every_state_is_text_and_no_enum_exists(q: Q) -> None:
+    assert q.sql("select 1 from pg_type where typnamespace = 'gangq'::regnamespace and typtype = 'e'") == []

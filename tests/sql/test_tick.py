@@ -1,0 +1,161 @@
+"""The tick: one at a time, in the right order, bounded; and the partitions it keeps."""
+
+from __future__ import annotations
+
+import pytest
+from drive import Q
+
+DAY = 86400
+
+
+def partitions(q: Q, parent: str) -> list[str]:
+    return [
+        row["name"]
+        for row in q.sql(
+            "select c.relname as name from pg_inherits i join pg_class c on c.oid = i.inhrelid "
+            "where i.inhparent = %(parent)s::regclass and c.relname ~ '_[0-9]{8}$' order by 1",
+            parent=f"gangq.{parent}",
+        )
+    ]
+
+
+PARENTS = ("history_short", "history_long", "gang_history_short", "gang_history_long", "events", "logs")
+
+
+def test_a_tick_does_everything_and_says_how_much(q: Q) -> None:
+    q.submit_gang(1)
+    q.worker()
+    row = q.one("tick")
+    assert (row["ran"], row["again"]) == (True, False)
+    assert row["detail"]["placed" if "placed" in row["detail"] else "admit"] == 1
+
+
+def test_a_tick_that_has_just_run_does_not_run_again_unless_forced(q: Q) -> None:
+    assert q.one("tick")["ran"] is True
+    row = q.one("tick")
+    assert (row["ran"], row["next_in_s"]) == (False, pytest.approx(1, abs=0.05))
+    assert q.one("tick", force=True)["ran"] is True
+    q.later(1)
+    assert q.one("tick")["ran"] is True
+
+
+def test_a_tick_gives_way_to_one_that_runs_and_one_that_waits(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, q.connected(q.db.info.dsn) as waiter, runner.db.transaction():
+        assert runner.one("tick", force=True)["ran"] is True  # holds RUN until its transaction ends
+        waiter.sql("select pg_advisory_lock(4873961273421)")  # NEXT, as one that waits holds it
+        assert q.one("tick", force=True)["ran"] is False
+        waiter.sql("select pg_advisory_unlock(4873961273421)")
+    assert q.one("tick", force=True)["ran"] is True
+
+
+def test_a_tick_skips_what_somebody_has_locked_and_does_the_rest(q: Q) -> None:
+    locked, free = q.submit_gang(1), q.submit_gang(1)
+    q.workers(2)
+    with q.connected(q.db.info.dsn) as other, other.db.transaction():
+        other.sql("select 1 from gangq.live_gangs where id = %(id)s for update", id=locked.id)
+        row = q.one("tick", force=True)
+        assert row["again"] is True
+        assert (locked.state, free.state) == ("blocked", "reserved")
+    q.tick()
+    assert locked.state == "reserved"
+
+
+def test_a_stale_reservation_is_rolled_back_and_its_room_given_on_in_one_tick(q: Q) -> None:
+    first, worker = q.submit_gang(1, claim_deadline_s=5), q.worker()
+    q.tick()
+    q.call("configure", pass_over_s=0)
+    second = q.submit_gang(1)
+    q.later(6)
+    worker.beat()
+    q.tick()
+    assert (first.state, second.state) == ("blocked", "reserved")
+
+
+# Partitions -----------------------------------------------------------------------------------------------------
+
+
+def test_every_day_of_the_next_week_has_its_partitions_from_the_start(q: Q) -> None:
+    for parent in PARENTS:
+        assert len(partitions(q, parent)) == 8, parent
+
+
+def test_partitions_are_made_a_week_ahead_as_days_pass(q: Q) -> None:
+    before = partitions(q, "events")
+    q.later(3 * DAY)
+    q.tick()
+    after = partitions(q, "events")
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 3
+    assert q.value("select count(*) from gangq.events_rest") == 0
+
+
+def test_partitions_past_their_retention_are_dropped_whole(q: Q) -> None:
+    q.submit(count=2)
+    worker = q.worker()
+    worker.take().complete()
+    worker.take().fail(retryable=False)
+    q.later(8 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert [row["state"] for row in q.sql("select state from gangq.history")] == ["failed"]
+    q.later(24 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select state from gangq.history") == []
+    assert [e["kind"] for e in q.events() if e["kind"] == "fail"] == []
+
+
+def test_what_a_queue_keeps_for_ever_is_never_dropped(q: Q) -> None:
+    q.call("set_queue", name="precious", retention_done="forever")
+    job = q.submit(queue="precious")
+    q.worker(queues=["precious"]).take().complete()
+    q.later(400 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.state(job) == "done"
+
+
+def test_a_job_finished_on_a_day_without_a_partition_is_caught_and_dropped_in_its_time(q: Q) -> None:
+    q.later(40 * DAY)
+    job = q.submit()
+    q.worker().take().complete()
+    assert q.value("select count(*) from gangq.history_short_rest") == 1
+    assert q.state(job) == "done"
+    q.later(8 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select * from gangq.history") == []
+
+
+@pytest.mark.parametrize("table", ["events", "history_short"])
+def test_rows_caught_on_one_day_do_not_keep_the_other_days_from_their_partitions(q: Q, table: str) -> None:
+    q.later(40 * DAY)
+    q.submit()
+    q.worker().take().complete()  # with an event, both in the default partitions
+    q.call("keep_partitions", at_once=True)
+    names = partitions(q, table)
+    tomorrow = q.value("select to_char((gangq.now() at time zone 'UTC') + interval '1 day', 'YYYYMMDD')")
+    assert f"{table}_{tomorrow}" in names
+
+
+def test_partitions_are_looked_after_every_ten_minutes_only(q: Q) -> None:
+    assert q.one("keep_partitions") == 0
+    q.sql("drop table gangq.logs_" + q.value("select to_char(gangq.now() at time zone 'UTC', 'YYYYMMDD')"))
+    assert q.one("keep_partitions") == 0
+    q.later(601)
+    assert q.one("keep_partitions") >= 1
+
+
+def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None:
+    q.worker("a").retire()
+    q.worker("b").retire()
+    q.call("quarantine", worker="b")
+    q.later(2 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
+
+
+def test_checkpoints_of_jobs_long_over_are_forgotten(q: Q) -> None:
+    q.submit()
+    claim = q.worker().take()
+    claim.save(1)
+    claim.fail(retryable=False)
+    q.later(31 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select * from gangq.checkpoints") == []

@@ -1,0 +1,196 @@
+"""The state machine: every pair of states, tried by hand as the owner, and the doors in and out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import psycopg
+import pytest
+from drive import WRONG_STATE, Q, refused
+
+STATES = (
+    "scheduled", "waiting", "blocked", "pending", "reserved", "running", "preempting", "preempted", "done", "failed",
+    "cancelled",
+)  # fmt: skip
+
+# Columns that satisfy the table's CHECK in each state, so that only the trigger decides.
+NOTHING: dict[str, Any] = {
+    "token": None, "incarnation": None, "due_at": None, "claimed_at": None, "deadline_at": None, "told_at": None,
+    "stop_reason": None, "finished_at": None, "waits_on": 0, "gang_id": None, "rank": None,
+}  # fmt: skip
+HELD = {"token": 1, "incarnation": 1, "claimed_at": "2026-01-01"}
+MEMBER = {"gang_id": 1, "rank": 0}
+FITTING: dict[str, dict[str, Any]] = {
+    "scheduled": {"due_at": "2026-01-01"},
+    "waiting": {"waits_on": 1},
+    "blocked": MEMBER,
+    "pending": {},
+    "reserved": {"incarnation": 1, "deadline_at": "2026-01-01", **MEMBER},
+    "running": HELD,
+    "preempting": {**HELD, "told_at": "2026-01-01", "stop_reason": "drain"},
+    "preempted": MEMBER,
+    "done": {"finished_at": "2026-01-01", **MEMBER},
+    "failed": {"finished_at": "2026-01-01", **MEMBER},
+    "cancelled": {"finished_at": "2026-01-01", **MEMBER},
+}
+
+
+def insert(q: Q, state: str) -> None:
+    columns = {
+        "id": 1, "order_key": 0, "submitted_at": "2026-01-01", "shape_id": 1, "priority": 0, "max_attempts": 3,
+        "max_crashes": 3, "max_trips": 3, "submitter": "test", "state": state, **NOTHING, **FITTING[state],
+    }  # fmt: skip
+    names = ", ".join(columns)
+    q.sql(
+        f"insert into gangq.live_jobs ({names}) values ({', '.join(f'%({n})s' for n in columns)})", **columns
+    )
+
+
+def outcome(q: Q, old: str, new: str) -> str:
+    """Try to update a job from one state to another; 'ok' or the SQLSTATE. Leaves nothing behind."""
+    with q.db.transaction(force_rollback=True):
+        q.sql("set local session_replication_role = replica")  # any state may be the starting point
+        insert(q, old)
+        q.sql("set local session_replication_role = origin")
+        columns = {**NOTHING, **FITTING[new], "state": new}
+        try:
+            with q.db.transaction():
+                q.sql(f"update gangq.live_jobs set {', '.join(f'{n} = %({n})s' for n in columns)}", **columns)
+        except psycopg.Error as error:
+            assert old in str(error), "the message names the state it was in"
+            assert new in str(error), "and the one it was to go to"
+            return error.sqlstate or "?"
+    return "ok"
+
+
+def legal(q: Q) -> set[tuple[str, str]]:
+    return {
+        (row["old_state"], row["new_state"])
+        for row in q.sql("select distinct old_state, new_state from gangq.transitions")
+    }
+
+
+def test_every_pair_of_states_is_allowed_exactly_when_the_table_lists_it(q: Q) -> None:
+    allowed = legal(q)
+    wrong = {
+        (old, new): got
+        for old, new in itertools.product(STATES, STATES)
+        if (got := outcome(q, old, new)) != ("ok" if old == new or (old, new) in allowed else WRONG_STATE)
+    }
+    assert wrong == {}
+
+
+def test_the_triggers_constants_are_the_tables_pairs(q: Q) -> None:
+    definition = q.value(
+        "select pg_get_triggerdef(oid) from pg_trigger where tgname = 'live_jobs_transition' and tgrelid = 'gangq.live_jobs'::regclass"
+    )
+    constants = {tuple(pair.split(">")) for pair in re.findall(r"'(\w+>\w+)'", definition)}
+    assert constants == {(old, new) for old, new in legal(q) if old}
+
+
+def test_the_birth_triggers_constants_are_the_tables_births(q: Q) -> None:
+    definition = q.value(
+        "select pg_get_triggerdef(oid) from pg_trigger where tgname = 'live_jobs_birth' and tgrelid = 'gangq.live_jobs'::regclass"
+    )
+    assert set(re.findall(r"'(\w+)'", definition)) == {new for old, new in legal(q) if not old}
+
+
+def test_the_table_names_only_states_that_the_check_knows(q: Q) -> None:
+    assert {state for pair in legal(q) for state in pair} - {""} == set(STATES)
+    check = q.value("select pg_get_constraintdef(oid) from pg_constraint where conname = 'live_jobs_state'")
+    assert set(re.findall(r"WHEN '(\w+)'::text", check)) == set(STATES)
+
+
+def test_every_listed_verb_exists_and_its_role_may_call_it(q: Q) -> None:
+    for row in q.sql("select distinct verb, role from gangq.transitions"):
+        granted = q.sql(
+            "select has_function_privilege(%(role)s, p.oid, 'execute') as may from pg_proc p "
+            "where p.pronamespace = 'gangq'::regnamespace and p.proname = %(verb)s",
+            **row,
+        )
+        assert [g["may"] for g in granted] == (
+            [True] if row["verb"] != "preempt_gang" else [granted[0]["may"]]
+        ), row
+
+
+def test_charges_are_words_of_the_design(q: Q) -> None:
+    charges = {row["charges"] for row in q.sql("select charges from gangq.transitions")}
+    assert charges <= {"nothing", "attempt", "crash", "trip", "stop", "refund"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_job_is_born_only_in_a_state_of_birth(q: Q, state: str) -> None:
+    with q.db.transaction(force_rollback=True):
+        if ("", state) in legal(q):
+            insert(q, state)
+            assert q.value("select state from gangq.live_jobs") == state
+        else:
+            with refused(WRONG_STATE, state):
+                insert(q, state)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_state_and_columns_are_tied_by_a_check(q: Q, state: str) -> None:
+    """Each column that a state needs, taken away, is refused even with the triggers off."""
+    needed = [c for c in FITTING[state] if c != "rank" and (state, c) != ("preempting", "claimed_at")]
+    forbidden = {
+        "pending": HELD,
+        "scheduled": HELD,
+        "waiting": HELD,
+        "blocked": HELD,
+        "preempted": HELD,
+        "done": HELD,
+    }
+    with q.db.transaction(force_rollback=True):
+        q.sql("set local session_replication_role = replica")
+        insert(q, state)
+        for column in needed:
+            empty = 0 if column == "waits_on" else None
+            with pytest.raises(psycopg.errors.CheckViolation):
+                with q.db.transaction():
+                    q.sql(f"update gangq.live_jobs set {column} = %(empty)s", empty=empty)
+        for column in ("token", "incarnation"):
+            if state in forbidden:
+                with pytest.raises(psycopg.errors.CheckViolation):
+                    with q.db.transaction():
+                        q.sql(f"update gangq.live_jobs set {column} = 7")
+
+
+def test_a_job_deleted_without_its_history_row_is_refused(q: Q) -> None:
+    job = q.submit()
+    with refused(WRONG_STATE, "history"):
+        q.sql("delete from gangq.live_jobs")
+    assert q.state(job) == "pending"
+
+
+def test_a_job_deleted_beside_a_history_row_written_by_hand_is_refused(q: Q) -> None:
+    job = q.submit()
+    with refused(WRONG_STATE), q.db.transaction():
+        q.sql(
+            "insert into gangq.history (job_id, submitted_at, finished_at, shape_id, priority, attempts, max_attempts, "
+            "crashes, max_crashes, trips, max_trips, stops, state, retention, submitter) select id, submitted_at, now(), "
+            "shape_id, 0, 0, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me' from gangq.live_jobs"
+        )
+        q.sql("delete from gangq.live_jobs")
+    assert q.state(job) == "pending"
+    assert q.sql("select * from gangq.history") == []
+
+
+def test_truncate_is_refused_while_jobs_live(q: Q) -> None:
+    job = q.submit()
+    with refused(WRONG_STATE):
+        q.sql("truncate gangq.live_jobs")
+    assert q.state(job) == "pending"
+
+
+def test_a_job_that_ended_is_in_history_and_nowhere_else(q: Q) -> None:
+    q.submit()
+    claim = q.worker().take()
+    claim.complete({"r": 1})
+    assert q.sql("select 1 from gangq.live_jobs") == []
+    assert q.value("select count(*) from gangq.history") == 1
+    job = q.job(claim.job_id)
+    assert (job["state"], job["result"], job["token"]) == ("done", {"r": 1}, claim.token)
+    assert job["finished_at"] is not None

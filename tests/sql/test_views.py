@@ -1,0 +1,239 @@
+"""What people read in psql: the views, explain, and violations that are not blind."""
+
+from __future__ import annotations
+
+import pytest
+from drive import MISSING, Q, gpus, refused
+
+
+def only(q: Q, text: str, **values: object) -> dict:
+    rows = q.sql(text, **values)
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+def test_jobs_shows_where_a_job_runs_and_how_far_it_is(q: Q) -> None:
+    q.submit(gpus=1, vram_mb=8000)
+    worker = q.worker("alice", host="h1", devices=gpus(8000))
+    claim = worker.take()
+    worker.beat(claim, beats=[{"step": 3, "total": 10}])
+    row = only(q, "select * from gangq.jobs")
+    assert (row["state"], row["worker"], row["host"], row["token"]) == ("running", "alice", "h1", claim.token)
+    assert (row["gpus"], row["vram_mb"], row["attempts"], row["progress"]) == (
+        1,
+        8000,
+        1,
+        {"step": 3, "total": 10},
+    )
+    claim.complete({"ok": True})
+    row = only(q, "select * from gangq.jobs")
+    assert (row["state"], row["worker"], row["result"]) == ("done", "alice", {"ok": True})
+
+
+def test_gangs_shows_a_gang_through_its_life(q: Q) -> None:
+    gang = q.submit_gang(2, name="digits")
+    workers = q.workers(2)
+    claims = gang.start(*workers)
+    row = only(q, "select * from gangq.gangs")
+    assert (row["name"], row["state"], row["size"], row["epoch"]) == ("digits", "running", 2, 1)
+    assert row["hosts"] == ["host-w1", "host-w2"]
+    for claim in claims:
+        claim.complete()
+    row = only(q, "select * from gangq.gangs")
+    assert (row["name"], row["state"]) == ("digits", "done")
+    assert row["finished_at"] is not None
+
+
+def test_workers_shows_the_latest_incarnation_of_each_name(q: Q) -> None:
+    q.worker("a").retire()
+    again = q.worker("a", slots=3, devices=gpus(1, 1))
+    q.submit(gpus=1)
+    again.take()
+    row = only(q, "select * from gangq.workers")
+    assert (row["incarnation"], row["state"], row["slots"], row["used_slots"], row["gpus"]) == (
+        again.incarnation,
+        "live",
+        3,
+        1,
+        2,
+    )
+    again.retire(final=False)
+    assert only(q, "select state from gangq.workers")["state"] == "draining"
+    again.report_dead()
+    assert only(q, "select state from gangq.workers")["state"] == "dead"
+
+
+def test_devices_shows_free_held_quarantined_and_withdrawn(q: Q) -> None:
+    worker = q.worker(devices=gpus(1, 2, 3, source="declared"))
+    q.submit(gpus=1, vram_mb=3)
+    claim = worker.take()
+    q.call("quarantine", device_uuid="G0", reason="ECC")
+    rows = {r["uuid"]: r for r in q.sql("select * from gangq.devices")}
+    assert [rows[f"G{n}"]["state"] for n in range(3)] == ["quarantined", "free", "held"]
+    assert (rows["G0"]["reason"], rows["G2"]["job_id"], rows["G1"]["source"]) == (
+        "ECC",
+        claim.job_id,
+        "declared",
+    )
+    worker.retire()
+    rows = {r["uuid"]: r["state"] for r in q.sql("select * from gangq.devices")}
+    assert rows == {"G0": "quarantined", "G1": "withdrawn", "G2": "withdrawn"}
+
+
+def test_capacity_adds_up_per_queue_and_host(q: Q) -> None:
+    q.call("set_queue", name="gpu")
+    for name in ("a", "b"):
+        q.worker(
+            name,
+            host="h1",
+            slots=2,
+            memory_mb=1000,
+            cpus=4,
+            queues=["default", "gpu"],
+            devices=gpus(1, prefix=name),
+        )
+    q.submit(gpus=1, memory_mb=300, cpus=1.5)
+    q.call("claim", incarnation=1)
+    rows = {r["queue"]: r for r in q.sql("select * from gangq.capacity")}
+    assert set(rows) == {"default", "gpu"}
+    row = rows["gpu"]
+    assert (row["workers"], row["slots"], row["free_slots"], row["gpus"], row["free_gpus"]) == (2, 4, 3, 2, 1)
+    assert (row["memory_mb"], row["free_memory_mb"], float(row["cpus"]), float(row["free_cpus"])) == (
+        2000,
+        1700,
+        8,
+        6.5,
+    )
+
+
+def test_waiting_says_what_waits_and_why(q: Q) -> None:
+    first = q.submit(count=2)
+    q.submit(after=[first[0]])
+    q.submit(due_at="2999-01-01")
+    q.submit(gpus=1)
+    worker = q.worker()
+    q.submit_gang(4)
+    worker.take()
+    rows = {
+        (r["kind"], r["state"], r["task"]): r
+        for r in q.sql("select * from gangq.waiting where task <> 'work' or state <> 'pending'")
+    }
+    assert rows[("job", "waiting", "work")]["why"] == "waits for other jobs"
+    assert "due later" in rows[("job", "scheduled", "work")]["why"]
+    assert "1 of 4 members" in rows[("gang", "blocked", "train")]["why"]
+    pending = {r["why"] for r in q.sql("select why from gangq.waiting where state = 'pending'")}
+    assert "waits for a free worker" in pending
+    assert any("0 of 1" in why for why in pending), "a job that no worker could hold says so"
+    q.call("set_queue", name="default", paused=True)
+    assert {r["why"] for r in q.sql("select why from gangq.waiting where state = 'pending'")} == {
+        "its queue is paused"
+    }
+
+
+def test_timeline_is_a_gangs_life_in_order(q: Q) -> None:
+    gang, workers = q.submit_gang(2), q.workers(2)
+    claims = gang.start(*workers)
+    claims[0].fail("boom")
+    claims[1].ack()
+    for claim in gang.restart(*workers):
+        claim.complete()
+    rows = q.sql("select * from gangq.timeline where gang_id = %(id)s", id=gang.id)
+    assert [(r["epoch"], r["what"]) for r in rows] == [
+        (0, "submit"), (1, "reserve"), (1, "claim"), (1, "claim"), (1, "go"), (1, "drain"), (1, "ack"), (1, "drained"),
+        (2, "reserve"), (2, "claim"), (2, "claim"), (2, "go"), (2, "done"), (2, "done"), (2, "end"),
+    ]  # fmt: skip
+    assert rows[2]["host"].startswith("host-w")
+    assert rows[2]["rank"] is not None
+
+
+def test_explain_gang_names_the_gate_that_holds_it(q: Q) -> None:
+    def holding(gang_id: int) -> set[str]:
+        return {row["gate"] for row in q.call("explain_gang", gang_id=gang_id) if not row["ok"]} - {"state"}
+
+    gang = q.submit_gang(2)
+    assert holding(gang.id) == {"workers", "hardware", "capacity"}
+    workers = q.workers(2)
+    assert holding(gang.id) == set()
+    q.submit()
+    busy = workers[0].take()
+    assert holding(gang.id) == {"capacity"}
+    ahead = q.submit_gang(2, priority=5)
+    assert holding(gang.id) == {"capacity", "ahead"}
+    q.tick()
+    assert holding(gang.id) == {"capacity", "ahead", "kept"}
+    assert "2 workers are kept" in str(q.call("explain_gang", gang_id=gang.id))
+    q.call("set_queue", name="default", paused=True)
+    assert "queue" in holding(gang.id)
+    busy.complete()
+    gang.cancel()
+    (row,) = q.call("explain_gang", gang_id=gang.id)
+    assert "cancelled" in row["detail"]
+    ahead.cancel()
+    with refused(MISSING):
+        q.call("explain_gang", gang_id=99)
+
+
+def test_explain_job_says_why_it_waits_and_sends_members_to_their_gang(q: Q) -> None:
+    gang = q.submit_gang(1, after=[q.submit()])
+    gates = [row["gate"] for row in q.call("explain_job", job_id=gang.job_ids[0])]
+    assert gates[0] == "gang"
+    job = q.submit(gpus=2)
+    held = {row["gate"] for row in q.call("explain_job", job_id=job) if not row["ok"]}
+    assert "workers" in held
+    for state_of in (q.submit(due_at="2999-01-01"), q.submit(after=[job])):
+        assert q.call("explain_job", job_id=state_of)[0]["ok"] is False
+    with refused(MISSING):
+        q.call("explain_job", job_id=99)
+
+
+def test_schema_version_is_a_migrations_name(q: Q) -> None:
+    assert q.one("schema_version").startswith("0001_foundation")
+
+
+# Violations are not blind ---------------------------------------------------------------------------------------
+
+CORRUPTIONS = {
+    "members match size": "update gangq.live_gangs set size = 7 where id = 1",
+    "gang state matches its members": "update gangq.live_jobs set state = 'blocked', incarnation = null, token = null where gang_id = 1 and rank = 0",
+    "member of a live gang": "update gangq.live_jobs set gang_id = 999 where gang_id = 1 and rank = 0",
+    "held by a known incarnation": "update gangq.live_jobs set incarnation = 999 where gang_id is null and state = 'running'",
+    "within capacity": "update gangq.incarnations set memory_mb = 50",
+    "holds as many devices as it asks for": "delete from gangq.device_holds where job_id in (select id from gangq.live_jobs where gang_id is null)",
+    "device held by a placed job": "update gangq.device_holds set job_id = 999",
+    "device large enough": "update gangq.device_registry set vram_mb = 1",
+    "worker may run it": "update gangq.incarnations set queues = '{}'",
+    "token is unique": "update gangq.live_jobs set token = 5 where token is not null",
+    "order key matches priority": "update gangq.live_jobs set priority = 9 where state = 'pending'",
+    "waits for a live job": "update gangq.dependencies set on_job_id = 999",
+}
+
+
+@pytest.fixture
+def busy(q: Q) -> Q:
+    """A gang of two and a solo job that run with devices, a pending job and one that waits."""
+    gang = q.submit_gang(2, gpus=1, vram_mb=100)
+    worker = q.worker(slots=4, memory_mb=100, devices=gpus(100, 100, 100))
+    gang.start(worker)
+    q.submit(gpus=1, vram_mb=100, memory_mb=100)
+    worker.take()
+    q.submit(after=[q.submit(cpus=100)])
+    return q
+
+
+@pytest.mark.parametrize("rule", CORRUPTIONS)
+def test_a_broken_invariant_is_seen(busy: Q, rule: str) -> None:
+    assert busy.violations() == []
+    with busy.db.transaction(force_rollback=True):
+        busy.sql("set local session_replication_role = replica")
+        busy.sql(CORRUPTIONS[rule])
+        assert rule in {row["rule"] for row in busy.violations()}
+
+
+def test_every_rule_of_violations_is_tried(q: Q) -> None:
+    definition = q.value("select pg_get_viewdef('gangq.violations'::regclass)")
+    import re
+
+    rules = set(re.findall(r"'([a-z ]+)'::text AS rule", definition)) | set(
+        re.findall(r"UNION ALL\s+SELECT '([a-z ]+)'::text", definition)
+    )
+    assert rules == set(CORRUPTIONS)

@@ -1,0 +1,323 @@
+"""Handlers inside the worker process: what they are given, and that they harm nobody but their own job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+
+from gangq.client import Client
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    short_leases(client)
+    with fleet_of(dsn, tmp_path) as running:
+        yield running
+
+
+def submit(client: Client, task: str, payload: dict[str, object] | None = None, **options: object) -> int:
+    return client.submit(task=task, payloads=[payload or {}], **options)[0]  # type: ignore[arg-type]
+
+
+def test_a_handler_gets_its_payload_and_its_result_is_kept(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def add(ctx, a, b):
+    assert gangq.current() is ctx
+    assert ctx.gang is None and ctx.devices == () and ctx.checkpoint is None and not ctx.stopping
+    return {"sum": a + b, "job": ctx.job.id, "attempt": ctx.attempt, "token": ctx.token}
+""")
+    fleet.start()
+    job = until_state(client, submit(client, "add", {"a": 1, "b": 2}), "done")
+    assert job.result == {"sum": 3, "job": job.id, "attempt": 1, "token": job.token}
+    assert client.violations() == []
+
+
+def test_a_batch_runs_in_order_and_all_of_it_is_reported(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+seen = []
+@app.task
+def number(ctx, n):
+    seen.append(n)
+    return {"n": n, "before": len(seen) - 1}
+""")
+    ids = client.submit(task="number", payloads=[{"n": n} for n in range(200)])
+    fleet.start(prefetch=50)
+    eventually(lambda: set(client.job_states(ids=ids).values()) == {"done"}, "all 200 are done")
+    assert [client.job(id=i).result for i in ids] == [{"n": n, "before": n} for n in range(200)]
+
+
+def test_a_finished_job_of_a_batch_is_reported_while_its_successor_runs(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def wait(ctx, path):
+    while path and not Path(path).exists():
+        time.sleep(0.01)
+""")
+    gate = fleet._directory / "gate"
+    first, second = client.submit(task="wait", payloads=[{"path": ""}, {"path": str(gate)}])
+    fleet.start(prefetch=2)
+    until_state(client, first, "done")
+    assert client.job(id=second).state == "running"
+    gate.touch()
+    until_state(client, second, "done")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("raise ValueError('no such epoch')", "ValueError", "no such epoch"),
+        ("sys.exit(3)", "SystemExit", "sys.exit(3)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("raise MemoryError('no room')", "MemoryError", "no room"),
+        ("def f(): return f()\n    f()", "RecursionError", "recursion"),
+        ("return object()", "NotSerializable", "object"),
+        ("return float('nan')", "NotSerializable", "nan"),
+        ("x = []; x.append(x); return x", "NotSerializable", "itself"),
+        ("return 'a' + chr(0)", "NotSerializable", "NUL"),
+        ("return 'x' * 2_000_000", "TooLarge", "result was refused"),
+        ("raise type('Odd', (Exception,), {'__str__': lambda s: 1 / 0})()", "Odd", "could not be formatted"),
+        ("raise ValueError('nul ' + chr(0) + ' surrogate ' + chr(0xd800))", "ValueError", "nul"),
+    ],
+)
+def test_a_handler_that_misbehaves_fails_its_own_job_only(
+    client: Client, fleet: Fleet, body: str, kind: str, message: str
+) -> None:
+    fleet.define(f"""
+@app.task
+def bad(ctx):
+    {body}
+
+@app.task
+def good(ctx):
+    return os.getpid()
+""")
+    worker = fleet.start()
+    bad = until_state(client, submit(client, "bad", max_attempts=1), "failed")
+    assert bad.error is not None
+    assert bad.error["type"] == kind
+    assert message in bad.error["message"]
+    assert until_state(client, submit(client, "good"), "done").result == worker.process.pid
+
+
+def test_one_refused_result_of_a_batch_does_not_take_the_others_along(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def sized(ctx, n):
+    return "x" * n
+""")
+    sizes = [1, 2_000_000, 2]
+    ids = client.submit(task="sized", payloads=[{"n": n} for n in sizes])
+    fleet.start(prefetch=3)
+    assert [until_state(client, i, "done", "failed").state for i in ids] == ["done", "failed", "done"]
+    assert [client.job(id=i).stops for i in ids] == [0, 0, 0]
+
+
+def test_a_fork_that_returns_from_the_handler_never_becomes_a_second_worker(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task
+def forks(ctx):
+    pid = os.fork()
+    if pid == 0:
+        return "child"
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+""")
+    fleet.start()
+    assert until_state(client, submit(client, "forks"), "done").result == 1
+    assert until_state(client, submit(client, "forks"), "done").result == 1
+
+
+def test_a_failed_attempt_is_tried_again(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def flaky(ctx):
+    if ctx.attempt < 3:
+        raise RuntimeError("not yet")
+    return ctx.attempt
+""")
+    fleet.start()
+    job = until_state(client, submit(client, "flaky"), "done")
+    assert (job.result, job.attempts) == (3, 3)
+
+
+def test_beats_reach_the_database(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def beats(ctx):
+    ctx.beat(step=3, total=10, phase="train", loss=0.5)
+    ctx.wait_stopping()
+""")
+    fleet.start()
+    job_id = submit(client, "beats")
+    job = eventually(lambda: (j := client.job(id=job_id)) and j.progress and j, "the beat is stored")
+    assert {"step": 3, "total": 10, "phase": "train", "loss": 0.5}.items() <= job.progress.items()
+
+
+def test_a_checkpoint_comes_back_on_the_next_attempt(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def saves(ctx):
+    if ctx.checkpoint is None:
+        ctx.save_checkpoint(7, b"seven")
+        raise RuntimeError("once more")
+    found = ctx.checkpoint
+    return [found.step, found.data.decode(), found.path.read_text()]
+""")
+    fleet.start()
+    assert until_state(client, submit(client, "saves"), "done").result == [7, "seven", "seven"]
+
+
+def test_cancel_reaches_a_handler_that_listens_within_a_moment(client: Client, fleet: Fleet) -> None:
+    short_leases(client, heartbeat_s=5)  # Not by the heartbeat: it is too slow to pass this.
+    fleet.define("""
+@app.task
+def listens(ctx):
+    (HERE / "started").touch()
+    while not ctx.stopping:
+        time.sleep(0.001)
+""")
+    worker = fleet.start()
+    eventually(lambda: "listening" in worker.log, "the worker listens")
+    job_id = submit(client, "listens")
+    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    client.cancel(job_ids=[job_id])
+    until_state(client, job_id, "cancelled", timeout=2)
+
+
+def test_a_handler_that_ignores_cancel_takes_its_process_with_it(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def deaf(ctx):
+    while True:
+        time.sleep(0.01)
+""")
+    worker = fleet.start()
+    job_id = submit(client, "deaf")
+    until_state(client, job_id, "running")
+    client.cancel(job_ids=[job_id])
+    assert worker.exit_code(10) == 79
+    assert "hard_exit" in worker.log
+    fleet.start()  # Its next incarnation proves it dead.
+    until_state(client, job_id, "cancelled")
+
+
+def test_a_handler_that_holds_the_interpreter_cannot_outlive_its_grace(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+import re
+@app.task
+def frozen(ctx):
+    (HERE / "started").touch()
+    time.sleep(0.1)
+    re.match("(a+)+b", "a" * 64)  # For ages, and without letting go of the GIL.
+""")
+    short_leases(client, heartbeat_s=0.5, lease_s=4)
+    worker = fleet.start()
+    until_state(client, submit(client, "frozen"), "running")
+    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    assert worker.exit_code(10) == 77
+    assert "in frozen" in worker.log  # Where it stood is on record all the same.
+
+
+def test_a_success_told_while_stopping_counts_unless_the_handler_broke_off(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task
+def finishes(ctx):
+    (HERE / "started").touch()
+    while not (HERE / "told").exists():
+        time.sleep(0.01)
+    return "all of it"
+""")
+    fleet.start()
+    job_id = submit(client, "finishes")
+    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    client.cancel(job_ids=[job_id])
+    until_state(client, job_id, "preempting")
+    (fleet._directory / "told").touch()
+    assert until_state(client, job_id, "done", "cancelled").state == "done"
+
+
+@pytest.mark.parametrize(
+    ("commit", "state"),
+    [("conn.commit()", "done"), ("conn.rollback()", "failed")],
+)
+def test_completing_in_the_callers_transaction_happens_with_its_commit_only(
+    client: Client, fleet: Fleet, dsn: str, commit: str, state: str
+) -> None:
+    fleet.define(f"""
+import psycopg
+@app.task
+def effects(ctx):
+    with psycopg.connect({dsn!r}) as conn:
+        conn.execute("create table effect ()")
+        ctx.complete(conn, {{"made": 1}})
+        {commit}
+    time.sleep(1.2)  # Two heartbeats find the claim gone, and let it be.
+""")
+    fleet.start()
+    job = until_state(client, submit(client, "effects", max_attempts=1), "done", "failed")
+    assert job.state == state
+    if state == "done":
+        assert job.result == {"made": 1}
+    else:
+        assert job.error is not None
+        assert job.error["type"] == "NotCommitted"
+    assert until_state(client, submit(client, "effects", max_attempts=1), "failed").error is not None
+
+
+def test_an_isolated_handler_runs_in_a_child_and_its_result_comes_back(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task(isolate=True)
+def apart(ctx, n):
+    assert gangq.current() is ctx
+    ctx.beat(step=n)
+    if n == 0:
+        raise ValueError("zero")
+    if n < 0:
+        sys.exit(5)
+    print("printed by", os.getpid())
+    return {"pid": os.getpid(), "n": n, "dsn": os.environ.get("GANGQ_DSN")}
+""")
+    worker = fleet.start()
+    good, bad, gone = client.submit(task="apart", payloads=[{"n": 5}, {"n": 0}, {"n": -1}], max_attempts=1)
+    result = until_state(client, good, "done").result
+    assert (result["n"], result["dsn"]) == (5, None)
+    assert result["pid"] != worker.process.pid
+    assert f"printed by {result['pid']}" in "".join(row.chunk for row in client.logs(job_id=good))
+    failed = until_state(client, bad, "failed")
+    assert failed.error is not None
+    assert (failed.error["type"], failed.error["message"]) == ("ValueError", "zero")
+    assert "in apart" in failed.error["traceback"]
+    ended = until_state(client, gone, "failed")
+    assert ended.error is not None
+    assert ended.error["type"] == "SystemExit"
+
+
+def test_a_job_with_some_of_the_workers_devices_runs_in_a_process_of_its_own(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task
+def shown(ctx):
+    return [os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), [d.index for d in ctx.devices]]
+""")
+    worker = fleet.start(devices="2x24GiB")
+    some = until_state(client, submit(client, "shown", gpus=1), "done").result
+    every = until_state(client, submit(client, "shown", gpus=2), "done").result
+    assert some[0] != worker.process.pid
+    assert some[1:] == [str(some[2][0]), some[2]]
+    assert every == [worker.process.pid, "0,1", [0, 1]]
+
+
+def test_a_task_that_the_worker_does_not_have_is_not_claimed(client: Client, fleet: Fleet) -> None:
+    fleet.define("app.declare_task('elsewhere')\n@app.task\ndef here(ctx): pass\n")
+    fleet.start()
+    elsewhere = submit(client, "elsewhere")
+    until_state(client, submit(client, "here"), "done")
+    assert client.job(id=elsewhere).state == "pending"

@@ -1,0 +1,206 @@
+"""Starting, stopping, and starting again under the same name."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+
+from gangq.client import Client
+
+WAITS = """
+@app.task
+def waits(ctx, until=None):
+    (HERE / f"started-{ctx.attempt}").touch()
+    while not ctx.stopping:
+        if until and Path(until).exists():
+            return "finished"
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    short_leases(client)
+    with fleet_of(dsn, tmp_path) as running:
+        yield running
+
+
+def worker_state(client: Client, name: str) -> str | None:
+    return next((w.state for w in client.workers() if w.name == name), None)
+
+
+def test_sigterm_hands_running_and_waiting_jobs_back_uncharged(client: Client, fleet: Fleet) -> None:
+    fleet.define(WAITS)
+    worker = fleet.start(prefetch=2)
+    first, second = client.submit(task="waits", payloads=[{}, {}])
+    until_state(client, first, "running")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    for job_id in (first, second):
+        job = client.job(id=job_id)
+        assert (job.state, job.attempts) == ("pending", 0)
+    assert worker_state(client, "w1") == "retired"
+    assert client.violations() == []
+
+
+def test_a_drain_timeout_lets_running_jobs_finish_and_takes_no_new_ones(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define(WAITS)
+    gate = tmp_path / "gate"
+    job_id, held = client.submit(task="waits", payloads=[{"until": str(gate)}, {}])
+    worker = fleet.start(drain_timeout_s=30.0, prefetch=2)
+    eventually((tmp_path / "started-1").exists, "the handler runs")
+    assert client.job(id=held).state == "running"
+    worker.signal(signal.SIGTERM)
+    until_state(client, held, "pending")
+    eventually(lambda: worker_state(client, "w1") == "draining", "it is draining")
+    later = client.submit(task="waits")[0]
+    time.sleep(0.3)
+    assert worker.process.poll() is None
+    gate.touch()
+    assert worker.exit_code() == 0
+    assert client.job(id=job_id).state == "done"
+    assert client.job(id=later).state == "pending"
+
+
+def test_a_second_sigterm_skips_the_grace(client: Client, fleet: Fleet) -> None:
+    client.configure(grace_s=60, lease_s=120)
+    worker = fleet.start()
+    job_id = client.submit(
+        task="command", payloads=[{"argv": ["trap '' TERM; while :; do sleep 0.1; done"], "shell": True}]
+    )[0]
+    until_state(client, job_id, "running")
+    time.sleep(0.3)
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: "job_told_to_stop" in worker.log, "the job is told to stop")
+    time.sleep(0.3)
+    assert worker.process.poll() is None
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code(10) == 0
+    assert client.job(id=job_id).state == "pending"
+
+
+def test_sigterm_is_heard_while_a_handler_holds_the_main_thread(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+import hashlib
+@app.task
+def in_a_library(ctx):
+    (HERE / "started").touch()
+    # Lets go of the GIL, and no Python signal handler can run in this thread meanwhile.
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)
+""")
+    worker = fleet.start()
+    client.submit(task="in_a_library")
+    eventually((fleet._directory / "started").exists, "the handler runs")
+    job_id = client.jobs()[0].id
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code(10) == 79
+    fleet.start()  # It finds the word its predecessor left: nobody's fault.
+    eventually(lambda: client.job(id=job_id).stops == 1, "the job was handed back")
+    assert client.job(id=job_id).crashes == 0
+
+
+def test_two_live_workers_cannot_have_one_name(client: Client, fleet: Fleet) -> None:
+    first = fleet.start("twin")
+    eventually(lambda: worker_state(client, "twin") == "live", "the first is there")
+    second = fleet.start("twin")
+    assert second.exit_code() == 1
+    assert "WorkerNameTaken" in second.log
+    assert first.process.poll() is None
+
+
+def test_a_killed_workers_next_incarnation_frees_its_jobs_at_once(client: Client, fleet: Fleet) -> None:
+    short_leases(client, lease_s=120, lease_margin_s=10)
+    fleet.define(WAITS)
+    worker = fleet.start()
+    job_id = client.submit(task="waits")[0]
+    eventually((fleet._directory / "started-1").exists, "the handler runs")
+    worker.signal(signal.SIGKILL)
+    worker.exit_code()
+    fleet.start()
+    eventually(lambda: client.job(id=job_id).crashes == 1, "the crash is counted", 10)
+    until_state(client, job_id, "running")
+    assert client.violations() == []
+
+
+def test_no_second_attempt_starts_while_the_first_ones_tree_lives(client: Client, fleet: Fleet) -> None:
+    short_leases(client, lease_s=120, lease_margin_s=10)
+    marker = fleet._directory / "alive"
+    script = f"trap '' TERM; (trap '' TERM; while :; do date +%s.%N > {marker}; sleep 0.05; done) & sleep 90"
+    worker = fleet.start()
+    job_id = client.submit(task="command", payloads=[{"argv": [script], "shell": True}])[0]
+    eventually(marker.exists, "the grandchild runs")
+    trees = [p for p in psutil.process_iter(["cmdline"]) if str(marker) in " ".join(p.info["cmdline"] or [])]
+    assert len(trees) >= 2
+    worker.signal(signal.SIGKILL)
+    worker.exit_code()
+    fleet.start()
+    eventually(lambda: client.job(id=job_id).crashes == 1, "the next incarnation reports it dead", 30)
+    assert [p.pid for p in trees if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_worker_whose_incarnation_was_ended_stops_its_work_and_registers_anew(
+    client: Client, fleet: Fleet
+) -> None:
+    worker = fleet.start()
+    job_id = client.submit(task="command", payloads=[{"argv": ["sleep", "1000"]}])[0]
+    until_state(client, job_id, "running")
+    before = client.workers()[0].incarnation
+    client.report_dead(worker="w1", incarnation=before, evidence={"by": "a test that lies"})
+    eventually(lambda: client.workers()[0].incarnation > before, "it is back")
+    until_state(client, job_id, "running")
+    assert worker.process.poll() is None
+    assert "incarnation_ended" in worker.log
+
+
+def test_a_worker_starts_a_job_soon_after_it_was_submitted(client: Client, fleet: Fleet) -> None:
+    fleet.define("@app.task\ndef nothing(ctx): pass\n")
+    worker = fleet.start()
+    eventually(lambda: "listening" in worker.log, "it listens")
+    time.sleep(1)
+    waits = []
+    for _ in range(10):
+        job = until_state(client, client.submit(task="nothing")[0], "done")
+        waits.append((job.claimed_at - job.submitted_at).total_seconds())
+        time.sleep(0.1)
+    assert sorted(waits)[5] < 0.1
+
+
+def test_once_ends_when_nothing_is_left(client: Client, fleet: Fleet) -> None:
+    fleet.define("@app.task\ndef nothing(ctx): pass\n")
+    ids = client.submit(task="nothing", payloads=[{}] * 5)
+    assert fleet.start(once=True).exit_code() == 0
+    assert set(client.job_states(ids=ids).values()) == {"done"}
+
+
+def test_an_unreachable_database_is_named(fleet: Fleet) -> None:
+    worker = fleet.start(dsn="host=127.0.0.1 port=1 dbname=nowhere")
+    assert worker.exit_code() == 1
+    assert "DatabaseUnreachable" in worker.log
+    assert "nowhere" in worker.log
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "name"),
+    [
+        ({"queues": ["no-such-queue"]}, "NotFound", "no-such-queue"),
+        ({"slots": 0}, "InvalidInput", "slots is 0"),
+        ({"queues": []}, "InvalidInput", "queues"),
+        ({"devices": "many"}, "DeviceSpecError", "many"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(
+    fleet: Fleet, options: dict[str, Any], error: str, name: str
+) -> None:
+    worker = fleet.start(**options)
+    assert worker.exit_code() == 1
+    assert error in worker.log
+    assert name in worker.log

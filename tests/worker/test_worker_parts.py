@@ -1,0 +1,462 @@
+"""The worker's parts one at a time: orders against starts, lost replies, ports, text, environments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_process import eventually
+
+from gangq.client import Client
+from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken
+from gangq.gpu import detect
+from gangq.worker import facts
+from gangq.worker.child_context import Link
+from gangq.worker.claims import ClaimSource
+from gangq.worker.context_impl import StopFlag
+from gangq.worker.deadman import boottime
+from gangq.worker.environment import scrubbed
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.listener import Listener
+from gangq.worker.options import WorkerOptions, default_name
+from gangq.worker.ports import PortHolder
+from gangq.worker.registration import register
+from gangq.worker.reporter import Reporter, clean
+from gangq.worker.retry import until_answered
+from gangq.worker.runner_command import Command
+from gangq.worker.session import Session, Terms, blameless
+from gangq.worker.signals import SignalWatch
+from gangq.worker.socket_server import SocketServer
+
+
+@pytest.fixture(autouse=True)
+def own_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registering puts the incarnation's mark into this process; it must not stay there."""
+    monkeypatch.setenv("GANGQ_MARK", "none")
+
+
+class LossyClient:
+    """A client whose next answer to one verb is lost after the database has acted on it."""
+
+    def __init__(self, client: Client, verb: str, times: int = 1) -> None:
+        self._client = client
+        self._verb = verb
+        self.left = times
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name != self._verb:
+            return method
+
+        def lossy(**arguments: Any) -> Any:
+            self.calls += 1
+            answer = method(**arguments)
+            if self.left:
+                self.left -= 1
+                raise DatabaseUnreachable("the line was cut")
+            return answer
+
+        return lossy
+
+
+def session_of(client: Any, tmp_path: Path) -> Session:
+    options = WorkerOptions(name="w", devices="none").resolved()
+    return register(
+        client,
+        options,
+        kind="command",
+        tasks=["command", "t"],
+        detection=detect("none"),
+        directory=tmp_path,
+    )
+
+
+def claimed(session: Session, source: ClaimSource) -> ActiveJob:
+    job = ActiveJob(source.take(1)[0])
+    session.table.add(job)
+    return job
+
+
+class RecordedWork:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def stop(self, reason: str, grace_s: float) -> None:
+        self.heard.append(("stop", reason))
+
+    def lose(self, reason: str) -> None:
+        self.heard.append("lose")
+
+    def extend(self, kill_at: float, grace_s: float) -> None:
+        self.heard.append("extend")
+
+
+def job_of(client: Client, tmp_path: Path) -> ActiveJob:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    return claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+
+
+# Orders -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["tell_stop", "lose"])
+def test_an_order_before_the_start_keeps_the_work_from_starting(
+    client: Client, tmp_path: Path, order: str
+) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    job.tell_stop("preempt", 1.0) if order == "tell_stop" else job.lose("reaped")
+    assert not job.start(work)
+    assert work.heard == []
+
+
+def test_an_order_after_the_start_reaches_the_work_once(client: Client, tmp_path: Path) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    assert job.start(work)
+    job.tell_stop("drain", 1.0)
+    job.tell_stop("preempt", 1.0)
+    assert work.heard == [("stop", "drain")]
+    assert job.told_by_server
+    job.lose("reaped")
+    assert work.heard == [("stop", "drain"), "lose"]
+
+
+def test_a_job_that_has_ended_is_not_lost_any_more(client: Client, tmp_path: Path) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    job.start(work)
+    job.end_work()
+    job.lose("the heartbeat found it gone, because it was just reported done")
+    assert (job.lost, work.heard) == (None, [])
+
+
+def test_a_job_completed_by_its_handler_is_not_lost(client: Client, tmp_path: Path) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    job.start(work)
+    job.completed_by_handler = True
+    job.lose("gone")
+    assert work.heard == []
+
+
+def test_a_beat_whose_heartbeat_was_lost_is_sent_again_unless_there_is_a_newer_one(
+    client: Client, tmp_path: Path
+) -> None:
+    job = job_of(client, tmp_path)
+    job.beat({"step": 1})
+    first = job.take_beat()
+    assert first == {"step": 1}
+    job.put_beat_back(first)
+    assert job.take_beat() == {"step": 1}
+    job.beat({"step": 2})
+    job.put_beat_back(first)
+    assert job.take_beat() == {"step": 2}
+    with pytest.raises(InvalidInput, match="object"):
+        job.beat({"loss": object()})
+    with pytest.raises(InvalidInput, match="limit is 16384"):
+        job.beat({"text": "x" * 20_000})
+
+
+def test_a_handler_that_never_looked_has_not_broken_off() -> None:
+    event = threading.Event()
+    flag = StopFlag(event)
+    assert not flag.look()
+    event.set()
+    assert not flag.seen
+    assert flag.wait(0)
+    assert flag.seen
+
+
+# Lost replies -----------------------------------------------------------------------------------------------
+
+
+def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    lossy = LossyClient(client, "claim", times=2)
+    session = session_of(lossy, tmp_path)
+    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    assert source.take(1) == []
+    assert source.unsure
+    assert source.take(1) == []
+    rows = source.take(1)
+    assert [row.job_id for row in rows] == ids[:1]
+    assert [(client.job(id=i).state, client.job(id=i).attempts) for i in ids] == [
+        ("running", 1),
+        ("pending", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verb", "act", "state"),
+    [
+        ("complete", lambda reporter, job: reporter.done(job, {"n": 1}), "done"),
+        ("fail", lambda reporter, job: reporter.failed(job, {"type": "E", "message": "m"}), "scheduled"),
+        ("release", lambda reporter, job: reporter.stopped(job), "pending"),
+    ],
+)
+def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
+    client: Client, tmp_path: Path, verb: str, act: Callable[[Reporter, ActiveJob], None], state: str
+) -> None:
+    job_id = client.submit(task="t")[0]
+    lossy = LossyClient(client, verb, times=2)
+    session = session_of(lossy, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    act(Reporter(session), job)
+    assert lossy.calls == 3
+    assert client.job(id=job_id).state == state
+    assert len(session.table) == 0
+    assert client.violations() == []
+
+
+def test_an_ack_whose_reply_was_lost_is_repeated(client: Client, tmp_path: Path) -> None:
+    job_id = client.submit(task="t")[0]
+    lossy = LossyClient(client, "ack_preempted", times=1)
+    session = session_of(lossy, tmp_path)
+    keeper = LeaseKeeper(session)
+    job = claimed(session, ClaimSource(session, keeper, PortHolder(0)))
+    client.cancel(job_ids=[job_id])
+    keeper.beat()
+    assert job.stop_reason == "cancel"
+    Reporter(session).stopped(job)
+    assert (lossy.calls, client.job(id=job_id).state) == (2, "cancelled")
+
+
+def test_our_own_stop_and_the_databases_at_once_end_in_an_acknowledgement(
+    client: Client, tmp_path: Path
+) -> None:
+    job_id = client.submit(task="t")[0]
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job.tell_stop("drain", 1.0)
+    client.cancel(job_ids=[job_id])
+    Reporter(session).stopped(job)
+    assert client.job(id=job_id).state == "cancelled"
+
+
+def test_a_registration_whose_reply_was_lost_is_made_again(client: Client, tmp_path: Path) -> None:
+    lossy = LossyClient(client, "register_worker")
+    with pytest.raises(DatabaseUnreachable):
+        session_of(lossy, tmp_path)
+    session = session_of(lossy, tmp_path)
+    assert client.heartbeat(incarnation=session.incarnation) == []
+
+
+def test_nothing_is_repeated_once_an_answer_is_an_answer() -> None:
+    calls = []
+
+    def stale() -> None:
+        calls.append(1)
+        raise StaleToken("no")
+
+    with pytest.raises(StaleToken):
+        until_answered(stale, "x", lambda: False)
+    assert len(calls) == 1
+
+
+# The lease --------------------------------------------------------------------------------------------------
+
+
+def test_the_lease_counts_from_the_sending_of_the_answered_heartbeat(client: Client, tmp_path: Path) -> None:
+    client.configure(lease_s=60, lease_margin_s=10)
+    session = session_of(client, tmp_path)
+    before = boottime()
+    LeaseKeeper(session).beat()
+    assert before + 50 <= session.kill_at <= boottime() + 50
+    session.renewed(before - 20)  # An old answer that comes late takes nothing back.
+    assert session.kill_at >= before + 50
+
+
+def test_work_is_asked_to_stop_a_grace_before_it_would_be_killed_and_word_is_left(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    client.configure(lease_s=6, lease_margin_s=3, grace_s=2, heartbeat_s=1)
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    work = RecordedWork()
+    job.start(work)
+    LeaseWatch(session).start()
+    eventually(lambda: job.stop_reason == "lease", "it is told", 3)
+    assert boottime() >= session.kill_at - 2
+    assert blameless(tmp_path, session.incarnation) == "lapsed"
+    session.closing.set()
+
+
+def test_word_left_is_taken_back_by_a_renewal(client: Client, tmp_path: Path) -> None:
+    session = session_of(client, tmp_path)
+    session.note("lapsed")
+    assert blameless(tmp_path, session.incarnation) == "lapsed"
+    assert blameless(tmp_path, session.incarnation + 1) is None
+    session.renewed(boottime())
+    assert blameless(tmp_path, session.incarnation) is None
+
+
+def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: Path) -> None:
+    job_id = client.submit(task="t")[0]
+    session = session_of(client, tmp_path)
+    client.claim(incarnation=session.incarnation)
+    keeper = LeaseKeeper(session)
+    keeper.claiming.set()
+    for _ in range(5):
+        keeper.beat()
+    assert client.job(id=job_id).state == "running"  # Its claim may still be answered.
+    keeper.claiming.clear()
+    for _ in range(3):
+        keeper.beat()
+    assert client.job(id=job_id).state == "pending"
+
+
+# Ears and signals -------------------------------------------------------------------------------------------
+
+
+def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
+    client: Client, db: Any, tmp_path: Path
+) -> None:
+    session = session_of(client, tmp_path)
+    heard: list[str] = []
+    handlers = {"claim": lambda: heard.append("claim"), "stop": lambda: heard.append("stop")}
+    listener = Listener(session, ["default"], handlers)
+    listener.start()
+    eventually(lambda: heard, "it polls after it connected")
+    find = "select pid from pg_stat_activity where query ilike 'listen%%' or query like '%%pg_notify(%%'"
+    pids = [row["pid"] for row in db.execute(find).fetchall() if row["pid"] != db.info.backend_pid]
+    heard.clear()
+    db.execute("select pg_terminate_backend(p) from unnest(%s::int[]) p", (pids,))
+    eventually(lambda: heard, "it polls after it reconnected")
+
+    def told() -> bool:
+        """Everything sent before it has arrived once this comes back."""
+        heard.clear()
+        db.execute("select pg_notify(%s, 'stop')", (f"gangq_{session.incarnation}",))
+        eventually(lambda: "stop" in heard, "it hears its own channel")
+        return heard == ["stop"]
+
+    eventually(told, "it is quiet")
+    heard.clear()
+    db.execute("select pg_notify('gangq_wake', 'a queue of somebody else')")
+    db.execute("select pg_notify('gangq_wake', 'default')")
+    eventually(lambda: heard, "it hears that somebody submitted")
+    assert heard == ["claim"]
+    assert not listener.deaf
+    listener.stop()
+
+
+def test_a_signal_is_counted_once_on_whichever_way_it_comes() -> None:
+    calls: list[int] = []
+    watch = SignalWatch(lambda: calls.append(1))
+    watch.install()
+    try:
+        # One signal in a main thread that was in a library: its two halves arrive far apart.
+        os.write(watch._write, bytes([signal.SIGTERM]))
+        eventually(lambda: calls, "it is heard at once")
+        watch._handler(signal.SIGTERM, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: len(calls) == 2, "the next one is heard")
+        signal.set_wakeup_fd(-1)  # As asyncio leaves it behind.
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: len(calls) == 3, "one is heard without the pipe")
+        threading.Event().wait(0.1)
+        assert calls == [1, 1, 1]
+    finally:
+        watch.stop()
+
+
+# The socket -------------------------------------------------------------------------------------------------
+
+
+def test_the_socket_answers_nobody_without_the_key_of_a_job(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    server = SocketServer(session, tmp_path / "s")
+    server.start()
+    try:
+        stranger = Link(str(server.path), "wrong")
+        with pytest.raises(GangqError, match="no running job"):
+            stranger.ask("status")
+        stranger.close()
+        link = Link(str(server.path), job.key)
+        assert link.ask("status") == {"stopping": False, "reason": None, "job": job.id, "token": job.token}
+        link.ask("beat", data={"step": 1})
+        assert job.take_beat() == {"step": 1}
+        with pytest.raises(InvalidInput, match="unknown request 'shutdown'"):
+            link.ask("shutdown")
+        with pytest.raises(InvalidInput, match="malformed"):
+            link.ask("save_checkpoint", step="x", data="")
+        link.ask("save_checkpoint", step=3, data="YWJj")
+        assert link.ask("load_checkpoint") == {"step": 3, "data": "YWJj"}
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(server.path))
+            raw.sendall(b"GET / HTTP/1.0\n")
+            assert b"InvalidInput" in raw.recv(4096)
+        link.close()
+    finally:
+        server.stop()
+
+
+# Small things -----------------------------------------------------------------------------------------------
+
+
+def test_a_port_given_to_a_member_stays_bound_until_it_starts() -> None:
+    ports = PortHolder(1)
+    first = ports.offer()[0]
+    assert ports.offer() == [first]
+    ports.give(first)
+    second = ports.offer()[0]
+    assert second != first
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("", first))
+    ports.release(first)
+    with socket.socket() as other:
+        other.bind(("", first))
+    ports.close()
+
+
+def test_text_for_the_database_has_no_nul_and_a_limit() -> None:
+    assert clean("a\0b") == "a\ufffdb"
+    assert clean("\ud800") == "?"
+    assert len(clean("x" * 100_000)) < 17_000
+    assert "84000 characters left out" in clean("x" * 100_000)
+
+
+def test_no_secret_is_inherited() -> None:
+    kept = scrubbed({"GANGQ_DSN": "x", "PGPASSWORD": "x", "PGHOST": "x", "PATH": "/bin", "GANGQ_TOKEN": "1"})
+    assert kept == {"PATH": "/bin"}
+
+
+def test_facts_survive_the_wire() -> None:
+    info = JobInfo(1, 2, 1, 3, "q", "t", 5, {"a": 1}, 2.0)
+    gang = GangInfo(7, 2, 0, 1, 0, 0, 1, (Peer(0, 1, "h", "w"),), "h", 20000)
+    devices = (DeviceInfo("u", 0, 1024, "nvml"),)
+    assert facts.from_wire(facts.as_wire(info, gang, devices, None)) == (info, gang, devices, None)
+
+
+def test_a_command_of_a_shell_is_one_string() -> None:
+    assert Command.of_payload({"argv": ["echo a; echo b"], "shell": True}).argv == [
+        "/bin/sh",
+        "-c",
+        "echo a; echo b",
+    ]
+    assert Command.of_payload({"argv": ["ls", "-l"]}).argv == ["ls", "-l"]
+
+
+def test_workers_of_one_host_are_told_apart_by_their_devices() -> None:
+    assert default_name("h", {}) == "h"
+    assert default_name("h", {"CUDA_VISIBLE_DEVICES": "2,3"}) == "h-gpu2-3"
+
+
+def test_terms_leave_half_of_a_short_lease_to_work_in() -> None:
+    class Row:
+        incarnation, lease_granted_s, heartbeat_s, lease_margin_s, grace_s = 1, 10.0, 1.0, 30.0, 15.0
+        ack_timeout_s, tick_s, log_bytes, checkpoint_bytes = 45.0, 1.0, 1, 1
+
+    assert Terms.of(Row()).margin_s == 5.0  # type: ignore[arg-type]

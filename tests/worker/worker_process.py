@@ -1,0 +1,156 @@
+"""Real worker processes for the tests, and waiting for conditions instead of for luck."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gangq.client import Client
+
+T = TypeVar("T")
+
+_BOOT = """
+import json, logging, sys
+logging.basicConfig(
+    level=logging.DEBUG, format="%(asctime)s %(threadName)s %(name)s %(levelname)s %(message)s"
+)
+logging.getLogger("psycopg").setLevel(logging.WARNING)
+options = json.loads(sys.argv[1])
+app = target = None
+if options.pop("with_tasks"):
+    sys.path.insert(0, options.pop("path"))
+    import tasks
+    app, target = tasks.app, "tasks:app"
+from gangq.worker.main import run_worker
+sys.exit(run_worker(app, target=target, **options))
+"""
+
+_TASKS = """
+import os, sys, time, json, threading, signal, subprocess
+from pathlib import Path
+import gangq
+from gangq.app import App
+from gangq.errors import Stopped
+app = App(os.environ["TEST_DSN"])
+HERE = Path(__file__).parent
+"""
+
+
+def short_leases(client: Client, **more: Any) -> None:
+    """Make everything happen within a test's patience."""
+    settings: dict[str, Any] = {
+        "lease_s": 6,
+        "lease_margin_s": 1,
+        "heartbeat_s": 0.5,
+        "grace_s": 1,
+        "ack_timeout_s": 4,
+        "claim_deadline_s": 5,
+        "gang_backoff_s": 0.1,
+        **more,
+    }
+    client.configure(**settings)
+    client.set_queue(name="default", backoff_s=0.1, backoff_max_s=0.2)
+
+
+def eventually(look: Callable[[], T], what: str, timeout: float = 20.0) -> T:
+    """Return what `look` finds once it is true; AssertionError, naming `what`, when it never is."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"did not happen within {timeout} s: {what}")
+
+
+def until_state(client: Client, job_id: int, *states: str, timeout: float = 20.0) -> Any:
+    """The job once it is in one of these states."""
+    eventually(
+        lambda: client.job(id=job_id).state in states,
+        f"job {job_id} is {' or '.join(states)}; it is {client.job(id=job_id)}",
+        timeout,
+    )
+    return client.job(id=job_id)
+
+
+class WorkerProcess:
+    """One worker as a process of its own."""
+
+    def __init__(self, dsn: str, directory: Path, name: str, options: dict[str, Any], tasks: bool) -> None:
+        self.name = name
+        self.log_path = directory / f"{name}.log"
+        given = {"name": name, "dsn": dsn, "with_tasks": tasks, "devices": "none", **options}
+        if tasks:
+            given["path"] = str(directory)
+        with self.log_path.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(given)],
+                env={**os.environ, "TEST_DSN": dsn},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+
+    @property
+    def log(self) -> str:
+        """What it has logged and its handlers have printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def exit_code(self, timeout: float = 20.0) -> int:
+        """Wait for its end."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"worker {self.name} does not end:\n{self.log}") from None
+
+
+class Fleet:
+    """Starts workers, and leaves none behind."""
+
+    def __init__(self, dsn: str, directory: Path) -> None:
+        self._dsn = dsn
+        self._directory = directory
+        self._started: list[WorkerProcess] = []
+        self._tasks = False
+
+    def define(self, text: str) -> None:
+        """The tasks its workers run; `app` and the usual imports are there."""
+        (self._directory / "tasks.py").write_text(_TASKS + text)
+        self._tasks = True
+
+    def start(self, name: str = "w1", **options: Any) -> WorkerProcess:
+        """Start a worker; it is not registered yet when this returns."""
+        worker = WorkerProcess(self._dsn, self._directory, name, options, self._tasks)
+        self._started.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Kill what is left, and show what it said if a test has failed."""
+        for worker in self._started:
+            if worker.process.poll() is None:
+                worker.signal(signal.SIGKILL)
+            worker.process.wait(10)
+            print(f"---- {worker.name} ended with {worker.process.returncode}\n{worker.log}")
+
+
+@contextmanager
+def fleet_of(dsn: str, directory: Path) -> Iterator[Fleet]:
+    """A `Fleet` for the length of a test."""
+    fleet = Fleet(dsn, directory)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
