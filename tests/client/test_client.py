@@ -390,22 +390,23 @@ def test_submit_in_a_sqlalchemy_connection_and_session(client: Client, dsn: str)
     engine.dispose()
 
 
-def test_submit_in_djangos_connection_wrapper(client: Client, dsn: str) -> None:
-    class DatabaseWrapper:
-        """The two things of Django's that are used: connect on first use, and the connection inside."""
+def test_submit_in_djangos_transaction(client: Client, dsn: str) -> None:
+    from django.conf import settings
+    from django.db import connections, transaction
 
-        connection: psycopg.Connection[Any] | None = None
-
-        def ensure_connection(self) -> None:
-            self.connection = self.connection or psycopg.connect(dsn, cursor_factory=psycopg.ClientCursor)
-
-    wrapper = DatabaseWrapper()
-    client.submit(task="t", payloads=[{"a": "it's 100%"}], connection=wrapper)
-    assert wrapper.connection is not None
-    assert count(client) == 0
-    wrapper.connection.commit()
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    here = {"NAME": given["dbname"], "USER": given["user"], "HOST": given["host"], "PORT": given["port"]}
+    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **here}})
+    wrapper = connections["default"]
+    with transaction.atomic():
+        client.submit(task="t", payloads=[{"a": "it's 100%"}], connection=wrapper)
+        assert count(client) == 0
     assert client.jobs()[0].payload == {"a": "it's 100%"}
-    wrapper.connection.close()
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        client.submit(task="t", connection=wrapper)
+        raise ZeroDivisionError
+    assert count(client) == 1
+    wrapper.close()
 
 
 def test_a_connection_of_another_kind_is_refused_by_name(client: Client) -> None:
