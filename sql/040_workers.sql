@@ -143,10 +143,15 @@ begin
   -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart.
   perform set_config('synchronous_commit', 'off', true);
   if exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
-    -- Skip locked: while a tick judges this very lease, the answer is given without a renewal and the worker asks again.
     update gangq.leases l set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s)), renewed_at = t
     where l.incarnation = (
       select z.incarnation from gangq.leases z where z.incarnation = heartbeat.incarnation for update skip locked);
+    if not found then
+      -- A worker that took this for a renewal would count on time it does not have.
+      raise exception using errcode = 'lock_not_available',
+        message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
+        hint = 'It was not renewed. Call heartbeat again at once.';
+    end if;
   else
     perform gangq.refuse_ended(heartbeat.incarnation);
   end if;
@@ -189,7 +194,8 @@ comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]) is
   'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '
   'sent), stores the beats given (aligned with job_ids; null: no news), and returns per claim what to do: continue, '
   'preempt or cancel (stop within the grace, then ack_preempted), lost (kill it, report nothing). Claims the worker did '
-  'not list are returned too. Waits for no lock. Call it in autocommit. Raises GQ005.';
+  'not list are returned too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and is '
+  'to be called again. Call it in autocommit. Raises GQ002, GQ005.';
 
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = '' as $$
 declare

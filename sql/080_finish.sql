@@ -156,6 +156,11 @@ begin
     loop
       job_id := p.id;
       if p.ours and p.gang_id is not null then
+        -- A member done before the others were claimed would keep the barrier shut for them for ever.
+        if exists (select 1 from gangq.live_gangs g where g.id = p.gang_id and g.go_at is null) then
+          perform gangq.refuse('GQ004', format('job %s is done before the barrier of gang %s has opened', p.id, p.gang_id),
+            'Wait until gangq.barrier says go: no member''s code may begin before every member has been claimed.');
+        end if;
         update gangq.live_jobs j set state = 'done', result = p.result, finished_at = t, final_token = j.token, token = null,
           incarnation = null, told_at = null, stop_reason = null
         where j.id = p.id;
@@ -179,7 +184,7 @@ comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
   'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
   'exactly when the caller''s own writes are committed. A success reported while told to stop counts. outcome: done, '
   'repeated (this token had ended it before), or with strict => false stale; with strict a stale pair raises GQ003 and '
-  'nothing changes. Raises GQ001, GQ002, GQ003, GQ007.';
+  'nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang''s barrier is shut), GQ007.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'

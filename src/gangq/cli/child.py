@@ -35,7 +35,10 @@ def beat(
     loss: float | None,
     data: tuple[tuple[str, Any], ...],
 ) -> None:
-    """Report progress, from inside a command: gangq beat --step 120 --total 400 lr=0.01."""
+    """Report progress from inside a command.
+
+    gangq beat --step 120 --total 400 --phase train --loss 0.3 lr=0.01
+    """
     from gangq.worker.child_context import Link
     from gangq.worker.context_impl import progress
 
@@ -49,7 +52,7 @@ def beat(
 
 @click.group()
 def checkpoint() -> None:
-    """Save and load this job's checkpoint, from inside a command."""
+    """Save or load a command's checkpoint."""
 
 
 @checkpoint.command()

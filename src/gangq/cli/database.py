@@ -34,9 +34,10 @@ def migrate(session: Session, dump_sql: bool) -> None:
 
 @click.group()
 def db() -> None:
-    """Look after the private PostgreSQL that is used when no --dsn or GANGQ_DSN is given.
+    """Look after the private PostgreSQL.
 
-    Its data lives in GANGQ_DATA_DIR [~/.local/share/gangq/pg-<major>] and stays there.
+    It is used when no --dsn or GANGQ_DSN is given. Its data lives in GANGQ_DATA_DIR
+    [~/.local/share/gangq/pg-<major>] and stays there.
     """
 
 

@@ -38,9 +38,10 @@ class Check:
 @common_options
 @pass_session
 def doctor(session: Session) -> None:
-    """Check the database, the schema, the workers and the devices. Exit code 1 when anything has failed.
+    """Check this installation.
 
-    With --json one object per check: {"check", "status", "detail", "advice"}; status is ok, warn or fail.
+    The database, the schema, the workers and the devices; exit code 1 when anything has failed. With --json
+    one object per check: {"check", "status", "detail", "advice"}; status is ok, warn or fail.
     """
     failed = False
     for found in examine(session):

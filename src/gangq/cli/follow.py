@@ -97,8 +97,9 @@ def has_ended(client: Client, target: Which) -> bool:
 @common_options
 @pass_session
 def logs(session: Session, which: Which | None, gang: int | None, follow: bool, all_attempts: bool) -> None:
-    """Print the output of a command: of a job (12), or of a gang (g12), each line tagged with its rank.
+    """Print the output of a job or gang.
 
+    A gang's lines are tagged with the rank.
     With --json one object per piece: {"job_id", "token", "seq", "at", "chunk", "rank"}.
     """
     target = parsing.one_of(which, gang)
@@ -145,9 +146,9 @@ def _fields(row: LogRow) -> dict[str, object]:
 @common_options
 @pass_session
 def events(session: Session, which: Which | None, gang: int | None, follow: bool, limit: int) -> None:
-    """Print what happened out of the ordinary: to a job, to a gang, or everywhere.
+    """Print what happened: to one, or everywhere.
 
-    With --json one object per event: the columns of gangq.events.
+    Only what is out of the ordinary. With --json one object per event: the columns of gangq.events.
     """
     client = session.client()
     everywhere = which is None and gang is None

@@ -125,9 +125,9 @@ def ls(
     gang_id: Which | None,
     limit: int,
 ) -> None:
-    """List jobs, or gangs: live and ended, newest first.
+    """List jobs, or gangs, newest first.
 
-    With --json: the columns of the views gangq.jobs and gangq.gangs.
+    Live and ended ones. With --json: the columns of the views gangq.jobs and gangq.gangs.
     """
     client = session.client()
     if what == "jobs":
@@ -154,7 +154,7 @@ def ls(
 @common_options
 @pass_session
 def show(session: Session, which: Which | None, gang: int | None) -> None:
-    """Show all there is to know about a job (12) or gang (g12).
+    """Show a job (12) or a gang (g12).
 
     With --json one object: {"job", "events"}, or {"gang", "members", "timeline", "drains"}.
     """
@@ -199,9 +199,9 @@ def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
 @common_options
 @pass_session
 def explain(session: Session, which: Which | None, gang: int | None) -> None:
-    """Say why a job or gang is not running, gate by gate, with numbers.
+    """Say why a job or gang is not running.
 
-    With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
+    Gate by gate, with numbers. With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
@@ -237,7 +237,7 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 @common_options
 @pass_session
 def devices(session: Session, host: str | None, state: str | None) -> None:
-    """List the devices, and which job holds each."""
+    """List the devices and who holds them."""
     session.rows(session.client().devices(host=host, state=state), _DEVICES, "no devices")
 
 
@@ -248,7 +248,7 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
 @common_options
 @pass_session
 def drains(session: Session, gang_id: Which | None, gang: int | None, limit: int) -> None:
-    """List drains: what caused each, who was told to stop, how it ended."""
+    """List drains: their causes and outcomes."""
     wanted = gang_id.id if gang_id else gang
     if wanted is not None:
         session.client().gang(id=wanted)

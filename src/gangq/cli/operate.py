@@ -50,9 +50,10 @@ def unquarantine(session: Session, device: str | None, worker: str | None) -> No
 @json_option
 @pass_session
 def demo(session: Session) -> None:
-    """Show it: a training gang survives the death of a rank, on the private PostgreSQL.
+    """See a gang survive the death of a rank.
 
-    With --json the show goes to standard error, and standard output gets {"exit_code"}.
+    It trains a model, on the private PostgreSQL, in under a minute. With --json the show goes to standard
+    error, and standard output gets {"exit_code"}.
     """
     # It starts servers and workers and trains a model: nothing that any other command should load.
     from rich.console import Console

@@ -67,10 +67,11 @@ def run(
     detach: bool,
     **options: Any,
 ) -> None:
-    """Run a command, or with --gang N a gang of it, as srun does: wait, stream, exit with its status.
+    """Run a command, or a gang of it, like srun.
 
-    Its output goes to standard output, for a gang with the rank in front of each line; changes of state go to
-    standard error. Ctrl-C (or SIGTERM) cancels it and waits until it is gone; a second one leaves at once.
+    Waits, streams, exits with its status. Its output goes to standard output, for a gang with the rank in
+    front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM) cancels it and waits
+    until it is gone; a second one leaves at once.
 
     A solo command is not tried again when it fails, unless --max-attempts says so; a gang is, as its queue
     says. Either survives the loss of a worker.
@@ -156,6 +157,7 @@ class _Watcher:
         self._waits_since: float | None = clock()
         self._explained = ""
         self._explain_at = clock() + _EXPLAIN_AFTER_S
+        self._hosts: list[str] = []
 
     def watch(self) -> int:
         """Watch it to its end; return the exit code."""
@@ -231,42 +233,38 @@ class _Watcher:
         self._waits_since = self._clock() if state in _WAITS else None
         self._explain_at = self._clock() + _EXPLAIN_AFTER_S
         self._explained = ""
-        if state in _WAITS:
-            # Said with its reason, once it lasts.
+        if state in _WAITS or state == "draining":
+            # Waiting is said with its reason once it lasts, a drain with its cause as an event.
             if self._session.json:
                 _tell(self._session, self._target, "state", "", state=state)
-            return
-        if self._target.gang:
-            row = self._client.gang(id=self._target.id)
-            hosts = row.hosts or []
-            text = f"{state} on {', '.join(hosts)}" if hosts and state != "draining" else state
+        elif not self._target.gang:
+            job = self._client.job(id=self._target.id)
+            text = f"{state} on {job.host} (worker {job.worker})" if job.worker else state
+            text += f", attempt {job.attempts}" if job.attempts > 1 else ""
+            fields = {"host": job.host, "worker": job.worker, "attempt": job.attempts}
             _tell(
                 self._session,
                 self._target,
                 "state",
-                f"{self._target.phrase} {text}, epoch {row.epoch}",
+                f"{self._target.phrase} {text}",
                 state=state,
-                epoch=row.epoch,
-                hosts=hosts,
+                **fields,
             )
-            return
-        job = self._client.job(id=self._target.id)
-        text = f"{state} on {job.host} (worker {job.worker})" if job.worker else state
-        if job.attempts > 1:
-            text += f", attempt {job.attempts}"
-        _tell(
-            self._session,
-            self._target,
-            "state",
-            f"{self._target.phrase} {text}",
-            state=state,
-            host=job.host,
-            worker=job.worker,
-            attempt=job.attempts,
-        )
+
+    def _placed(self, event: EventRow) -> None:
+        """A gang's epoch: reserved, then running. Told from its events: by polling, a short one is missed."""
+        if event.kind == "reserve":
+            self._hosts = sorted((event.data or {}).get("hosts") or {})
+        state = {"reserve": "reserved", "go": "running"}[event.kind]
+        text = f"{self._target.phrase} {state} on {', '.join(self._hosts)}, epoch {event.epoch}"
+        fields = {"state": state, "epoch": event.epoch, "hosts": self._hosts}
+        _tell(self._session, self._target, "state", text, **fields)
 
     def _happened(self, event: EventRow) -> None:
         """What the states do not say: why it stopped, and why it will run again."""
+        if event.kind in ("reserve", "go"):
+            self._placed(event)
+            return
         data = event.data or {}
         rank = self._watched.ranks.get(event.job_id) if event.job_id is not None else None
         reason = f": {'' if rank is None else f'rank {rank} '}{event.reason}" if event.reason else ""

@@ -58,7 +58,7 @@ class Session:
         Raises `SchemaMismatch` where the schema is not ours to migrate, or is newer than this library.
         """
         if self._client is None:
-            self._client = Client(self.dsn())
+            self._client = Client(self.dsn(), max_size=2, timeout_s=5)
             if checked:
                 self.check_schema(self._client)
         return self._client

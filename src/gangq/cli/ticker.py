@@ -24,10 +24,11 @@ _RETRY_LAST_S = 10.0
 @common_options
 @pass_session
 def tick(session: Session, loop: bool, force: bool) -> None:
-    """Run all maintenance once: stale reservations, ended leases, drains, due jobs, admission.
+    """Run all maintenance once, or in a loop.
 
-    Workers do this by themselves; for cron, or with --loop as a dedicated process. One runs at a time. With
-    --json one object per tick: {"ran", "again", "next_in_s", "detail"}.
+    Stale reservations, ended leases, drains, due jobs, admission. Workers do this by themselves; for cron,
+    or with --loop as a dedicated process. One runs at a time. With --json one object per tick: {"ran",
+    "again", "next_in_s", "detail"}.
     """
     client = session.client()
     if loop:
@@ -45,7 +46,7 @@ def _described(report: TickReport) -> str:
         return "not needed: another tick has just run, or runs"
     done = {key: value for key, value in (report.detail or {}).items() if value}
     return "ran: " + (
-        ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in done.items()) or "nothing to do"
+        ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in done.items()) or "nothing to do"
     )
 
 

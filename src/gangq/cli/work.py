@@ -98,11 +98,11 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
 @common_options
 @pass_session
 def submit(session: Session, /, task: str, payload: tuple[str, ...], count: int, **options: Any) -> None:
-    """Submit a job of TASK, or with --gang N a gang, and print its id.
+    """Submit a job, or with --gang N a gang.
 
-    PAYLOAD is one JSON object, or key=value pairs whose values are JSON where they parse as such (n=1 is a
-    number, name=a a string), or - for one JSON object per line of standard input: one job each, or one member
-    each.
+    Prints the id. PAYLOAD is one JSON object, or key=value pairs whose values are JSON where they parse as
+    such (n=1 is a number, name=a a string), or - for one JSON object per line of standard input: one job
+    each, or one member each.
     """
     payloads = _payloads(payload, count)
     given = submission(session, options)
@@ -156,7 +156,7 @@ def cancel(session: Session, which: tuple[Which, ...], gang: tuple[int, ...], re
 @common_options
 @pass_session
 def retry(session: Session, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
-    """Run jobs and gangs that have ended once more, under their ids.
+    """Run what has ended once more, under its id.
 
     A failed gang resumes from its last checkpoint.
     """
@@ -171,9 +171,9 @@ def retry(session: Session, which: tuple[Which, ...], gang: tuple[int, ...]) -> 
 @common_options
 @pass_session
 def priority(session: Session, priority: int, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
-    """Change the priority of jobs and gangs that wait: gangq priority 10 12 g3.
+    """Change the priority of what waits.
 
-    -1000 to 1000, higher first. Nothing that runs is stopped.
+    gangq priority 10 12 g3: -1000 to 1000, higher first. Nothing that runs is stopped.
     """
     job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
     _changed(session, session.client().set_priority(priority=priority, job_ids=job_ids, gang_ids=gang_ids))

@@ -97,11 +97,12 @@ class LogFormat(logging.Formatter):
 @common_options
 @pass_session
 def worker(session: Session, /, app: str | None, log_level: str, **options: Any) -> None:
-    """Run a worker: for the tasks of MODULE:APP (training:app, or jobs.py:app), and for commands.
+    """Run a worker until told to stop.
 
-    Without MODULE:APP it runs commands only. SIGTERM or Ctrl-C: running jobs finish or are handed back
-    without a charge; a second one skips the grace. It logs to standard error; with --json to standard output,
-    one object per record: {"at", "level", "logger", "message", ...}.
+    It runs the tasks of MODULE:APP (training:app, or jobs.py:app), and commands. Without MODULE:APP it runs
+    commands only. SIGTERM or Ctrl-C: running jobs finish or are handed back without a charge; a second one
+    skips the grace. It logs to standard error; with --json to standard output, one object per record:
+    {"at", "level", "logger", "message", ...}.
     """
     handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
     handler.setFormatter(LogFormat(session.json))
@@ -148,6 +149,7 @@ def _dsn(session: Session, app: App | None) -> str:
         address = session.dsn()
         if session.private:
             session.client()
+            session.close()
         return address
     address = app.dsn
     if session.private and address == _private_dsn():

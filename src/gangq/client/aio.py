@@ -46,12 +46,14 @@ class AsyncClient:
         min_size: int = 1,
         max_size: int = 4,
         timeout_s: float = 10.0,
+        max_idle_s: float = 10.0,
         prepare: bool | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = timeout_s
         self._sizes = (min(min_size, max_size), max_size)
+        self._max_idle_s = max_idle_s
         self._lock: asyncio.Lock | None = None
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._home: tuple[int, asyncio.AbstractEventLoop | None] = (os.getpid(), None)
@@ -130,6 +132,7 @@ class AsyncClient:
                     kwargs=self.target.kwargs,
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
+                    max_idle=self._max_idle_s,
                     timeout=self.timeout_s,
                     # See Client: a long outage must not be followed by a long wait.
                     reconnect_timeout=self.timeout_s,

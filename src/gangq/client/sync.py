@@ -37,6 +37,7 @@ class Client:
     - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
       What neither says comes from libpq's environment (PGHOST, ...).
     - `min_size`, `max_size`: connections kept, and at most.
+    - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
     - `timeout_s`: how long a call may wait for a connection.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off (PgBouncer in transaction mode before
       1.21).
@@ -54,12 +55,14 @@ class Client:
         min_size: int = 1,
         max_size: int = 4,
         timeout_s: float = 10.0,
+        max_idle_s: float = 10.0,
         prepare: bool | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = timeout_s
         self._sizes = (min(min_size, max_size), max_size)
+        self._max_idle_s = max_idle_s
         self._lock = threading.Lock()
         self._pool: ConnectionPool[psycopg.Connection[Any]] | None = None
         self._pid = os.getpid()
@@ -134,6 +137,7 @@ class Client:
                     kwargs=self.target.kwargs,
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
+                    max_idle=self._max_idle_s,
                     timeout=self.timeout_s,
                     # Given up soon, because its delay doubles: the next call then starts a new attempt at
                     # once, and a long outage is not followed by a long wait.

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
 
 from gangq import errors
 from gangq.client import Client
@@ -134,31 +133,25 @@ class ChildContext(Context):
         self.stop_flag = StopFlag(self._event)
 
     @property
-    @override
     def job(self) -> JobInfo:
         return self._info
 
     @property
-    @override
     def gang(self) -> GangInfo | None:
         return self._gang
 
     @property
-    @override
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._devices
 
     @property
-    @override
     def checkpoint(self) -> Checkpoint | None:
         return self._checkpoint
 
     @property
-    @override
     def log(self) -> Logger:
         return job_log(self._info, self._gang)
 
-    @override
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
@@ -167,12 +160,10 @@ class ChildContext(Context):
         self._link.ask("beat", data=beat)
 
     @property
-    @override
     def stopping(self) -> bool:
         self._ask_now_and_then()
         return self.stop_flag.look()
 
-    @override
     def wait_stopping(self, timeout: float | None = None) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
         while not self.stopping:
@@ -194,11 +185,9 @@ class ChildContext(Context):
         except WorkerGone:
             self._event.set()
 
-    @override
     def save_checkpoint(self, step: int, data: bytes) -> None:
         self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
 
-    @override
     def complete(self, connection: object, result: Any = None) -> None:
         dumps(result, f"the result of job {self._info.id}")
         # A client without an address: with the caller's connection it needs none.

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
 
 from gangq.client.encoding import dumps
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
@@ -73,22 +72,18 @@ class InlineContext(Context):
         self.stop_flag = StopFlag(job.stopping)
 
     @property
-    @override
     def job(self) -> JobInfo:
         return self._job
 
     @property
-    @override
     def gang(self) -> GangInfo | None:
         return self._gang
 
     @property
-    @override
     def devices(self) -> tuple[DeviceInfo, ...]:
         return facts.device_infos(self._active)
 
     @property
-    @override
     def checkpoint(self) -> Checkpoint | None:
         with self._lock:
             if not self._loaded:
@@ -101,26 +96,21 @@ class InlineContext(Context):
             return self._checkpoint
 
     @property
-    @override
     def log(self) -> Logger:
         return job_log(self._job, self._gang)
 
-    @override
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
         self._active.beat(progress(step, total, phase, data))
 
     @property
-    @override
     def stopping(self) -> bool:
         return self.stop_flag.look()
 
-    @override
     def wait_stopping(self, timeout: float | None = None) -> bool:
         return self.stop_flag.wait(timeout)
 
-    @override
     def save_checkpoint(self, step: int, data: bytes) -> None:
         # Repeating is harmless (same step, same bytes), and an outage is nobody's fault: a handler that
         # saves must survive it as one that computes does.
@@ -132,7 +122,6 @@ class InlineContext(Context):
             lambda: self._active.lost is not None or self._session.lapsed(),
         )
 
-    @override
     def complete(self, connection: object, result: Any = None) -> None:
         dumps(result, f"the result of job {self._job.id}")
         self._session.client.complete(

@@ -25,8 +25,8 @@ class WorkerOptions:
     is unique among live workers and stays the same over restarts; ``slots`` [1] is how many jobs run at once
     (with more than one, every handler runs in a child process); ``prefetch`` [1] is how many plain jobs it
     may hold for its one slot; ``devices`` declares GPUs where no driver answers (``2x24GiB``) or none at all
-    (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host] is where members
-    of a gang reach this host; ``lease_s`` [the installation's] is its lease; ``drain_timeout_s`` [0] is how
+    (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host's name where that
+    resolves] is where members of a gang reach this host; ``lease_s`` [the installation's] is its lease; ``drain_timeout_s`` [0] is how
     long running jobs may go on when the worker is told to stop, before they are told to stop too;
     ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when nothing is left to claim.
     """
@@ -74,7 +74,7 @@ class WorkerOptions:
             memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,
             cpus=float(len(os.sched_getaffinity(0))) if self.cpus is None else self.cpus,
             labels=dict(self.labels),
-            address=self.address,
+            address=self.address or reachable_address(host),
             lease_s=self.lease_s,
             drain_timeout_s=self.drain_timeout_s,
             commands=self.commands,
@@ -96,3 +96,17 @@ def usable_memory_mb() -> int:
     except (OSError, ValueError):
         return total >> 20
     return total >> 20
+
+
+def reachable_address(host: str) -> str:
+    """Where members of a gang find this host: its name if that resolves here, else this machine's own address.
+
+    A name that resolves nowhere (a pretend host, a container without DNS) would let every rendezvous time out.
+    """
+    for name in (host, socket.gethostname()):
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            continue
+        return name
+    return "127.0.0.1"
