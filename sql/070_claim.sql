@@ -161,7 +161,7 @@ comment on function gangq.claim(bigint, uuid, integer, integer[], boolean) is
   'by priority, first in first out within one. Repeating request_id after a lost reply returns the same claims. '
   'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
   'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
-  'Raises GQ001, GQ002, GQ005, GQ008.';
+  'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008.';
 
 create function gangq.hold_devices(job_id bigint, s gangq.shapes, device_ids bigint[], vrams integer[], t timestamptz)
 returns void language sql volatile as $$
@@ -209,7 +209,12 @@ begin
     perform gangq.log_event(t, 'claim', m.gang_id, m.epoch, m.id, m.token, me.id, data => jsonb_build_object('rank', m.rank));
     if m.rank = 0 then
       nth := nth + 1;
-      update gangq.live_gangs x set master_host = me.host, master_addr = me.address, master_port = ports[nth] where x.id = m.gang_id;
+      begin
+        update gangq.live_gangs x set master_host = me.host, master_addr = me.address, master_port = ports[nth] where x.id = m.gang_id;
+      exception when unique_violation then
+        perform gangq.refuse('GQ004', format('port %s of host %s serves another gang''s rendezvous', ports[nth], me.host),
+          'Two workers under one host name hold the same port, in containers perhaps. Bind another and claim again.');
+      end;
     end if;
   end loop;
   for g in

@@ -4,7 +4,7 @@
 -- Moves jobs out of live_jobs into history: solo jobs to the state given, gang members with the state they have.
 -- Pairs whose token is not the present one stay. Returns the ids that left.
 create function gangq.leave(
-  ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz
+  ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
 ) returns bigint[] language plpgsql set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 declare
@@ -32,7 +32,7 @@ begin
     select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at, coalesce(g.finished_at, leave.t),
       g.incarnation, g.shape_id, g.rank, g.budget_s, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
       g.trips, g.max_trips, g.stops, coalesce(leave.new_state, g.state),
-      case coalesce(leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
+      case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
       g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
     from gone g join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
     returning job_id
@@ -56,8 +56,9 @@ begin
   end if;
   return left_ids;
 end $$;
-comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timestamptz) is
-  'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told.';
+comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timestamptz, text) is
+  'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
+  'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
 
 create function gangq.was_final(job_id bigint, token bigint) returns boolean language sql stable as $$
   select exists (select 1 from gangq.live_jobs j where j.id = was_final.job_id and j.final_token = was_final.token)

@@ -187,7 +187,7 @@ begin
   delay := case
     when g.drain_cause = 'never_started' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.never_started)
     when g.drain_cause = 'placement_miss' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.placement_misses)
-    when g.drain_cause in ('fail', 'trip') then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts)
+    when g.drain_cause in ('fail', 'trip') then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
     else '0' end;
   update gangq.live_jobs j set state = 'blocked' where j.gang_id = g.id and j.state = 'preempted';
   update gangq.live_gangs x set state = 'blocked', drain_started_at = null, go_at = null, reserved_at = null,
@@ -218,7 +218,7 @@ begin
     where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
   end if;
   ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
-  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null, array_fill(null::jsonb, array[cardinality(ids)]), null, t);
+  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null, array_fill(null::jsonb, array[cardinality(ids)]), null, t, end_gang.final_state);
   if end_gang.final_state <> 'failed' then
     delete from gangq.checkpoints c where c.gang_id = g.id;
   end if;

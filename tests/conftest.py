@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ from gangq import schema
 from gangq.client import Client
 from gangq.embedded import Binaries, Server, find_binaries
 
+MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 EVERY_SERVER = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
@@ -49,9 +52,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A running throwaway server, without fsync."""
-    with Server.temporary(binaries=request.param, settings={"max_connections": "200"}) as running:
+    """A running throwaway server, without fsync, in memory where there is room for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+            # Hundreds of databases are made and dropped; on a disk that is most of the time the tests take.
+            patch.setattr(tempfile, "tempdir", str(MEMORY))
+        throwaway = Server.temporary(binaries=request.param, settings={"max_connections": "200"})
+        running = throwaway.__enter__()
+    try:
         yield running
+    finally:
+        throwaway.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The demo's tasks: a data-parallel training for a gang, and small solo jobs that run beside it.
 
-    gangq worker digits_app:app --queue demo
+gangq worker digits_app:app --queue demo
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def train_digits(ctx: gangq.Context, steps: int, step_delay_s: float = 0.02) -> 
     try:
         return train.train(ctx, steps=steps, step_delay_s=step_delay_s)
     except train.PeerLost:
-        # A rank that loses a peer is a victim, not the culprit: wait until the gang is told to stop on behalf of the
-        # one that died, and only take the blame if nobody else is found to bear it.
+        # A rank that loses a peer is a victim, not the culprit: wait until the gang is told to stop on behalf of
+        # the one that died, and take the blame only if nobody else is found to bear it.
         if ctx.wait_stopping(20):
             ctx.raise_if_stopping()
         raise
@@ -35,7 +35,9 @@ def render_tile(ctx: gangq.Context, tile: int, size: int = 96) -> dict[str, Any]
     for row in range(size):
         ctx.beat(step=row, total=size, phase="run")
         for column in range(size):
-            point = complex(-2.2 + 3 * (column / size + tile % 4) / 4, -1.5 + 3 * (row / size + tile // 4) / 4)
+            point = complex(
+                -2.2 + 3 * (column / size + tile % 4) / 4, -1.5 + 3 * (row / size + tile // 4) / 4
+            )
             z = 0j
             for _ in range(40):
                 z = z * z + point

@@ -54,18 +54,18 @@ comment on sequence gangq.positions is 'First-in-first-out positions within a pr
 
 create table gangq.settings (
   singleton boolean primary key default true check (singleton),
-  heartbeat_s real not null default 5 check (heartbeat_s > 0),
-  lease_s real not null default 120 check (lease_s > 0),
-  lease_margin_s real not null default 10 check (lease_margin_s >= 0),
-  grace_s real not null default 15 check (grace_s >= 0),
-  claim_deadline_s real not null default 30 check (claim_deadline_s > 0),
-  ack_timeout_s real not null default 45 check (ack_timeout_s > 0),
-  candidate_silence_s real not null default 15 check (candidate_silence_s > 0),
-  pass_over_s real not null default 60 check (pass_over_s >= 0),
-  flag_after_s real not null default 30 check (flag_after_s > 0),
-  tick_s real not null default 1 check (tick_s > 0),
-  gang_backoff_s real not null default 1 check (gang_backoff_s >= 0),
-  gang_backoff_max_s real not null default 300 check (gang_backoff_max_s >= 0),
+  heartbeat_s real not null default 5 check (heartbeat_s > 0 and heartbeat_s <= 1e7),
+  lease_s real not null default 120 check (lease_s > 0 and lease_s <= 1e7),
+  lease_margin_s real not null default 10 check (lease_margin_s >= 0 and lease_margin_s <= 1e7),
+  grace_s real not null default 15 check (grace_s >= 0 and grace_s <= 1e7),
+  claim_deadline_s real not null default 30 check (claim_deadline_s > 0 and claim_deadline_s <= 1e7),
+  ack_timeout_s real not null default 45 check (ack_timeout_s > 0 and ack_timeout_s <= 1e7),
+  candidate_silence_s real not null default 15 check (candidate_silence_s > 0 and candidate_silence_s <= 1e7),
+  pass_over_s real not null default 60 check (pass_over_s >= 0 and pass_over_s <= 1e7),
+  flag_after_s real not null default 30 check (flag_after_s > 0 and flag_after_s <= 1e7),
+  tick_s real not null default 1 check (tick_s > 0 and tick_s <= 1e7),
+  gang_backoff_s real not null default 1 check (gang_backoff_s >= 0 and gang_backoff_s <= 1e7),
+  gang_backoff_max_s real not null default 300 check (gang_backoff_max_s >= 0 and gang_backoff_max_s <= 1e7),
   checkpoint_bytes integer not null default 1048576 check (checkpoint_bytes > 0),
   log_bytes integer not null default 1048576 check (log_bytes > 0),
   retention_short interval not null default '7 days',
@@ -100,9 +100,9 @@ create table gangq.queues_table (
   max_attempts smallint not null default 3 check (max_attempts between 1 and 1000),
   max_crashes smallint not null default 3 check (max_crashes between 1 and 1000),
   max_trips smallint not null default 3 check (max_trips between 1 and 1000),
-  backoff_s real not null default 5 check (backoff_s >= 0),
-  backoff_max_s real not null default 600 check (backoff_max_s >= 0),
-  budget_s real check (budget_s > 0),
+  backoff_s real not null default 5 check (backoff_s >= 0 and backoff_s <= 1e7),
+  backoff_max_s real not null default 600 check (backoff_max_s >= 0 and backoff_max_s <= 1e7),
+  budget_s real check (budget_s > 0 and budget_s <= 1e9),
   max_payload_bytes integer not null default 1048576 check (max_payload_bytes > 0),
   retention_done text not null default 'short' check (retention_done in ('short', 'long', 'forever')),
   retention_failed text not null default 'long' check (retention_failed in ('short', 'long', 'forever')),
@@ -204,7 +204,7 @@ create table gangq.leases (
   incarnation bigint primary key references gangq.incarnations (id) on delete cascade,
   expires_at timestamptz not null,
   renewed_at timestamptz not null,
-  lease_s real not null check (lease_s > 0)
+  lease_s real not null check (lease_s > 0 and lease_s <= 1e7)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on table gangq.leases is 'Until when each incarnation''s work is its own. Rewritten by heartbeats: indexed by its key only, so updates stay HOT.';
 comment on column gangq.leases.incarnation is 'Whose lease.';

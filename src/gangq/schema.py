@@ -105,8 +105,8 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
     encoding = conn.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise SchemaMismatch(
-            f"{where} has encoding {encoding}; payloads, logs and errors are Unicode, so gangq needs UTF8: make "
-            "the database with  create database ... encoding 'UTF8' template template0"
+            f"{where} has encoding {encoding}; payloads, logs and errors are Unicode, so gangq needs UTF8: "
+            "make the database with  create database ... encoding 'UTF8' template template0"
         )
     if conn.info.server_version < _OLDEST_SERVER:
         raise SchemaMismatch(

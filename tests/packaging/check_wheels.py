@@ -1,7 +1,7 @@
-"""`sql/` must be found from a wheel, from a wheel built out of the sdist, from an editable install and from a checkout.
+"""`sql/` must be found from a wheel, a wheel built out of the sdist, an editable install and a checkout.
 
-Run by `make wheel-check`. Builds the distributions, installs each into a fresh virtual environment without its
-dependencies, and lets the installed `gangq.schema` list the files. Exits non-zero at the first that differs.
+Run by `make wheel-check`. Builds the distributions, installs each into a fresh virtual environment, and lets the
+installed `gangq.schema` list the files. Exits non-zero at the first that differs from the checkout's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def listed_by(python: Path, cwd: Path) -> str:
 
 
 def fresh(place: Path, *install: str | Path) -> Path:
-    """A new virtual environment with only `install` and gangq's dependencies, taken from this one."""
+    """A new virtual environment with `install` and what it depends on."""
     venv.create(place, with_pip=True, system_site_packages=False)
     python = place / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *install, cwd=place)
@@ -59,7 +59,9 @@ def main() -> None:
             run(python, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *what, cwd=work)
             ways[way] = listed_by(python, work)
         run(python, "-m", "pip", "uninstall", "-q", "-y", "gangq", cwd=work)
-        ways["checkout"] = run(python, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); {LIST}", cwd=work)
+        ways["checkout"] = run(
+            python, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); {LIST}", cwd=work
+        )
         for way, listed in ways.items():
             if listed != expected:
                 sys.exit(f"{way}: sql/ differs from the checkout's:\n{listed}\n{expected}")

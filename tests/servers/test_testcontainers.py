@@ -1,4 +1,4 @@
-"""The whole story once more, on a PostgreSQL in a container: another machine's build, reached over TCP with a password."""
+"""The whole story once more, on a PostgreSQL in a container: another build, over TCP, with a password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGE = os.environ.get("GANGQ_TEST_PG_IMAGE", "postgres:17")
 
 
 def _engine_listens() -> bool:
-    """Whether anybody is at the other end of Docker's socket; the client library leaks sockets when nobody is."""
+    """Whether anybody answers at Docker's socket; the client library leaks sockets when nobody does."""
     where = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     family, address = (
         (socket.AF_UNIX, where.path)
@@ -65,7 +65,8 @@ def test_a_solo_job_and_a_gang_go_from_submit_to_done_in_a_container(container_d
     assert again.already_current
     with Client(container_dsn) as client:
         workers = [
-            client.register_worker(name=f"w{n}", host=f"h{n}", queues=["default"]).incarnation for n in range(2)
+            client.register_worker(name=f"w{n}", host=f"h{n}", queues=["default"]).incarnation
+            for n in range(2)
         ]
         (job,) = client.submit(task="solo", payloads=[{"n": 1}])
         (claimed,) = client.claim(incarnation=workers[0], request_id=uuid.uuid4())
@@ -76,9 +77,7 @@ def test_a_solo_job_and_a_gang_go_from_submit_to_done_in_a_container(container_d
         gang = client.submit_gang(task="train", size=2)
         for epoch in (1, 2):
             client.tick(force=True)
-            members = [
-                client.claim(incarnation=worker, request_id=uuid.uuid4())[0] for worker in workers
-            ]
+            members = [client.claim(incarnation=worker, request_id=uuid.uuid4())[0] for worker in workers]
             assert [m.epoch for m in members] == [epoch, epoch]
             assert all(m.go for m in client.barrier(job_id=members[0].job_id, token=members[0].token))
             if epoch == 1:

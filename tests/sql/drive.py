@@ -54,12 +54,13 @@ class Q:
         if not Q._signatures:
             for row in db.execute(
                 "select p.proname, a.name, format_type(a.type, null) as type from pg_proc p "
-                "cross join lateral unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, type) "
+                "cross join lateral unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, "
+                "type) "
                 "where p.pronamespace = 'gangq'::regnamespace and a.name is not null"
             ):
                 Q._signatures.setdefault(row["proname"], {})[row["name"]] = row["type"]
 
-    # Calling ----------------------------------------------------------------------------------------------------
+    # Calling ------------------------------------------------------------------------------------------------
 
     def sql(self, text: str, **values: Any) -> list[Row]:
         """Run any SQL as the owner; the rows, or [] where there are none."""
@@ -85,7 +86,7 @@ class Q:
         assert len(rows) == 1, f"{verb} returned {rows}"
         return next(iter(rows[0].values())) if len(rows[0]) == 1 else rows[0]
 
-    # Submitting and looking -------------------------------------------------------------------------------------
+    # Submitting and looking ---------------------------------------------------------------------------------
 
     def submit(self, task: str = "work", count: int = 1, **options: Any) -> Any:
         """The id of one solo job, or the ids of several."""
@@ -99,7 +100,8 @@ class Q:
 
     def job(self, job_id: int) -> Row:
         """The job as the view shows it."""
-        return self.sql("select * from gangq.jobs where id = %(id)s", id=job_id)[0]
+        row: Row = self.sql("select * from gangq.jobs where id = %(id)s", id=job_id)[0]
+        return row
 
     def state(self, job_id: int) -> str:
         return str(self.job(job_id)["state"])
@@ -113,12 +115,12 @@ class Q:
     def violations(self) -> list[Row]:
         return self.sql("select * from gangq.violations")
 
-    # Time and maintenance ---------------------------------------------------------------------------------------
+    # Time and maintenance -----------------------------------------------------------------------------------
 
     def tick(self) -> Row:
         """One forced tick, repeated while it says that there is more."""
         for _ in range(20):
-            row = self.one("tick", force=True)
+            row: Row = self.one("tick", force=True)
             assert row["ran"], row
             if not row["again"]:
                 return row
@@ -143,7 +145,7 @@ class Q:
             if tick:
                 self.tick()
 
-    # Workers ----------------------------------------------------------------------------------------------------
+    # Workers ------------------------------------------------------------------------------------------------
 
     def worker(self, name: str = "w1", host: str | None = None, **offer: Any) -> Worker:
         offer.setdefault("queues", ["default"])

@@ -13,7 +13,7 @@ def hosts_of(q: Q, gang: Any) -> list[str]:
     return [m["host"] for m in gang.members]
 
 
-# All or nothing -------------------------------------------------------------------------------------------------
+# All or nothing ---------------------------------------------------------------------------------------------
 
 
 def test_a_gang_is_reserved_whole_or_not_at_all(q: Q) -> None:
@@ -66,7 +66,7 @@ def test_the_members_devices_are_held_from_the_reservation_on(q: Q) -> None:
     assert len({d["uuid"] for c in claims for d in c["devices"]}) == 2
 
 
-# Packing --------------------------------------------------------------------------------------------------------
+# Packing ----------------------------------------------------------------------------------------------------
 
 
 def test_members_go_on_as_few_hosts_as_possible_with_contiguous_ranks(q: Q) -> None:
@@ -122,7 +122,7 @@ def test_pack_chooses_the_hosts(
         assert seats == sorted(seats, key=seats.index), "contiguous"
 
 
-# Order ----------------------------------------------------------------------------------------------------------
+# Order ------------------------------------------------------------------------------------------------------
 
 
 def placed(q: Q, *gangs: Any) -> list[bool]:
@@ -203,7 +203,7 @@ def test_decide_changes_nothing(q: Q) -> None:
     assert (gang.state, q.sql("select * from gangq.earmarks")) == ("blocked", [])
 
 
-# Candidates -----------------------------------------------------------------------------------------------------
+# Candidates -------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_silent_for_longer_than_15_s_is_no_candidate(q: Q) -> None:
@@ -239,7 +239,7 @@ def test_a_worker_that_takes_nothing_is_no_candidate(q: Q, how: str) -> None:
     assert gang.state == "blocked"
 
 
-# Earmarks -------------------------------------------------------------------------------------------------------
+# Earmarks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_stream_of_smaller_work_does_not_starve_a_gang(q: Q) -> None:
@@ -316,7 +316,7 @@ def test_earmarks_go_when_their_gang_is_cancelled(q: Q) -> None:
     assert len(workers[1].claim()) == 1
 
 
-# reserve_gang and rollback_gang called directly -----------------------------------------------------------------
+# reserve_gang and rollback_gang called directly -------------------------------------------------------------
 
 
 def test_reserve_gang_refuses_what_cannot_be(q: Q) -> None:
@@ -363,7 +363,7 @@ def test_rollback_gang_takes_back_only_what_nobody_started(q: Q) -> None:
         q.call("rollback_gang", gang_id=999)
 
 
-# Claim deadlines ------------------------------------------------------------------------------------------------
+# Claim deadlines --------------------------------------------------------------------------------------------
 
 
 def miss_deadline(q: Q, *workers: Worker) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import ENDED, INVALID, MISSING, STALE, WRONG_ISOLATION, Q, gpus, refused
+from drive import ENDED, INVALID, MISSING, STALE, WRONG_ISOLATION, WRONG_STATE, Q, gpus, refused
 
-
-# Order ----------------------------------------------------------------------------------------------------------
+# Order ------------------------------------------------------------------------------------------------------
 
 
 def test_higher_priority_first_then_first_in_first_out(q: Q) -> None:
@@ -57,25 +56,36 @@ def test_max_jobs_bounds_a_claim(q: Q) -> None:
             worker.claim(max_jobs=bad)  # type: ignore[arg-type]
 
 
-# What does not fit is skipped -----------------------------------------------------------------------------------
+# What does not fit is skipped -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "needs",
     [
-        {"gpus": 2}, {"gpus": 1, "vram_mb": 9000}, {"memory_mb": 1001}, {"cpus": 2.001}, {"labels": {"gpu": "h100"}},
-        {"labels": {"site": "b"}}, {"task": "foreign"}, {"queue": "elsewhere"}, {"queue": "paused"},
+        {"gpus": 2},
+        {"gpus": 1, "vram_mb": 9000},
+        {"memory_mb": 1001},
+        {"cpus": 2.001},
+        {"labels": {"gpu": "h100"}},
+        {"labels": {"site": "b"}},
+        {"task": "foreign"},
+        {"queue": "elsewhere"},
+        {"queue": "paused"},
     ],
-)  # fmt: skip
+)
 def test_jobs_that_do_not_fit_are_passed_by_for_the_ones_that_do(q: Q, needs: dict[str, Any]) -> None:
     q.call("set_queue", name="elsewhere")
     q.call("set_queue", name="paused", paused=True)
     too_much = q.submit(count=3, priority=100, **needs)
     fits = q.submit(gpus=1, vram_mb=8000, memory_mb=1000, cpus=2, labels={"site": "a"})
     worker = q.worker(
-        queues=["default", "paused"], tasks=["work"], labels={"site": "a", "rack": 3}, memory_mb=1000, cpus=2,
+        queues=["default", "paused"],
+        tasks=["work"],
+        labels={"site": "a", "rack": 3},
+        memory_mb=1000,
+        cpus=2,
         devices=gpus(8000),
-    )  # fmt: skip
+    )
     assert [c.job_id for c in worker.claim()] == [fits]
     assert {q.state(i) for i in too_much} == {"pending"}
 
@@ -100,7 +110,7 @@ def test_blocked_scheduled_and_waiting_jobs_are_not_claimed(q: Q) -> None:
     assert [c.job_id for c in q.worker(prefetch=10).claim()] == [first]
 
 
-# Accounting -----------------------------------------------------------------------------------------------------
+# Accounting -------------------------------------------------------------------------------------------------
 
 
 def test_a_slot_holds_one_job_or_as_many_plain_ones_as_are_prefetched(q: Q) -> None:
@@ -190,9 +200,8 @@ def test_reserved_members_count_as_used(q: Q) -> None:
 
 def test_preempting_counts_as_used_and_preempted_does_not(q: Q) -> None:
     gang = q.submit_gang(2, gpus=1)
-    a, b = q.workers(1, host="h1", devices=gpus(8000)) + [
-        q.worker("b", host="h2", devices=gpus(8000, prefix="H"))
-    ]
+    a = q.worker("a", host="h1", devices=gpus(8000))
+    b = q.worker("b", host="h2", devices=gpus(8000, prefix="H"))
     claims = gang.start(a, b)
     waiting = q.submit(count=2, gpus=1)
     claims[0].fail()
@@ -205,9 +214,10 @@ def test_preempting_counts_as_used_and_preempted_does_not(q: Q) -> None:
     assert [c.job_id for c in a.claim() + b.claim()] == waiting[1:]
 
 
-def test_a_preempting_solo_job_still_holds_its_slot_and_device(q: Q) -> None:
-    q.submit(count=2, gpus=1)
-    worker = q.worker(devices=gpus(8000))
+@pytest.mark.parametrize("needs", [{"gpus": 1}, {"memory_mb": 600}, {"cpus": 0.6}, {}])
+def test_a_solo_job_told_to_stop_still_counts_until_it_is_proven_stopped(q: Q, needs: dict[str, Any]) -> None:
+    q.submit(count=2, **needs)
+    worker = q.worker(slots=2 if needs else 1, kind="command", memory_mb=1000, cpus=1, devices=gpus(8000))
     claim = worker.take()
     q.call("cancel", job_ids=[claim.job_id])
     assert worker.claim() == []
@@ -215,7 +225,7 @@ def test_a_preempting_solo_job_still_holds_its_slot_and_device(q: Q) -> None:
     assert len(worker.claim()) == 1
 
 
-# Repeated requests ----------------------------------------------------------------------------------------------
+# Repeated requests ------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_request_returns_the_same_claims_and_burns_nothing(q: Q) -> None:
@@ -271,7 +281,7 @@ def test_tokens_are_unique_and_grow(q: Q) -> None:
     assert tokens[-1] < 2**53, "a JSON number holds it"
 
 
-# Who may claim --------------------------------------------------------------------------------------------------
+# Who may claim ----------------------------------------------------------------------------------------------
 
 
 def test_an_ended_or_unknown_incarnation_claims_nothing(q: Q) -> None:
@@ -309,7 +319,7 @@ def test_verbs_that_count_after_a_lock_refuse_an_older_snapshot(q: Q, level: str
         q.call(verb, **named)
 
 
-# Gang members and the barrier -----------------------------------------------------------------------------------
+# Gang members and the barrier -------------------------------------------------------------------------------
 
 
 def test_only_the_chosen_worker_gets_a_reserved_member(q: Q) -> None:
@@ -381,7 +391,7 @@ def test_a_port_that_an_other_gang_on_the_host_uses_is_not_taken_twice(q: Q) -> 
     a, b = q.worker("a", host="h"), q.worker("b", host="h")
     q.tick()
     assert a.take(ports=[6000])["master_port"] == 6000
-    with pytest.raises(psycopg.errors.UniqueViolation):
+    with refused(WRONG_STATE, "6000"):
         b.take(ports=[6000])
     assert sorted([first.state, second.state]) == ["reserved", "running"], (
         "nothing of the refused claim stays"

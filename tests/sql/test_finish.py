@@ -1,4 +1,4 @@
-"""A job ends or is handed back: complete, fail, requeue, release, append_log; stale tokens, repeats, races with the end."""
+"""A job ends or is handed back: complete, fail, requeue, release, append_log; stale tokens and repeats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def running(q: Q, **options: Any) -> Claim:
     return q.worker("w", devices=gpus(8000)).take()
 
 
-# Fencing --------------------------------------------------------------------------------------------------------
+# Fencing ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", FINAL)
@@ -123,7 +123,7 @@ def test_a_job_that_crashed_out_is_not_reported_as_completed_to_its_zombie(q: Q)
         claim.complete()
 
 
-# complete -------------------------------------------------------------------------------------------------------
+# complete ---------------------------------------------------------------------------------------------------
 
 
 def test_complete_keeps_the_result_and_frees_the_device(q: Q) -> None:
@@ -243,7 +243,7 @@ def test_an_uncommitted_complete_of_a_job_whose_worker_is_judged_wins_if_it_comm
     assert q.state(claim.job_id) == "done"
 
 
-# fail -----------------------------------------------------------------------------------------------------------
+# fail -------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_attempt_is_charged_and_tried_again_after_a_backoff(q: Q) -> None:
@@ -302,7 +302,7 @@ def test_an_unknown_cause_is_refused(q: Q) -> None:
         claim.fail(cause="weather")
 
 
-# requeue --------------------------------------------------------------------------------------------------------
+# requeue ----------------------------------------------------------------------------------------------------
 
 
 def test_a_trip_counts_as_a_trip_and_not_as_an_attempt(q: Q) -> None:
@@ -330,7 +330,7 @@ def test_requeue_not_to_the_front_keeps_the_old_place(q: Q) -> None:
     assert worker.take().job_id == first
 
 
-# release --------------------------------------------------------------------------------------------------------
+# release ----------------------------------------------------------------------------------------------------
 
 
 def test_release_charges_nobody_and_frees_everything(q: Q) -> None:
@@ -373,7 +373,7 @@ def test_release_of_several_members_of_one_gang_drains_it_once(q: Q) -> None:
     assert gang.row["attempts"] == 0
 
 
-# Crashes --------------------------------------------------------------------------------------------------------
+# Crashes ----------------------------------------------------------------------------------------------------
 
 
 def test_crashes_are_capped_apart_from_attempts(q: Q) -> None:
@@ -386,7 +386,7 @@ def test_crashes_are_capped_apart_from_attempts(q: Q) -> None:
     assert (row["state"], row["error"]["type"]) == ("failed", "WorkerLost")
 
 
-# Logs -----------------------------------------------------------------------------------------------------------
+# Logs -------------------------------------------------------------------------------------------------------
 
 
 def log(q: Q, claim: Claim, *chunks: tuple[int, str], token: int | None = None) -> None:

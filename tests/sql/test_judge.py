@@ -14,7 +14,7 @@ def held_silent(q: Q, seconds: float) -> None:
     q.live_on(seconds)
 
 
-# Leases ---------------------------------------------------------------------------------------------------------
+# Leases -----------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_freed_when_its_lease_has_ended_and_not_before(q: Q) -> None:
@@ -72,7 +72,7 @@ def test_a_worker_lost_while_the_gang_drains_completes_the_drain_uncharged(q: Q)
     assert sorted(m["crashes"] for m in gang.members) == [0, 0]
 
 
-# Told but not acking --------------------------------------------------------------------------------------------
+# Told but not acking ----------------------------------------------------------------------------------------
 
 
 def test_a_member_told_and_never_acking_is_forced_after_the_timeout_and_a_lease_with_its_device_quarantined(
@@ -109,7 +109,7 @@ def test_a_cancelled_solo_job_whose_worker_never_acks_is_cancelled_in_the_end(q:
     assert q.sql("select state from gangq.devices")[0]["state"] == "quarantined"
 
 
-# Silence --------------------------------------------------------------------------------------------------------
+# Silence ----------------------------------------------------------------------------------------------------
 
 
 def test_silence_over_30_s_flags_a_worker_and_frees_nothing(q: Q) -> None:
@@ -136,10 +136,11 @@ def test_a_flag_goes_when_the_worker_is_heard_again(q: Q) -> None:
     assert q.one("flag_dead_workers") == 0
 
 
-# Outages --------------------------------------------------------------------------------------------------------
+# Outages ----------------------------------------------------------------------------------------------------
 
 OUTAGES = {
-    "the server restarted": "update gangq.tick_state set server_started_at = server_started_at - interval '1 day'",
+    "the server restarted": "update gangq.tick_state set server_started_at = server_started_at - "
+    "interval '1 day'",
     "the server changed timeline": "update gangq.tick_state set timeline = '0000000F'",
     "no tick for a long time": "update gangq.tick_state set last_at = gangq.now() - interval '10 minutes'",
     "the clock went back": "update gangq.tick_state set last_at = gangq.now() + interval '1 minute'",
@@ -207,7 +208,7 @@ def test_the_first_tick_ever_is_no_outage(q: Q) -> None:
     assert q.events("outage") == []
 
 
-# Due times ------------------------------------------------------------------------------------------------------
+# Due times --------------------------------------------------------------------------------------------------
 
 
 def test_a_scheduled_job_is_pending_once_it_is_due(q: Q) -> None:
@@ -236,7 +237,7 @@ def test_the_tick_says_when_the_next_thing_is_due(q: Q) -> None:
     assert q.tick()["next_in_s"] == pytest.approx(0.3, abs=0.01)
 
 
-# Dependencies ---------------------------------------------------------------------------------------------------
+# Dependencies -----------------------------------------------------------------------------------------------
 
 
 def finish(q: Q, worker: Any, *expected: int) -> None:

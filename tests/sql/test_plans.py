@@ -1,4 +1,4 @@
-"""What each verb and view costs with 300,000 jobs in every state: no scan that grows with the work, bounded buffers.
+"""What each verb and view costs with 300,000 jobs in every state: no growing scan, bounded buffers.
 
 The whole call is measured from outside, so that what its inner statements read is counted too: buffers by
 `explain (analyze, buffers)`, sequential scans by the counters PostgreSQL keeps for the running transaction.
@@ -7,6 +7,7 @@ The whole call is measured from outside, so that what its inner statements read 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -33,33 +34,13 @@ MAY_BE_SCANNED = {
     "retried",
 }
 
-FILL = f"""
-set session_replication_role = replica;
-select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
-select count(*) from gangq.submit('fits', payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
-select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_mb => 90000,
-  payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
-select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',
-  payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
-select count(*) from (
-  select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, {MANY} / 100) n) x;
-select count(*) from (
-  select gangq.register_worker('busy' || n, 'host' || n / 8, '{{elsewhere}}', kind => 'command', slots => 400)
-  from generate_series(1, {WORKERS}) n) x;
-select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{{}}'::jsonb, array[{MANY}]), wake => 'never');
-update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(),
-  incarnation = (select min(i.id) from gangq.incarnations i) + j.id % {WORKERS}
-from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
-insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, priority, attempts,
-  max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter)
-select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me'
-from generate_series(1, {MANY}) n;
-insert into gangq.events (at, kind, gang_id, epoch, job_id) select clock_timestamp(), 'claim', 1 + n % 3000, 1, n from generate_series(1, {MANY}) n;
--- However slow this machine is, nobody falls silent while the tests run.
-update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';
-set session_replication_role = origin;
-vacuum analyze;
-"""
+FILL = (
+    Path(__file__)
+    .with_name("fill.sql")
+    .read_text()
+    .replace(":many", str(MANY))
+    .replace(":workers", str(WORKERS))
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +56,13 @@ def full(server: Server, template: str) -> Iterator[str]:
 
 
 def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
-    """Buffers touched by a warm run of `sql`, and rows read by sequential scans of tables that must not be scanned.
+    """Buffers touched by a warm run of `sql`, and rows it reads by scanning tables that must not be scanned.
 
-    `{idle}`, `{busy}`, `{job}` and `{token}` in it stand for an idle worker, a busy one, a running job and its token.
+    `{idle}`, `{busy}`, `{job}` and `{token}` in it: an idle worker, a busy one, a running job and its token.
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         names = conn.execute(
-            "select (select max(id) from gangq.incarnations where name = 'idle') as idle, i.id as busy, j.id as job, j.token "
+            "select (select max(id) from gangq.incarnations where name = 'idle'), i.id, j.id, j.token "
             "from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id where i.name = 'busy7' limit 1"
         ).fetchone()
         assert names is not None
@@ -101,7 +82,9 @@ def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
 
 
 def _scans(conn: psycopg.Connection[Any]) -> dict[str, int]:
-    rows = conn.execute("select relname, seq_tup_read from pg_stat_xact_user_tables where schemaname = 'gangq'")
+    rows = conn.execute(
+        "select relname, seq_tup_read from pg_stat_xact_user_tables where schemaname = 'gangq'"
+    )
     return dict(rows.fetchall())
 
 
@@ -128,7 +111,10 @@ def idle(full: str) -> str:
         ("select * from gangq.submit('fits')", 120),
         ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8)", 600),
         ("select * from gangq.cancel(array[{job}])", 150),
-        ("select * from gangq.cancel(array[(select min(j.id) from gangq.live_jobs j where j.id < 100)])", 150),
+        (
+            "select * from gangq.cancel(array[(select min(j.id) from gangq.live_jobs j where j.id < 100)])",
+            150,
+        ),
         ("select * from gangq.cancel(gang_ids => array[1000::bigint])", 6000),
         ("select * from gangq.admit()", 3000),
         ("select * from gangq.reap_expired()", 1500),

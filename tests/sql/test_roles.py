@@ -20,10 +20,29 @@ LOOK = {
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
 WORK = {
-    "register_worker", "heartbeat", "claim", "barrier", "complete", "fail", "requeue", "release", "ack_preempted",
-    "save_checkpoint", "load_checkpoint", "append_log", "retire_worker", "report_dead",
-    "tick", "admit", "reserve_gang", "rollback_gang", "complete_drain", "reap_expired", "flag_dead_workers", "promote_due",
-}  # fmt: skip
+    "register_worker",
+    "heartbeat",
+    "claim",
+    "barrier",
+    "complete",
+    "fail",
+    "requeue",
+    "release",
+    "ack_preempted",
+    "save_checkpoint",
+    "load_checkpoint",
+    "append_log",
+    "retire_worker",
+    "report_dead",
+    "tick",
+    "admit",
+    "reserve_gang",
+    "rollback_gang",
+    "complete_drain",
+    "reap_expired",
+    "flag_dead_workers",
+    "promote_due",
+}
 RUN = {"set_queue", "configure", "quarantine", "unquarantine", "preempt_gang", "decide", "keep_partitions"}
 MAY = {
     "gangq_viewer": LOOK,
@@ -69,7 +88,8 @@ def test_every_verb_tried_as_each_role_is_refused_unless_it_is_its_own(q: Q, rol
     wrong = []
     for row in q.sql(FUNCTIONS + " and p.prorettype <> 'trigger'::regtype"):
         nulls = q.value(
-            "select string_agg('null::' || format_type(t, null), ', ') from pg_proc p, unnest(p.proargtypes::oid[]) t where p.oid = %(oid)s",
+            "select string_agg('null::' || format_type(t, null), ', ') from pg_proc p, "
+            "unnest(p.proargtypes::oid[]) t where p.oid = %(oid)s",
             oid=row["oid"],
         )
         shut = False
@@ -96,10 +116,14 @@ def test_a_login_without_a_role_reaches_nothing(q: Q) -> None:
 @pytest.mark.parametrize("role", [*ROLES, "public"])
 def test_nobody_but_the_owner_writes_any_table_or_sequence(q: Q, role: str) -> None:
     writable = q.sql(
-        "select c.relname, p.privilege from pg_class c cross join unnest(array['insert','update','delete','truncate','references','trigger']) as p(privilege) "
-        "where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p', 'v') and has_table_privilege(%(role)s, c.oid, p.privilege) "
-        "union all select c.relname, p.privilege from pg_class c cross join unnest(array['usage','update']) as p(privilege) "
-        "where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S' and has_sequence_privilege(%(role)s, c.oid, p.privilege)",
+        "select c.relname, p.privilege from pg_class c cross join "
+        "unnest(array['insert','update','delete','truncate','references','trigger']) as p(privilege) "
+        "where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p', 'v') and "
+        "has_table_privilege(%(role)s, c.oid, p.privilege) "
+        "union all select c.relname, p.privilege from pg_class c cross join "
+        "unnest(array['usage','update']) as p(privilege) "
+        "where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S' and "
+        "has_sequence_privilege(%(role)s, c.oid, p.privilege)",
         role=role,
     )
     assert writable == []
@@ -119,7 +143,8 @@ def test_a_write_typed_by_hand_is_refused(q: Q) -> None:
 
 def test_every_function_is_revoked_from_public(q: Q) -> None:
     open_to_all = q.sql(
-        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'gangq'::regnamespace and (p.proacl is null "
+        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'gangq'::regnamespace "
+        "and (p.proacl is null "
         "or exists (select 1 from aclexplode(p.proacl) a where a.grantee = 0))"
     )
     assert open_to_all == []
@@ -145,7 +170,8 @@ def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) ->
 def test_no_verb_is_overloaded(q: Q) -> None:
     assert (
         q.sql(
-            "select proname from pg_proc where pronamespace = 'gangq'::regnamespace group by proname having count(*) > 1"
+            "select proname from pg_proc where pronamespace = 'gangq'::regnamespace group by proname "
+            "having count(*) > 1"
         )
         == []
     )
@@ -167,7 +193,7 @@ def test_every_role_reads_every_view(q: Q, role: str) -> None:
 
 
 def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
-    """Everything a viewer may read, searched for a word that was in a payload, a result, an error and a log."""
+    """All that a viewer may read, searched for a word that was in a payload, a result, an error and a log."""
     secret = "hunter2"
     error = {"type": "E", "message": "failed", "traceback": secret, "log_tail": secret}
     worker = q.worker(slots=3)
@@ -185,7 +211,8 @@ def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
     q.one("fail", job_id=member.job_id, token=member.token, error=error)
     assert gang.state == "failed"
     readable = q.sql(
-        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p', 'v') "
+        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind in "
+        "('r', 'p', 'v') "
         "and has_table_privilege('gangq_viewer', c.oid, 'select')"
     )
     assert len(readable) >= len(VIEWS)
@@ -220,27 +247,34 @@ def test_the_submitter_of_a_job_is_the_role_that_called(q: Q) -> None:
 def test_a_login_may_hold_several_roles(q: Q) -> None:
     with q.db.transaction(force_rollback=True):
         q.sql(
-            "create role both_test; grant gangq_submitter, gangq_worker to both_test; set local role both_test"
+            "create role both_test; grant gangq_submitter, gangq_worker to both_test; set local role "
+            "both_test"
         )
         q.submit()
         worker = q.worker()
         assert worker.take().complete() == "done"
 
 
-# Documentation --------------------------------------------------------------------------------------------------
+# Documentation ----------------------------------------------------------------------------------------------
 
 
 def test_every_schema_table_column_function_view_and_sequence_has_a_comment(q: Q) -> None:
     bare = q.sql(
         "select 'schema gangq' as what where obj_description('gangq'::regnamespace, 'pg_namespace') is null "
-        "union all select 'relation ' || c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
+        "union all select 'relation ' || c.relname from pg_class c where c.relnamespace = "
+        "'gangq'::regnamespace "
         "  and c.relkind in ('r', 'p', 'v') and obj_description(c.oid, 'pg_class') is null "
-        "union all select 'sequence ' || c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S' "
-        "  and obj_description(c.oid, 'pg_class') is null and not exists (select 1 from pg_depend d where d.objid = c.oid and d.deptype = 'i') "
-        "union all select 'column ' || c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid "
-        "  where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0 "
+        "union all select 'sequence ' || c.relname from pg_class c where c.relnamespace = "
+        "'gangq'::regnamespace and c.relkind = 'S' "
+        "  and obj_description(c.oid, 'pg_class') is null and not exists (select 1 from pg_depend d "
+        "where d.objid = c.oid and d.deptype = 'i') "
+        "union all select 'column ' || c.relname || '.' || a.attname from pg_class c join pg_attribute a "
+        "on a.attrelid = c.oid "
+        "  where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'p') and not "
+        "c.relispartition and a.attnum > 0 "
         "  and not a.attisdropped and col_description(c.oid, a.attnum) is null "
-        "union all select 'function ' || p.oid::regprocedure from pg_proc p where p.pronamespace = 'gangq'::regnamespace "
+        "union all select 'function ' || p.oid::regprocedure from pg_proc p where p.pronamespace = "
+        "'gangq'::regnamespace "
         "  and obj_description(p.oid, 'pg_proc') is null"
     )
     assert bare == []

@@ -1,7 +1,8 @@
 """The acceptance scenarios of research/systems.md, section A4, by name, as far as they still apply.
 
-Where issue 2 decides otherwise the test says so: checkpoints are accepted while running, priority comes before size,
-a reservation with claimed siblings drains instead of rolling back in part, and nothing is forced before a lease ended.
+Where issue 2 decides otherwise the test says so: checkpoints are accepted while running, priority comes
+before size, a reservation with claimed siblings drains instead of rolling back in part, and nothing is forced
+before a lease ended.
 Scenarios about a memory or SQLite store, HTTP and the executor have no counterpart in SQL.
 """
 
@@ -26,7 +27,7 @@ def race(q: Q, dsn: str, count: int, workers: list[Worker]) -> list[int]:
                 start.wait(10)
                 while rows := other.call("claim", incarnation=worker.incarnation, max_jobs=1):
                     got.extend(row["job_id"] for row in rows)
-        except BaseException as error:  # noqa: BLE001  reported by the test's own thread
+        except BaseException as error:  # reported by the test's own thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(w,), name=f"claimer {w.name}") for w in workers]

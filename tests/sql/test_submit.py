@@ -25,9 +25,14 @@ def test_a_new_solo_job_is_pending_with_the_defaults_of_its_queue(q: Q) -> None:
 def test_everything_a_job_asks_for_comes_back_in_the_view(q: Q) -> None:
     q.call("set_queue", name="gpu", budget_s=90)
     asked = {
-        "queue": "gpu", "priority": -7, "gpus": 2, "vram_mb": 8000, "memory_mb": 512, "labels": {"site": "a"},
+        "queue": "gpu",
+        "priority": -7,
+        "gpus": 2,
+        "vram_mb": 8000,
+        "memory_mb": 512,
+        "labels": {"site": "a"},
         "max_attempts": 5,
-    }  # fmt: skip
+    }
     job = q.job(q.submit(task="render", cpus=1.5, **asked))
     assert {key: job[key] for key in asked} == asked
     assert float(job["cpus"]) == 1.5
@@ -122,7 +127,7 @@ def test_a_job_due_later_is_scheduled_and_one_due_in_the_past_is_pending(q: Q) -
     assert q.state(q.submit(due_at=now - timedelta(hours=1))) == "pending"
 
 
-# Gangs ----------------------------------------------------------------------------------------------------------
+# Gangs ------------------------------------------------------------------------------------------------------
 
 
 def test_a_gang_is_written_with_all_its_members_blocked(q: Q) -> None:
@@ -187,7 +192,7 @@ def test_a_flagged_gang_starts_once_workers_come_that_can_hold_it(q: Q) -> None:
     gang.start(*q.workers(2))
 
 
-# Queues and settings ------------------------------------------------------------------------------------------
+# Queues and settings ----------------------------------------------------------------------------------------
 
 
 def test_set_queue_makes_a_queue_and_changes_only_what_is_given(q: Q) -> None:
@@ -201,11 +206,18 @@ def test_set_queue_makes_a_queue_and_changes_only_what_is_given(q: Q) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"name": ""}, {"name": None}, {"name": "x" * 101}, {"name": "q", "policy": "random"}, {"name": "q", "max_attempts": 0},
-        {"name": "q", "max_attempts": 100000}, {"name": "q", "backoff_s": -1}, {"name": "q", "budget_s": 0},
-        {"name": "q", "max_payload_bytes": 0}, {"name": "q", "retention_done": "years"},
+        {"name": ""},
+        {"name": None},
+        {"name": "x" * 101},
+        {"name": "q", "policy": "random"},
+        {"name": "q", "max_attempts": 0},
+        {"name": "q", "max_attempts": 100000},
+        {"name": "q", "backoff_s": -1},
+        {"name": "q", "budget_s": 0},
+        {"name": "q", "max_payload_bytes": 0},
+        {"name": "q", "retention_done": "years"},
     ],
-)  # fmt: skip
+)
 def test_a_bad_queue_setting_is_refused(q: Q, setting: dict) -> None:
     with refused(INVALID):
         q.call("set_queue", **setting)
@@ -231,7 +243,7 @@ def test_the_defaults_are_the_ones_the_issue_names(q: Q) -> None:
     assert queue["policy"] == "largest_first"
 
 
-# Priority -----------------------------------------------------------------------------------------------------
+# Priority ---------------------------------------------------------------------------------------------------
 
 
 def test_set_priority_moves_a_job_and_keeps_its_age(q: Q) -> None:
@@ -270,7 +282,7 @@ def test_set_priority_refuses_what_it_cannot_move_and_then_moves_nothing(q: Q) -
     assert q.job(job)["priority"] == 0
 
 
-# Waking -------------------------------------------------------------------------------------------------------
+# Waking -----------------------------------------------------------------------------------------------------
 
 
 def heard(connection: psycopg.Connection, seconds: float = 0.3) -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ def test_a_stale_reservation_is_rolled_back_and_its_room_given_on_in_one_tick(q:
     assert (first.state, second.state) == ("blocked", "reserved")
 
 
-# Partitions -----------------------------------------------------------------------------------------------------
+# Partitions -------------------------------------------------------------------------------------------------
 
 
 def test_every_day_of_the_next_week_has_its_partitions_from_the_start(q: Q) -> None:

@@ -139,7 +139,8 @@ def test_timeline_is_a_gangs_life_in_order(q: Q) -> None:
         claim.complete()
     rows = q.sql("select * from gangq.timeline where gang_id = %(id)s", id=gang.id)
     assert [(r["epoch"], r["what"]) for r in rows] == [
-        (0, "submit"), (1, "reserve"), (1, "claim"), (1, "claim"), (1, "go"), (1, "drain"), (1, "ack"), (1, "drained"),
+        (0, "submit"), (1, "reserve"), (1, "claim"), (1, "claim"), (1, "go"), (1, "drain"), (1, "ack"), (1, ""
+        "drained"),
         (2, "reserve"), (2, "claim"), (2, "claim"), (2, "go"), (2, "done"), (2, "done"), (2, "end"),
     ]  # fmt: skip
     assert rows[2]["host"].startswith("host-w")
@@ -190,15 +191,18 @@ def test_schema_version_is_a_migrations_name(q: Q) -> None:
     assert q.one("schema_version").startswith("0001_foundation")
 
 
-# Violations are not blind ---------------------------------------------------------------------------------------
+# Violations are not blind -----------------------------------------------------------------------------------
 
 CORRUPTIONS = {
     "members match size": "update gangq.live_gangs set size = 7 where id = 1",
-    "gang state matches its members": "update gangq.live_jobs set state = 'blocked', incarnation = null, token = null where gang_id = 1 and rank = 0",
+    "gang state matches its members": "update gangq.live_jobs set state = 'blocked', incarnation = null, "
+    "token = null where gang_id = 1 and rank = 0",
     "member of a live gang": "update gangq.live_jobs set gang_id = 999 where gang_id = 1 and rank = 0",
-    "held by a known incarnation": "update gangq.live_jobs set incarnation = 999 where gang_id is null and state = 'running'",
+    "held by a known incarnation": "update gangq.live_jobs set incarnation = 999 where gang_id is null "
+    "and state = 'running'",
     "within capacity": "update gangq.incarnations set memory_mb = 50",
-    "holds as many devices as it asks for": "delete from gangq.device_holds where job_id in (select id from gangq.live_jobs where gang_id is null)",
+    "holds as many devices as it asks for": "delete from gangq.device_holds where job_id in (select id "
+    "from gangq.live_jobs where gang_id is null)",
     "device held by a placed job": "update gangq.device_holds set job_id = 999",
     "device large enough": "update gangq.device_registry set vram_mb = 1",
     "worker may run it": "update gangq.incarnations set queues = '{}'",

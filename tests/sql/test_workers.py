@@ -12,7 +12,7 @@ from drive import ENDED, INVALID, MISSING, NAME_TAKEN, STALE, WRONG_STATE, Q, gp
 DEAD = {"by": "test", "checked": "all gone"}
 
 
-# Registering ----------------------------------------------------------------------------------------------------
+# Registering ------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_registers_and_is_told_the_installations_numbers(q: Q) -> None:
@@ -48,9 +48,14 @@ def test_registering_a_live_name_again_is_refused_with_what_proves_it_dead(q: Q)
         q.worker("a", host="h2")
     detail = json.loads(caught.value.diag.message_detail or "")  # type: ignore[attr-defined]
     assert detail == {
-        "incarnation": first.incarnation, "host": "h1", "boot_id": "boot", "pid": 7, "identity": {"start": 99},
-        "silent_s": 3, "lease_left_s": 117,
-    }  # fmt: skip
+        "incarnation": first.incarnation,
+        "host": "h1",
+        "boot_id": "boot",
+        "pid": 7,
+        "identity": {"start": 99},
+        "silent_s": 3,
+        "lease_left_s": 117,
+    }
     assert q.call("report_dead", worker="a", incarnation=detail["incarnation"], evidence=DEAD)
     assert q.worker("a", host="h2").incarnation > first.incarnation
 
@@ -70,16 +75,29 @@ def test_a_name_is_free_again_only_once_its_ended_lease_was_judged(q: Q) -> None
 @pytest.mark.parametrize(
     ("offer", "sqlstate"),
     [
-        ({"name": ""}, INVALID), ({"name": None}, INVALID), ({"host": ""}, INVALID), ({"queues": []}, INVALID),
-        ({"queues": None}, INVALID), ({"queues": ["nowhere"]}, MISSING), ({"kind": "both"}, INVALID), ({"slots": 0}, INVALID),
-        ({"kind": "inline", "slots": 2}, INVALID), ({"prefetch": 0}, INVALID), ({"memory_mb": -1}, INVALID),
-        ({"cpus": -1}, INVALID), ({"labels": None}, INVALID), ({"labels": []}, INVALID), ({"devices": {}}, INVALID),
-        ({"devices": [{"index": 0}]}, INVALID), ({"devices": [{"uuid": "G"}]}, INVALID), ({"devices": [1]}, INVALID),
+        ({"name": ""}, INVALID),
+        ({"name": None}, INVALID),
+        ({"host": ""}, INVALID),
+        ({"queues": []}, INVALID),
+        ({"queues": None}, INVALID),
+        ({"queues": ["nowhere"]}, MISSING),
+        ({"kind": "both"}, INVALID),
+        ({"slots": 0}, INVALID),
+        ({"kind": "inline", "slots": 2}, INVALID),
+        ({"prefetch": 0}, INVALID),
+        ({"memory_mb": -1}, INVALID),
+        ({"cpus": -1}, INVALID),
+        ({"labels": None}, INVALID),
+        ({"labels": []}, INVALID),
+        ({"devices": {}}, INVALID),
+        ({"devices": [{"index": 0}]}, INVALID),
+        ({"devices": [{"uuid": "G"}]}, INVALID),
+        ({"devices": [1]}, INVALID),
         ({"devices": [{"uuid": "G", "index": 0, "vram_mb": "much"}]}, INVALID),
         ({"devices": [{"uuid": "G", "index": 0, "vram_mb": -1}]}, INVALID),
         ({"devices": [{"uuid": "G", "index": 0, "source": "guess"}]}, INVALID),
     ],
-)  # fmt: skip
+)
 def test_a_bad_registration_is_refused_and_leaves_nothing(q: Q, offer: dict[str, Any], sqlstate: str) -> None:
     offer = {"name": "a", "host": "h", "queues": ["default"], **offer}
     with refused(sqlstate):
@@ -96,7 +114,7 @@ def test_a_registration_wakes_the_tick_for_a_gang_that_waits(q: Q, dsn: str) -> 
         assert [n.channel for n in ear.notifies(timeout=2, stop_after=1)] == ["gangq_tick"]
 
 
-# Devices --------------------------------------------------------------------------------------------------------
+# Devices ----------------------------------------------------------------------------------------------------
 
 
 def devices(q: Q) -> dict[str, tuple[str, str | None]]:
@@ -195,7 +213,7 @@ def test_quarantine_refuses_what_it_does_not_know(q: Q) -> None:
         q.call("quarantine", device_uuid="G0", reason="")
 
 
-# Heartbeat ------------------------------------------------------------------------------------------------------
+# Heartbeat --------------------------------------------------------------------------------------------------
 
 
 def test_a_heartbeat_renews_the_lease_from_now(q: Q) -> None:
@@ -300,7 +318,7 @@ def test_a_heartbeat_of_an_ended_or_unknown_incarnation_is_refused(q: Q) -> None
         q.call("heartbeat", incarnation=None)
 
 
-# Retiring and proof of death ------------------------------------------------------------------------------------
+# Retiring and proof of death --------------------------------------------------------------------------------
 
 
 def test_a_draining_worker_takes_nothing_new_and_finishes_what_it_has(q: Q) -> None:

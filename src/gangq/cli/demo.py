@@ -1,8 +1,8 @@
-"""`gangq demo`: a training gang survives the death of one of its ranks, on a private PostgreSQL, in under a minute.
+"""`gangq demo`: a training gang survives the death of one of its ranks, on a private PostgreSQL.
 
-Four worker processes on two pretend hosts, sixteen solo jobs, and a gang of four that trains a classifier. Half way
-the worker of one rank is killed with SIGKILL and started again, as systemd would. The demo then checks what the
-database says happened, and fails unless all of it did.
+Four worker processes on two pretend hosts, sixteen solo jobs, and a gang of four that trains a classifier.
+Half way the worker of one rank is killed with SIGKILL and started again, as systemd would. The demo then checks
+what the database says happened, and fails unless all of it did. Takes well under a minute.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ class Fleet:
         }
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "gangq", "worker", "digits_app:app", "--queue", "demo"]
-                + ["--name", name, "--host", HOSTS[name], "--address", "127.0.0.1", "--devices", "1x24GiB"],
+                [
+                    *(sys.executable, "-m", "gangq", "worker", "digits_app:app", "--queue", "demo"),
+                    *("--name", name, "--host", HOSTS[name], "--address", "127.0.0.1"),
+                    *("--devices", "1x24GiB"),
+                ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -219,7 +222,7 @@ def _verdict(
     for what, held in checks.items():
         console.print(f"  [{'green' if held else 'bold red'}]{'yes' if held else 'NO '}[/]  {what}")
     console.print(
-        f"\n{took_s:.0f} s. Look around:  gangq db psql {DATABASE}   then   select * from gangq.timeline;"
+        f"\n{took_s:.0f} s. Look around with:  gangq db psql {DATABASE}"
     )
     return 0 if all(checks.values()) else 1
 

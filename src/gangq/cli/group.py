@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import psycopg
 
-from gangq.embedded import EmbeddedError
-from gangq.errors import DatabaseUnreachable, GangqError, SchemaMismatch, translate
+if TYPE_CHECKING:
+    from gangq.errors import GangqError
 
 EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
@@ -45,23 +44,34 @@ class LazyGroup(click.Group):
         """Run the command; an error of ours becomes one message and an exit code."""
         try:
             return super().invoke(ctx)
-        except psycopg.Error as e:
-            self._fail(ctx, translate(e), e)
-        except GangqError as e:
-            self._fail(ctx, e, e)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
+        except Exception as e:
+            problem = _as_ours(e)
+            if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
+                raise
+            click.echo(f"gangq: {problem}", err=True)
+            ctx.exit(exit_code(problem))
 
-    @staticmethod
-    def _fail(ctx: click.Context, problem: GangqError, raised: Exception) -> None:
-        if os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
-            raise raised
-        click.echo(f"gangq: {problem}", err=True)
-        ctx.exit(exit_code(problem))
+
+def _as_ours(raised: Exception) -> GangqError | None:
+    # Not at the top: --version, --help and completion should not wait for psycopg.
+    import psycopg
+
+    from gangq.errors import GangqError, translate
+
+    if isinstance(raised, psycopg.Error):
+        return translate(raised)
+    return raised if isinstance(raised, GangqError) else None
 
 
 def exit_code(problem: GangqError) -> int:
     """The exit code for an error: 2 bad input or not found, 3 no database or another schema, else 1."""
+    from gangq.embedded import EmbeddedError
+    from gangq.errors import DatabaseUnreachable, SchemaMismatch
+
     if isinstance(problem, (DatabaseUnreachable, SchemaMismatch, EmbeddedError)):
         return EXIT_NO_DATABASE
     if isinstance(problem, (ValueError, TypeError, LookupError)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gangq import embedded, schema
 from gangq.cli import output
 from gangq.cli.output import Column
-from gangq.client import Client
-from gangq.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +44,9 @@ class Session:
         return self._dsn
 
     def _start_private(self) -> str:
+        # Not at the top, as in the methods below: --version, --help and completion should not wait for it.
+        from gangq import embedded
+
         server = embedded.Server()
         if not server.status().running:
             say(
@@ -57,14 +60,20 @@ class Session:
 
         Raises `SchemaMismatch` where the schema is not ours to migrate, or is newer than this library.
         """
+        from gangq.client import Client
+
         if self._client is None:
-            self._client = Client(self.dsn(), max_size=2, timeout_s=5)
+            # One thread: it never waits for a connection, only for the database.
+            self._client = Client(self.dsn(), max_size=2, timeout_s=2)
             if checked:
                 self.check_schema(self._client)
         return self._client
 
     def check_schema(self, client: Client) -> None:
         """Raise `SchemaMismatch` unless the schema fits; the private server's is migrated instead."""
+        from gangq import schema
+        from gangq.errors import SchemaMismatch
+
         try:
             schema.check_version(client)
         except SchemaMismatch:

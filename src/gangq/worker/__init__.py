@@ -1,0 +1,1 @@
+"""The worker: it claims jobs, keeps its lease, runs handlers and commands, and stops them when told."""

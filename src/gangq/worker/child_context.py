@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-
 from gangq import errors
 from gangq.client import Client
 from gangq.client.encoding import dumps
@@ -134,37 +133,45 @@ class ChildContext(Context):
 
     @property
     def job(self) -> JobInfo:
+        """See `Context.job`."""
         return self._info
 
     @property
     def gang(self) -> GangInfo | None:
+        """See `Context.gang`."""
         return self._gang
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
+        """See `Context.devices`."""
         return self._devices
 
     @property
     def checkpoint(self) -> Checkpoint | None:
+        """See `Context.checkpoint`."""
         return self._checkpoint
 
     @property
     def log(self) -> Logger:
+        """See `Context.log`."""
         return job_log(self._info, self._gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
+        """See `Context.beat`."""
         beat = progress(step, total, phase, data)
         dumps(beat, f"beat() of job {self._info.id}")
         self._link.ask("beat", data=beat)
 
     @property
     def stopping(self) -> bool:
+        """See `Context.stopping`."""
         self._ask_now_and_then()
         return self.stop_flag.look()
 
     def wait_stopping(self, timeout: float | None = None) -> bool:
+        """See `Context.wait_stopping`."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.stopping:
             left = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
@@ -186,9 +193,11 @@ class ChildContext(Context):
             self._event.set()
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
+        """See `Context.save_checkpoint`."""
         self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
 
     def complete(self, connection: object, result: Any = None) -> None:
+        """See `Context.complete`."""
         dumps(result, f"the result of job {self._info.id}")
         # A client without an address: with the caller's connection it needs none.
         Client().complete(

@@ -7,7 +7,7 @@ import random
 import uuid
 from typing import TYPE_CHECKING
 
-from gangq.errors import GangqError, IncarnationEnded, NotFound
+from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
 from gangq.worker.retry import TRANSIENT, backoff
@@ -61,9 +61,13 @@ class ClaimSource:
             log.warning("claim_late", extra={"error": str(problem)})
             return []
         except GangqError as problem:
-            # An answer, and not one that the same request will change: say it, and ask again later.
+            # An answer, and not one that the same request will change: say it, and ask again later. GQ004 from
+            # claim means that a port offered is taken under this host's name.
             self._request = None
-            self.wait_s = 5.0
+            taken = isinstance(problem, WrongState)
+            if taken:
+                self._ports.renew()
+            self.wait_s = 0.1 if taken else 5.0
             log.error("claim_refused", extra={"error": str(problem)})
             return []
         self._waits = backoff()

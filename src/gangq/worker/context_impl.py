@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-
 from gangq.client.encoding import dumps
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import Stopped
@@ -73,18 +72,22 @@ class InlineContext(Context):
 
     @property
     def job(self) -> JobInfo:
+        """See `Context.job`."""
         return self._job
 
     @property
     def gang(self) -> GangInfo | None:
+        """See `Context.gang`."""
         return self._gang
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
+        """See `Context.devices`."""
         return facts.device_infos(self._active)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
+        """See `Context.checkpoint`."""
         with self._lock:
             if not self._loaded:
                 self._checkpoint = self._load()
@@ -97,21 +100,26 @@ class InlineContext(Context):
 
     @property
     def log(self) -> Logger:
+        """See `Context.log`."""
         return job_log(self._job, self._gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
+        """See `Context.beat`."""
         self._active.beat(progress(step, total, phase, data))
 
     @property
     def stopping(self) -> bool:
+        """See `Context.stopping`."""
         return self.stop_flag.look()
 
     def wait_stopping(self, timeout: float | None = None) -> bool:
+        """See `Context.wait_stopping`."""
         return self.stop_flag.wait(timeout)
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
+        """See `Context.save_checkpoint`."""
         # Repeating is harmless (same step, same bytes), and an outage is nobody's fault: a handler that
         # saves must survive it as one that computes does.
         until_answered(
@@ -123,6 +131,7 @@ class InlineContext(Context):
         )
 
     def complete(self, connection: object, result: Any = None) -> None:
+        """See `Context.complete`."""
         dumps(result, f"the result of job {self._job.id}")
         self._session.client.complete(
             job_ids=[self._job.id],

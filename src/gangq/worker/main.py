@@ -293,6 +293,9 @@ class Worker:
             reporter.failed(
                 job, describe(type(problem).__qualname__, f"its worker could not run it: {problem}")
             )
+        finally:
+            if inline is not None:
+                self._signals.renew()
 
     def _dispatch(self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner) -> None:
         task = job.claim.task

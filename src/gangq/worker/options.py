@@ -26,9 +26,10 @@ class WorkerOptions:
     (with more than one, every handler runs in a child process); ``prefetch`` [1] is how many plain jobs it
     may hold for its one slot; ``devices`` declares GPUs where no driver answers (``2x24GiB``) or none at all
     (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host's name where that
-    resolves] is where members of a gang reach this host; ``lease_s`` [the installation's] is its lease; ``drain_timeout_s`` [0] is how
-    long running jobs may go on when the worker is told to stop, before they are told to stop too;
-    ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when nothing is left to claim.
+    resolves] is where members of a gang reach this host; ``lease_s`` [the installation's] is its lease;
+    ``drain_timeout_s`` [0] is how long running jobs may go on when the worker is told to stop, before they
+    are told to stop too; ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when
+    nothing is left to claim.
     """
 
     queues: Sequence[str] = ("default",)
@@ -99,9 +100,10 @@ def usable_memory_mb() -> int:
 
 
 def reachable_address(host: str) -> str:
-    """Where members of a gang find this host: its name if that resolves here, else this machine's own address.
+    """Where members of a gang find this host: its name if that resolves here, else this machine's.
 
-    A name that resolves nowhere (a pretend host, a container without DNS) would let every rendezvous time out.
+    A name that resolves nowhere (a pretend host, a container without DNS) would let every rendezvous time
+    out.
     """
     for name in (host, socket.gethostname()):
         try:

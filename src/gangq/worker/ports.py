@@ -48,6 +48,14 @@ class PortHolder:
         if bound is not None:
             bound.close()
 
+    def renew(self) -> None:
+        """Offer others from now on: the database knows these as another worker's of the same host name."""
+        with self._lock:
+            refused = [self._held.pop(port) for port in self._held.keys() - self._given]
+            self._held |= {bound.getsockname()[1]: bound for bound in (_bind() for _ in refused)}
+        for bound in refused:
+            bound.close()
+
     def close(self) -> None:
         """Let go of all of them."""
         with self._lock:

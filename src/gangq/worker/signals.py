@@ -46,8 +46,14 @@ class SignalWatch:
         self._thread.start()
 
     def renew(self) -> None:
-        """Take the pipe back from whatever ran in the main thread."""
+        """Take the signals and the pipe back from whatever ran in the main thread: frameworks install handlers
+        of their own and leave them behind, and a worker deaf to SIGTERM would be killed with its next job.
+        """
+        if not self._former:
+            return
         with contextlib.suppress(ValueError):
+            for number in _WATCHED:
+                signal.signal(number, self._handler)
             signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def stop(self) -> None:

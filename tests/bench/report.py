@@ -1,0 +1,132 @@
+"""The table and the JSON file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from measures import Result
+from rich.console import Console
+from rich.table import Table
+
+BASIS = "gangq"
+NOISY_CORES = 0.35
+"""Above this much foreign work a number says more about the neighbours."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A result, whose it is, in which round it was taken, and how long an fsync took just before."""
+
+    round: int
+    system: str
+    fsync_ms: float
+    result: Result
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All samples of one measure of one system. ``ratio``: the median of those to gangq in the same round."""
+
+    measure: str
+    unit: str
+    system: str
+    median: float
+    least: float
+    most: float
+    ratio: float | None
+    higher_is_better: bool
+
+
+def summarise(samples: Iterable[Sample]) -> list[Summary]:
+    """In the order in which measures and systems first came."""
+    grouped: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        grouped.setdefault((sample.result.measure, sample.system), []).append(sample)
+    measures = dict.fromkeys(measure for measure, _ in grouped)
+    systems = dict.fromkeys(system for _, system in grouped)
+    ordered = [(m, s) for m in measures for s in [BASIS, *systems] if (m, s) in grouped]
+    summaries = []
+    for measure, system in dict.fromkeys(ordered):
+        mine = grouped[measure, system]
+        basis = {s.round: s.result.value for s in grouped.get((measure, BASIS), [])}
+        ratios = [s.result.value / basis[s.round] for s in mine if basis.get(s.round)]
+        values = [s.result.value for s in mine]
+        summaries.append(
+            Summary(
+                measure,
+                mine[0].result.unit,
+                system,
+                statistics.median(values),
+                min(values),
+                max(values),
+                statistics.median(ratios) if ratios else None,
+                mine[0].result.higher_is_better,
+            )
+        )
+    return summaries
+
+
+def number(value: float) -> str:
+    """As many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def show(console: Console, machine: dict[str, Any], summaries: list[Summary], rounds: int) -> None:
+    """Print the table and the machine."""
+    table = Table(title=f"{rounds} round{'s' * (rounds != 1)}, interleaved", title_justify="left")
+    for heading in ("measure", "", "system"):
+        table.add_column(heading)
+    for heading in ("median (min–max)", f"ratio to {BASIS}"):
+        table.add_column(heading, justify="right")
+    last = ""
+    for row in summaries:
+        if last and last != row.measure:
+            table.add_section()
+        arrow = "↑" if row.higher_is_better else "↓"
+        table.add_row(
+            row.measure if last != row.measure else "",
+            f"{row.unit} {arrow}" if last != row.measure else "",
+            row.system,
+            f"{number(row.median)} ({number(row.least)}–{number(row.most)})",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+        )
+        last = row.measure
+    console.print(table)
+    console.print(
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB; worker and server share "
+        f"them. PostgreSQL {machine['postgresql']}, fsync on, Unix socket. Python {machine['python']}; "
+        f"{'; '.join(machine['systems'])}.",
+        highlight=False,
+    )
+
+
+def conditions(console: Console, samples: list[Sample]) -> None:
+    """Say what else went on: without this nobody can tell a slow queue from a busy machine."""
+    foreign = [s.result.notes["foreign_cores"] for s in samples if "foreign_cores" in s.result.notes] or [0.0]
+    syncs = [s.fsync_ms for s in samples]
+    console.print(
+        f"An fsync took {statistics.median(syncs):.2f} ms ({min(syncs):.2f}–{max(syncs):.2f}); "
+        f"other processes kept {statistics.median(foreign):.1f} cores busy (at most {max(foreign):.1f}).",
+        highlight=False,
+    )
+    if max(foreign) > NOISY_CORES or max(syncs) > 2 * min(syncs):
+        console.print("[yellow]That is not a quiet machine: trust the ratios at most, and run it again.")
+
+
+def write(path: Path, machine: dict[str, Any], samples: list[Sample], summaries: list[Summary]) -> None:
+    """Write everything, single samples too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "machine": machine,
+        "summary": [asdict(row) for row in summaries],
+        "samples": [
+            {"round": s.round, "system": s.system, "fsync_ms": round(s.fsync_ms, 3), **asdict(s.result)}
+            for s in samples
+        ],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")

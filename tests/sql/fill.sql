@@ -1,0 +1,26 @@
+-- 300,000 jobs in every state, for test_plans.py, which replaces :many and :workers. Triggers are off: it is fast.
+set session_replication_role = replica;
+select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
+select count(*) from gangq.submit('fits', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_mb => 90000,
+  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',
+  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from (
+  select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, :many / 100) n) x;
+select count(*) from (
+  select gangq.register_worker('busy' || n, 'host' || n / 8, '{elsewhere}', kind => 'command', slots => 400)
+  from generate_series(1, :workers) n) x;
+select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(),
+  incarnation = (select min(i.id) from gangq.incarnations i) + j.id % :workers
+from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
+insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, priority, attempts,
+  max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter)
+select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me'
+from generate_series(1, :many) n;
+insert into gangq.events (at, kind, gang_id, epoch, job_id) select clock_timestamp(), 'claim', 1 + n % 3000, 1, n from generate_series(1, :many) n;
+-- However slow this machine is, nobody falls silent while the tests run.
+update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';
+set session_replication_role = origin;
+vacuum analyze;
