@@ -1,7 +1,7 @@
 -- The small helpers every verb uses: the clock, the caller, errors, keys, tokens, events, wake-ups.
 -- Takes no locks.
 --
--- claim, complete, leave and heartbeat set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans their
+-- The verbs that run often set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans their
 -- statements anew at every call, because arrays of unknown length make a custom plan look cheaper; at one job a call
 -- that planning is more than half of the whole cost. tests/sql/test_plans.py holds the generic plans to account.
 

@@ -188,7 +188,8 @@ create function gangq.submit(
   labels jsonb default '{}', due_at timestamptz default null, budget_s real default null,
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', wake text default 'commit'
-) returns setof bigint language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns setof bigint language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -294,7 +295,8 @@ create function gangq.submit_gang(
   after bigint[] default '{}', checkpoint_mode text default 'each', claim_deadline_s real default null,
   name text default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

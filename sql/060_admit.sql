@@ -47,7 +47,8 @@ comment on function gangq.pack(integer, bigint[], text[], integer[]) is
 
 create function gangq.decide(max_gangs integer default 200)
 returns table (gang_id bigint, incarnations bigint[], earmark bigint[])
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -159,7 +160,8 @@ comment on function gangq.candidates(timestamptz) is
   'Internal. Workers that may be given work now: live, heard lately, not quarantined, not passed over.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -87,6 +87,7 @@ begin
       where gangq.serves(me, z) and not q.paused
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end
+      offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h where h.order_key < kept_from;
     -- Merge the heads: take from the first shape up to where the next one begins.
     while want > 0 and shape_ids is not null loop

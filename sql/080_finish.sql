@@ -189,7 +189,8 @@ comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
-) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
@@ -280,7 +281,8 @@ comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -6,7 +6,8 @@
 -- the culprit known. Before the barrier opened nobody's code had begun, so nobody is charged.
 create function gangq.drain(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false
-) returns void language plpgsql set search_path = '' as $$
+) returns void language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -131,7 +132,8 @@ comment on function gangq.member_ended(bigint, bigint, bigint, text, timestamptz
   'Internal. The last done member ends its gang; a member done during a drain may complete the drain.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -205,7 +207,8 @@ comment on function gangq.complete_drain(bigint) is
   'Raises GQ002.';
 
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;

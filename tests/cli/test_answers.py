@@ -1,0 +1,312 @@
+"""What the commands answer, how they refuse, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+import pytest
+from cli_process import GANGQ, answers, environment, finished, gangq, objects, ok
+
+from gangq.cli import COMMANDS, main, parsing
+from gangq.cli.follow import Tagger
+from gangq.client import Client
+from gangq.client.rows import LogRow
+from gangq.embedded import Server
+
+
+@pytest.fixture(scope="module")
+def untouched(server: Server, template: str) -> Iterator[str]:
+    """One database for tests that change nothing."""
+    yield server.create_database("cli_untouched", template=template)
+    server.drop_database("cli_untouched")
+
+
+def test_every_command_has_a_help_page() -> None:
+    for name in COMMANDS:
+        assert "Usage:" in ok(None, name, "--help")
+    assert list(COMMANDS) == main.list_commands(click.Context(main))
+
+
+def test_the_version_is_printed_without_starting_anything(tmp_path: Path) -> None:
+    done = finished(None, "--version", GANGQ_DATA_DIR=str(tmp_path / "pg"))
+    assert done.returncode == 0
+    assert done.stdout.startswith("gangq, version ")
+    assert not (tmp_path / "pg").exists()
+
+
+def test_the_command_line_loads_neither_workers_nor_rich_before_it_needs_them() -> None:
+    code = "import sys, gangq.cli; print([m for m in sys.modules if m.split('.')[0] in ('rich', 'pynvml')"
+    code += " or m.startswith(('gangq.worker', 'gangq.gpu', 'gangq.watchdogs'))])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_submitting_prints_ids_that_other_commands_take(dsn: str, client: Client) -> None:
+    job = int(ok(dsn, "submit", "add", "n=1", "name=abc", 'quoted="1"', "list=[1, 2]", "--priority", "7"))
+    assert client.job(id=job).payload == {"n": 1, "name": "abc", "quoted": "1", "list": [1, 2]}
+    assert client.job(id=job).priority == 7
+    gang = ok(dsn, "submit", "train", '{"epochs": 3}', "--gang", "2", "--name", "night").strip()
+    assert gang == "g1"
+    assert client.gang(id=1).name == "night"
+    assert [m.payload for m in client.jobs(gang_id=1)] == [{"epochs": 3}] * 2
+    assert "task       add" in ok(dsn, "show", job)
+    assert "night" in ok(dsn, "show", gang)
+    assert ok(dsn, "show", "--gang", "1") == ok(dsn, "show", "g1")
+
+
+def test_standard_input_gives_one_job_a_line_or_one_member_a_line(dsn: str, client: Client) -> None:
+    lines = '{"n": 1}\n\n{"n": 2}\n'
+    ids = [int(line) for line in ok(dsn, "submit", "add", "-", stdin=lines).split()]
+    assert [client.job(id=id).payload for id in ids] == [{"n": 1}, {"n": 2}]
+    ok(dsn, "submit", "add", "-", "--gang", "2", stdin=lines)
+    assert sorted((m.rank, m.payload["n"]) for m in client.jobs(gang_id=1)) == [(0, 1), (1, 2)]
+
+
+def test_due_in_an_hour_is_counted_by_the_databases_clock(dsn: str, client: Client, clock: Any) -> None:
+    clock.advance(86400 * 365)
+    job = int(ok(dsn, "submit", "add", "--due", "1h30m"))
+    assert client.job(id=job).due_at is not None
+    assert (client.job(id=job).due_at - clock.now()).total_seconds() == 5400
+
+
+def test_options_of_work_reach_the_job(dsn: str, client: Client) -> None:
+    first = int(ok(dsn, "submit", "a"))
+    options = [
+        "--gpus",
+        "2",
+        "--vram-mb",
+        "1000",
+        "--memory-mb",
+        "5",
+        "--cpus",
+        "1.5",
+        "--label",
+        "zone=b",
+        "--label",
+        "n=1",
+        "--budget",
+        "2m",
+    ]
+    job = client.job(id=int(ok(dsn, "submit", "b", *options, "--max-attempts", "9", "--after", first)))
+    assert (job.gpus, job.vram_mb, job.memory_mb, job.cpus) == (2, 1000, 5, 1.5)
+    assert (job.labels, job.budget_s, job.max_attempts, job.state) == (
+        {"zone": "b", "n": "1"},
+        120,
+        9,
+        "waiting",
+    )
+
+
+def test_cancel_retry_and_priority_take_jobs_and_gangs_together(dsn: str, client: Client) -> None:
+    job = int(ok(dsn, "submit", "a"))
+    ok(dsn, "submit", "a", "--gang", "2")
+    ok(dsn, "priority", "-5", job, "g1")
+    assert client.job(id=job).priority == client.gang(id=1).priority == -5
+    ok(dsn, "cancel", job, "--gang", "1", "--reason", "no more")
+    assert client.job(id=job).state == client.gang(id=1).state == "cancelled"
+    ok(dsn, "retry", job, "g1")
+    assert (client.job(id=job).state, client.gang(id=1).state) == ("pending", "blocked")
+
+
+def test_queues_are_made_changed_paused_and_never_by_a_slip(dsn: str, client: Client) -> None:
+    ok(dsn, "queue", "create", "gpu", "--policy", "fifo", "--budget", "1h")
+    ok(dsn, "queue", "pause", "gpu")
+    (queue,) = client.queues(name="gpu")
+    assert (queue.policy, queue.budget_s, queue.paused) == ("fifo", 3600, True)
+    ok(dsn, "queue", "set", "gpu", "--max-attempts", "5")
+    ok(dsn, "queue", "resume", "gpu")
+    (queue,) = client.queues(name="gpu")
+    assert (queue.max_attempts, queue.paused, queue.policy) == (5, False, "fifo")
+    for verb in (["set", "gpuu", "--budget", "1"], ["pause", "gpuu"], ["create", "gpu"]):
+        assert gangq(dsn, "queue", *verb).exit_code == 2
+    assert [q.name for q in client.queues()] == ["default", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["show", "12"], "job 12 does not exist"),
+        (["show", "g12"], "gang 12 does not exist"),
+        (["explain", "99"], "job 99 does not exist"),
+        (["logs", "g9"], "gang 9 does not exist"),
+        (["events", "9"], "job 9 does not exist"),
+        (["cancel", "5"], "job 5 does not exist"),
+        (["cancel"], "name at least one job"),
+        (["show"], "name one job (12) or one gang (g12)"),
+        (["show", "x7"], "'x7' is no id: a job is written 12, a gang g12"),
+        (["submit", "a", "--queue", "nope"], "'nope'"),
+        (["submit", "a", "--priority", "2000"], "priority is 2000"),
+        (["submit", "a", "--gang", "0"], "size is 0"),
+        (["submit", "a", "[1]"], "must be a JSON object"),
+        (["submit", "a", "{"], "is not JSON"),
+        (["submit", "a", "--name", "x"], "--name is for gangs"),
+        (["submit", "a", "--due", "soon"], "'soon' is no time"),
+        (["submit", "a", "--budget", "1x"], "'1x' is no length of time"),
+        (["submit", "a", "--label", "zone"], "'zone' is not key=value"),
+        (["quarantine", "--device", "GPU-1"], "'GPU-1'"),
+        (["quarantine"], "one of them"),
+        (["worker", "no_such_module:app"], "no_such_module"),
+        (["worker", "json:dumps"], "not a gangq.App"),
+        (["worker", "--devices", "2 cards", "--once"], "2 cards"),
+        (["run"], "Missing argument"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_bad_input_names_the_value_and_exits_with_2(untouched: str, args: list[str], said: str) -> None:
+    result = gangq(untouched, *args)
+    assert result.exit_code == 2, (result.stdout, result.stderr)
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_what_the_state_forbids_exits_with_1(dsn: str) -> None:
+    job = ok(dsn, "submit", "a").strip()
+    result = gangq(dsn, "retry", job)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert f"job {job} is live" in result.stderr
+
+
+def test_no_database_exits_with_3_and_no_password_is_ever_printed() -> None:
+    dsn = "postgresql://me:s3cret@127.0.0.1:1/jobs"
+    for args in (["ls"], ["migrate"], ["doctor"], ["worker", "--once"], ["tick"], ["db", "dsn"]):
+        result = gangq(dsn, *args)
+        assert result.exit_code == {"doctor": 1, "db": 0}.get(args[0], 3), args
+        assert "s3cret" not in result.stdout + result.stderr
+        assert "127.0.0.1" in result.stdout + result.stderr
+    assert "user=me" in ok(dsn, "db", "dsn")
+
+
+def test_a_database_somebody_named_is_not_migrated_behind_their_back(empty_dsn: str) -> None:
+    result = gangq(empty_dsn, "ls")
+    assert result.exit_code == 3
+    assert "gangq migrate" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "applied migration" in ok(empty_dsn, "migrate")
+    assert "up to date" in ok(empty_dsn, "migrate")
+    assert ok(empty_dsn, "ls") == ""
+
+
+def test_a_dumped_schema_is_what_migrate_would_install(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(ok(None, "migrate", "--dump-sql").encode())
+    assert answers(empty_dsn, "migrate") == [{"applied": [], "code_rebuilt": False, "already_current": True}]
+
+
+def test_tracebacks_are_for_those_who_ask(dsn: str) -> None:
+    assert "Traceback" not in finished(dsn, "show", 12).stderr
+    assert "Traceback" in finished(dsn, "show", 12, GANGQ_DEBUG="1").stderr
+
+
+def test_dsn_and_json_are_taken_before_and_after_the_command(dsn: str) -> None:
+    ok(dsn, "submit", "a")
+    before = ok("host=/nowhere", "--dsn", dsn, "--json", "ls")
+    assert objects(before) == objects(ok("host=/nowhere", "ls", "--json", "--dsn", dsn))
+    assert objects(before)[0]["task"] == "a"
+
+
+def test_a_reader_that_leaves_early_is_no_error(dsn: str, client: Client) -> None:
+    client.submit(task="a", payloads=[{}] * 3000)
+    with subprocess.Popen(
+        [*GANGQ, "ls", "--json", "--limit", "3000"],
+        env=environment(dsn),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_a_terminal_gets_a_drawn_table_and_a_pipe_aligned_text(dsn: str) -> None:
+    ok(dsn, "submit", "[red]not markup[/red]")
+    plain = ok(dsn, "ls").splitlines()
+    assert plain[0].startswith("ID  STATE    TASK")
+    assert plain[1].index("pending") == plain[0].index("STATE")
+    assert "\x1b" not in "".join(plain)
+    coloured = _on_a_terminal(dsn, "ls")
+    assert "[red]not markup[/red]" in coloured
+    assert "─" in coloured
+    assert "\x1b[31m" not in _on_a_terminal(dsn, "explain", "1", NO_COLOR="1")
+    assert "\x1b[31m" in _on_a_terminal(dsn, "explain", "1")
+
+
+def _on_a_terminal(dsn: str, *args: str, **env: str) -> str:
+    ours, theirs = pty.openpty()
+    more = {"TERM": "xterm", "COLUMNS": "200", **env}
+    with subprocess.Popen([*GANGQ, *args], env=environment(dsn, **more), stdout=theirs) as process:
+        os.close(theirs)
+        read = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # Linux: the other end is closed.
+                break
+            if not piece:
+                break
+            read += piece
+        os.close(ours)
+        assert process.wait() == 0
+    return read.decode()
+
+
+def test_what_others_named_cannot_drive_the_terminal(dsn: str, client: Client) -> None:
+    client.submit(task="a\x1b[2Jb\nc")
+    text = ok(dsn, "ls")
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2
+
+
+def test_explain_says_what_holds_a_job(dsn: str) -> None:
+    job = ok(dsn, "submit", "a").strip()
+    assert "no  workers   no worker is registered" in ok(dsn, "explain", job)
+    gates = {gate["gate"]: gate["ok"] for gate in answers(dsn, "explain", job)}
+    assert gates["queue"] is True
+    assert gates["workers"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5h", 5400), ("1h30m", 5400), ("250ms", 0.25), ("2d", 172800), ("", None)],
+)
+def test_lengths_of_time_are_read(text: str, seconds: float | None) -> None:
+    assert parsing.parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["h", "1h30", "-5", "1y", "1 h", "nan", "١s"])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    assert parsing.parse_seconds(text) is None
+
+
+def test_tagged_lines_are_whole_however_the_pieces_come() -> None:
+    def piece(job: int, chunk: str) -> LogRow:
+        return LogRow(job, 1, 0, None, chunk)  # type: ignore[arg-type]
+
+    tagger = Tagger({10: 0, 11: 1})
+    said = [tagger.add(piece(10, "a")), tagger.add(piece(11, "x\ny")), tagger.add(piece(10, "b\n\nc"))]
+    assert said == ["", "[1] x\n", "[0] ab\n[0] \n"]
+    assert tagger.rest() == "[0] c\n[1] y\n"
+    assert Tagger({10: None}).add(piece(10, "as it is")) == "as it is"
+
+
+def test_gangq_version_answers_in_a_quarter_of_a_second() -> None:
+    # CPU time, the best of five: what a busy machine adds is not ours.
+    def cost() -> float:
+        before = os.times()
+        subprocess.run([*GANGQ, "--version"], stdout=subprocess.DEVNULL, check=True)
+        after = os.times()
+        return after.children_user - before.children_user + after.children_system - before.children_system
+
+    started = time.monotonic()
+    assert min(cost() for _ in range(5)) < 0.25
+    assert time.monotonic() - started < 20

@@ -1,0 +1,168 @@
+"""--json of every command: each line of standard output is one JSON object with the keys promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from cli_process import GANGQ, answers, finished, gangq, objects, ok, worker
+
+from gangq.cli import COMMANDS, main
+from gangq.client import Client
+from gangq.embedded import Server
+
+_STATE = {"job_id", "gang_id", "state"}
+_JOB = {
+    "id",
+    "queue",
+    "task",
+    "state",
+    "priority",
+    "gang_id",
+    "rank",
+    "attempts",
+    "payload",
+    "result",
+    "error",
+}
+_GANG = {"id", "name", "queue", "task", "state", "size", "epoch", "reason", "note", "hosts"}
+_QUEUE = {"name", "paused", "policy", "max_attempts", "budget_s"}
+_EVENT = {
+    "id",
+    "at",
+    "kind",
+    "gang_id",
+    "epoch",
+    "job_id",
+    "token",
+    "incarnation",
+    "worker",
+    "reason",
+    "data",
+}
+_SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
+
+# In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
+CASES: list[tuple[str, set[str]]] = [
+    ("submit a n=1 --queue later", {"job_ids"}),
+    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note"}),
+    ("run -- echo hello", {"event"}),
+    ("run --gang 2 -- echo hello", {"event"}),
+    ("ls", _JOB),
+    ("ls gangs", _GANG),
+    ("show 1", {"job", "events"}),
+    ("show g1", {"gang", "members", "timeline", "drains"}),
+    ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
+    ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
+    ("events", _EVENT),
+    ("events g1", _EVENT),
+    ("explain 1", {"gate", "ok", "detail", "numbers"}),
+    ("explain g1", {"gate", "ok", "detail", "numbers"}),
+    ("priority -3 g1", _STATE),
+    ("cancel g1", _STATE),
+    ("retry g1", _STATE),
+    ("queue create q2", _QUEUE),
+    ("queue set q2 --budget 5m", _QUEUE),
+    ("queue pause q2", _QUEUE),
+    ("queue resume q2", _QUEUE),
+    ("queue ls", _QUEUE),
+    ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
+    (
+        "workers",
+        {"name", "host", "state", "incarnation", "slots", "used_slots", "lease_left_s", "quarantined"},
+    ),
+    ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason"}),
+    ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+    ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+    ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
+    ("tick", {"ran", "again", "next_in_s", "detail"}),
+    ("migrate", {"applied", "code_rebuilt", "already_current"}),
+    ("migrate --dump-sql", {"sql"}),
+    ("doctor", {"check", "status", "detail", "advice"}),
+    ("db start", _SERVER),
+    ("db status", _SERVER),
+    ("db dsn", {"dsn", "private"}),
+    ("db stop", {*_SERVER, "was_running"}),
+    ("beat --step 1 --loss 0.5", {"step", "loss"}),
+    ("checkpoint save 1 state", {"step", "bytes", "file"}),
+    ("checkpoint load state", {"step", "bytes", "file"}),
+]
+# psql has formats of its own; the demo is run by the tests of the demo.
+_WITHOUT = {"db psql", "demo"}
+
+
+@pytest.fixture(scope="module")
+def installation(
+    server: Server, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    """A database with a worker, a done command, a gang that waits, and a drain."""
+    directory = tmp_path_factory.mktemp("json")
+    dsn = server.create_database("cli_json", template=template)
+    with Client(dsn) as client:
+        client.configure(grace_s=1)
+        client.set_queue(name="later")
+    options = ["--slots", "2", "--devices", "1x1GiB", "--address", "127.0.0.1"]
+    with worker(dsn, directory, "w1", *options):
+        assert finished(dsn, "run", "--", "echo", "hello").returncode == 0
+        ok(dsn, "submit", "a", "--queue", "later", "--gang", "2")
+        assert finished(dsn, "run", "--gang", "2", "--max-attempts", "1", "--", "false").returncode == 1
+        yield dsn, directory
+    server.drop_database("cli_json")
+
+
+@pytest.mark.parametrize(("line", "keys"), CASES, ids=[line for line, _ in CASES])
+def test_every_line_is_an_object_with_the_keys_promised(
+    installation: tuple[str, Path], line: str, keys: set[str]
+) -> None:
+    dsn, directory = installation
+    (directory / "state").write_text("x")
+    words = line.split()
+    if "--" in words:
+        words.insert(1, "--json")
+    else:
+        words.append("--json")
+    if words[0] in ("beat", "checkpoint"):
+        before = f"{' '.join(GANGQ)} checkpoint save 1 state; " if "load" in words else ""
+        script = f"{before}exec {' '.join([*GANGQ, *words])}"
+        words = ["run", "--cwd", str(directory), "--", "sh", "-c", script]
+    # A worker changes the process it runs in; everything else may run in this one.
+    if words[0] == "worker":
+        done = finished(dsn, *words)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        private = {"GANGQ_DATA_DIR": str(directory / "pg")} if words[0] == "db" else {}
+        given = None if words[1] in ("start", "status", "stop") else dsn
+        result = gangq(given, *words, **private)
+        code, out, err = result.exit_code, result.stdout, result.stderr
+    assert code == 0, (out, err)
+    found = objects(out)
+    assert found, err
+    for one in found:
+        assert keys <= set(one)
+
+
+def test_no_command_is_left_out() -> None:
+    def leaves(command: click.Command, name: str) -> list[str]:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            return [
+                leaf
+                for child in command.list_commands(context)
+                for leaf in leaves(command.get_command(context, child), f"{name} {child}")  # type: ignore[arg-type]
+            ]
+        return [name.strip()]
+
+    covered = {
+        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "checkpoint") else 1])
+        for line, _ in CASES
+    }
+    assert covered | _WITHOUT == set(leaves(main, ""))
+    assert set(COMMANDS) >= {line.split()[0] for line in covered}
+
+
+def test_ids_in_json_are_those_of_psql_and_gangs_have_their_written_form_too(dsn: str) -> None:
+    (made,) = answers(dsn, "submit", "a", "--gang", "2")
+    assert made["gang"] == f"g{made['gang_id']}"
+    assert {job["gang_id"] for job in answers(dsn, "ls", "--gang", made["gang"])} == {made["gang_id"]}

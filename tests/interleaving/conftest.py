@@ -1,0 +1,17 @@
+"""The database two sessions meet in; its clock stands still until a test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from interleaving.sessions import Arena, Connection, arena
+
+
+@pytest.fixture
+def meeting(dsn: str, db: Connection, clock: Any) -> Iterator[Arena]:
+    """Workers, work and sessions."""
+    with arena(dsn, db, clock) as made:
+        yield made

@@ -1,0 +1,223 @@
+"""One frozen client never stalls the fleet: what it holds in an open transaction, the others go around.
+
+Every session but the frozen one has a statement_timeout of one second: whoever waits, fails.
+"""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from interleaving.sessions import Arena, Connection, call, value
+
+
+@pytest.fixture
+def frozen(meeting: Arena) -> Connection:
+    """A client that stops in the middle of its transaction and does not come back before the test ends."""
+    return meeting.connect(autocommit=False)
+
+
+@pytest.fixture
+def others(meeting: Arena) -> Connection:
+    """Everybody else: waits for nobody."""
+    return meeting.connect(statement_timeout="1000")
+
+
+def tick(conn: Connection) -> dict:
+    (row,) = call(conn, "tick", force=True)
+    assert row["ran"]
+    # No step gave up because of a lock; admit may say that something was busy.
+    assert {step: n for step, n in row["detail"].items() if n < 0 and step != "admit"} == {}
+    return row
+
+
+def test_a_completion_held_uncommitted_stalls_neither_heartbeats_nor_the_tick_nor_other_claims(
+    meeting, frozen, others
+):
+    me, other, silent = (meeting.worker(name) for name in ("me", "other", "silent"))
+    job, token = meeting.running(me)
+    lost, _ = meeting.running(silent)
+    beat = [Jsonb({"step": 1})]
+    call(others, "heartbeat", incarnation=me, job_ids=[job], tokens=[token], beats=beat)
+
+    assert call(frozen, "complete", job_ids=[job], tokens=[token])[0]["outcome"] == "done"
+
+    waiting = meeting.job(after=[lost])
+    # Two leases long, the holder's worker is heard and so is another; the silent one must be reaped.
+    gang_id = None
+    for step in range(1, 9):
+        meeting.clock.advance(30)
+        answers = call(
+            others, "heartbeat", incarnation=me, job_ids=[job], tokens=[token], beats=[Jsonb({"step": step})]
+        )
+        assert [a["action"] for a in answers] == ["continue"]
+        call(others, "heartbeat", incarnation=other)
+        tick(others)
+        if step == 6:
+            assert meeting.state(lost) == "pending"
+            (claimed,) = call(others, "claim", incarnation=other)
+            assert claimed["job_id"] == lost
+            call(others, "complete", job_ids=[lost], tokens=[claimed["token"]])
+            (row,) = call(others, "submit_gang", task="t", size=1)
+            gang_id = row["gang_id"]
+    assert meeting.state(waiting) == "pending"
+    assert meeting.gang_row(gang_id)["state"] in ("reserved", "blocked")
+    assert meeting.gang_row(gang_id)["epoch"] >= 1
+    frozen.commit()
+    assert meeting.state(job) == "done"
+    assert meeting.violations() == []
+
+
+def test_a_completion_of_a_member_held_uncommitted_stalls_no_other_gang(meeting, frozen, others):
+    one, two, three = (meeting.worker(name) for name in ("w1", "w2", "w3"))
+    gang_id, (m0, m1), (t0, _) = meeting.running_gang([one, two])
+    call(frozen, "complete", job_ids=[m0], tokens=[t0])
+    other_gang, _ = meeting.gang(1)
+    for _ in range(5):
+        meeting.clock.advance(28)
+        call(others, "heartbeat", incarnation=one, job_ids=[m0], tokens=[t0])
+        call(others, "heartbeat", incarnation=three)
+        tick(others)  # the second worker's lease ends on the way: its member is stepped over
+    assert meeting.gang_row(other_gang)["epoch"] >= 1
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.gang_row(gang_id)["state"] == "draining"
+    assert meeting.state(m1) == "preempted"
+    assert meeting.violations() == []
+
+
+def test_a_submit_of_a_shape_never_seen_before_held_uncommitted_stalls_no_other_submit(
+    meeting, frozen, others
+):
+    worker = meeting.worker("w1")
+    value(frozen, "submit", task="never seen", memory_mb=0, cpus=0)
+    assert value(others, "submit", task="never seen")
+    call(frozen, "submit_gang", task="never seen either", size=2)
+    assert call(others, "submit_gang", task="never seen either", size=1)
+    call(others, "heartbeat", incarnation=worker)
+    tick(others)
+    assert call(others, "claim", incarnation=worker)
+    frozen.commit()
+    assert meeting.violations() == []
+
+
+@pytest.mark.parametrize("hold", ["submit after a member", "checkpoint of a member"])
+def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick(meeting, frozen, others, hold):
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    gang_id, (m0,), (t0,) = meeting.running_gang([one])
+    call(frozen, "heartbeat", incarnation=two)
+    frozen.commit()
+    if hold == "submit after a member":
+        value(frozen, "submit", task="later", after=[m0])
+    else:
+        value(frozen, "save_checkpoint", job_id=m0, token=t0, step=1, data=b"x")
+    meeting.clock.advance(121)
+    call(others, "heartbeat", incarnation=two)
+    other_gang, _ = meeting.gang(1)
+    tick(others)
+    assert meeting.gang_row(other_gang)["epoch"] == 1
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.gang_row(gang_id)["state"] in ("blocked", "reserved")
+    assert meeting.violations() == []
+
+
+@pytest.mark.parametrize("stage", ["blocked", "late", "drained"])
+def test_a_member_awaited_by_a_frozen_submit_does_not_stop_the_tick_at_any_stage_of_its_gang(
+    meeting, frozen, others, stage
+):
+    one = meeting.worker("w1")
+    gang_id, (m0,) = meeting.gang(1)
+    if stage != "blocked":
+        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[one])
+    if stage == "drained":
+        assert meeting.claim(one)
+        value(meeting.db, "preempt_gang", gang_id=gang_id)
+    value(frozen, "submit", task="later", after=[m0])
+    if stage == "late":
+        meeting.clock.advance(31)
+    if stage == "drained":
+        meeting.clock.advance(121)
+    two = meeting.worker("w2")
+    other_gang, _ = meeting.gang(1, priority=-1)
+    tick(others)
+    assert meeting.gang_row(other_gang)["epoch"] == 1, two
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.violations() == []
+
+
+def test_a_cancelled_gang_held_uncommitted_does_not_stop_the_tick_that_had_kept_workers_for_it(
+    meeting, frozen, others
+):
+    worker = meeting.worker("w1")
+    job, token = meeting.running(worker)
+    gang_id, _ = meeting.gang(1)
+    meeting.tick()
+    kept = meeting.db.execute("select gang_id from gangq.earmarks").fetchall()
+    assert kept == [{"gang_id": gang_id}]
+    call(frozen, "cancel", gang_ids=[gang_id])
+    call(others, "complete", job_ids=[job], tokens=[token])
+    tick(others)
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.gang_row(gang_id)["state"] == "reserved"
+    assert meeting.violations() == []
+
+
+def test_a_waiting_job_whose_other_awaited_job_is_being_completed_does_not_stop_the_tick(
+    meeting, frozen, others
+):
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    held, held_token = meeting.running(one)
+    failed, failed_token = meeting.running(two)
+    waiting = meeting.job(after=[held, failed])
+    call(frozen, "complete", job_ids=[held], tokens=[held_token])
+    value(others, "fail", job_id=failed, token=failed_token, retryable=False)
+    due = meeting.gang(1)[0]
+    tick(others)
+    assert meeting.gang_row(due)["state"] == "reserved"
+    frozen.commit()
+    meeting.tick()
+    assert meeting.state(waiting) == "cancelled"
+    assert meeting.violations() == []
+
+
+def test_a_set_priority_held_uncommitted_on_a_blocked_gang_does_not_stop_the_tick(meeting, frozen, others):
+    meeting.worker("w1")
+    meeting.worker("w2")
+    held, _ = meeting.gang(1)
+    free, _ = meeting.gang(1)
+    call(frozen, "set_priority", priority=5, gang_ids=[held])
+    assert tick(others)["again"]
+    assert meeting.gang_row(free)["state"] == "reserved"
+    frozen.commit()
+    meeting.tick()
+    assert meeting.gang_row(held)["state"] == "reserved"
+
+
+def test_an_uncommitted_claim_stalls_neither_its_own_heartbeat_nor_the_tick(meeting, frozen, others):
+    worker = meeting.worker("w1")
+    lost_worker = meeting.worker("w2")
+    lost, _ = meeting.running(lost_worker)
+    meeting.job()
+    (claimed,) = call(frozen, "claim", incarnation=worker)
+    for _ in range(3):
+        meeting.clock.advance(41)
+        call(others, "heartbeat", incarnation=worker)
+        tick(others)
+    assert meeting.state(lost) == "pending"
+    frozen.rollback()
+    assert meeting.state(claimed["job_id"]) == "pending"
+    assert meeting.violations() == []
+
+
+def test_a_gang_that_waited_is_let_go_as_a_whole_however_small_the_bite(meeting):
+    worker = meeting.worker("w1")
+    job, token = meeting.running(worker)
+    gang_id, members = meeting.gang(3, after=[job])
+    call(meeting.db, "complete", job_ids=[job], tokens=[token])
+    assert value(meeting.db, "promote_due", most=1) == 3
+    assert {meeting.state(m) for m in members} == {"blocked"}
+    assert meeting.gang_row(gang_id)["state"] == "blocked"
+    assert meeting.violations() == []

@@ -1,0 +1,42 @@
+"""A floor to stand on, and a PostgreSQL of one's own to kill."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangq import schema
+from gangq.client import Client
+from gangq.embedded import Server
+from process.floor import Floor, floor_of
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def floor(dsn: str, client: Client, tmp_path: Path) -> Iterator[Floor]:
+    """Workers over the session's server."""
+    with floor_of(dsn, client, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Server]:
+    """A server for tests that kill it. Durable, or it would lose what it had answered."""
+    with Server.temporary(durable=True, settings={"max_connections": "100"}) as running:
+        yield running
+
+
+@pytest.fixture
+def mortal_floor(mortal: Server, tmp_path: Path) -> Iterator[Floor]:
+    """Workers over the server that may be killed."""
+    name = f"mortal_{next(_numbers)}"
+    dsn = mortal.create_database(name)
+    schema.migrate(dsn, log=lambda _: None)
+    with Client(dsn) as client:
+        with floor_of(dsn, client, tmp_path) as made:
+            yield made
+    mortal.drop_database(name)

@@ -1,0 +1,241 @@
+"""The line between a worker and PostgreSQL fails: answers are lost, or nothing comes through at all."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from process.evidence import boottime
+from process.floor import LEASE_S, PATIENCE_S, TASKS, Floor
+from process.wire import Wire, wire_to
+from worker.worker_process import WorkerProcess, eventually, until_state
+
+
+class Cut(NamedTuple):
+    """A floor, the wire of its worker ``far``, and the way to start that worker."""
+
+    floor: Floor
+    wire: Wire
+    dsn: str
+
+    def far(self, **options: object) -> WorkerProcess:
+        return self.floor.start("far", dsn=self.dsn, **options)
+
+
+@pytest.fixture
+def cut(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+    # The wire reads the text of the calls, which prepared statements would not repeat.
+    monkeypatch.setenv("GANGQ_PREPARE", "off")
+    with tempfile.TemporaryDirectory(prefix="wire-") as short:
+        with wire_to(floor.client.target.conninfo, Path(short) / "d") as (wire, dsn):
+            yield Cut(floor, wire, dsn)
+
+
+def until_lost(cut: Cut) -> None:
+    eventually(lambda: cut.wire.lost, "an answer was lost", PATIENCE_S)
+
+
+def test_a_lost_answer_to_a_claim_burns_nothing(cut: Cut) -> None:
+    floor = cut.floor
+    cut.far(commands=False)
+    cut.wire.lose(b"gangq.claim(", b"lives")
+    job = floor.inline()
+    until_lost(cut)
+    floor.until_at_work(job)
+    floor.go()
+    (row,) = floor.until_done(job)
+    assert (row.result, row.attempts, row.crashes, row.stops) == ("first", 1, 0, 0)
+    assert len(floor.journal.attempts(job)) == 1
+
+
+def test_a_lost_answer_to_a_completion_ends_the_job_once(cut: Cut) -> None:
+    floor = cut.floor
+    worker = cut.far()
+    job = floor.inline()
+    floor.until_at_work(job)
+    cut.wire.lose(b"gangq.complete(")
+    floor.go()
+    until_lost(cut)
+    (row,) = floor.until_done(job)
+    # The next job proves that the worker has heard the repeated answer and gone on.
+    next_row = until_state(floor.client, floor.inline("quick"), "done")
+    assert (row.result, row.attempts, row.crashes) == ("first", 1, 0)
+    assert next_row.worker == "far"
+    assert len(floor.journal.attempts(job)) == 1
+    assert "result_stale" not in worker.log
+
+
+def test_a_lost_commit_of_the_handlers_own_transaction_leaves_its_effects_once(cut: Cut) -> None:
+    floor = cut.floor
+    floor.fleet.define(
+        TASKS
+        + f"""
+import psycopg
+@app.task
+def effects(ctx):
+    with psycopg.connect({cut.dsn!r}) as conn:
+        conn.execute("insert into public.effects values (%s)", (ctx.token,))
+        ctx.complete(conn, "made")
+        conn.commit()
+"""
+    )
+    with floor.client.connection() as conn:
+        conn.execute("create table public.effects (token bigint)")
+    cut.far()
+    cut.wire.lose(b"COMMIT")
+    job = floor.inline("effects", max_attempts=2)
+    until_lost(cut)
+    row = until_state(floor.client, job, "done", timeout=PATIENCE_S)
+    until_state(floor.client, floor.inline("quick"), "done", timeout=PATIENCE_S)
+    row = floor.client.job(id=job)
+    assert (row.state, row.result, row.attempts) == ("done", "made", 1)
+    with floor.client.connection() as conn:
+        assert conn.execute("select token from public.effects").fetchall() == [(row.token,)]
+
+
+def test_a_lost_answer_to_a_failure_charges_once(cut: Cut) -> None:
+    floor = cut.floor
+    floor.fleet.define(
+        TASKS
+        + """
+@app.task
+def breaks(ctx):
+    Journal(JOURNAL).note("broke", ctx.job.id, ctx.token)
+    raise RuntimeError("as it was told")
+"""
+    )
+    cut.far()
+    cut.wire.lose(b"gangq.fail(")
+    row = until_state(floor.client, floor.inline("breaks", max_attempts=2), "failed", timeout=PATIENCE_S)
+    assert row.attempts == 2
+    assert len(floor.journal.entries("broke")) == 2
+    assert len(cut.wire.lost) == 1
+
+
+def test_lost_answers_on_the_way_out_cost_nobody_anything(cut: Cut) -> None:
+    floor = cut.floor
+    worker = cut.far(slots=2)
+    cancelled = floor.command()
+    floor.until_at_work(cancelled)
+    cut.wire.lose(b"gangq.ack_preempted(")
+    floor.client.cancel(job_ids=[cancelled])
+    until_lost(cut)
+    until_state(floor.client, cancelled, "cancelled")
+    kept = floor.command()
+    floor.until_at_work(kept)
+    cut.wire.lose(b"gangq.release(")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    assert len(cut.wire.lost) == 2
+    row = floor.client.job(id=kept)
+    assert (row.state, row.attempts, row.stops, row.crashes) == ("pending", 0, 1, 0)
+    assert floor.worker_row("far").state == "retired"
+
+
+def test_a_lost_answer_to_a_heartbeat_and_to_a_registration_are_asked_for_again(cut: Cut) -> None:
+    floor = cut.floor
+    cut.wire.lose(b"gangq.register_worker(")
+    worker = floor.start("far", dsn=cut.dsn, ready=False)
+    until_lost(cut)
+    if worker.process.poll() is not None or worker.exit_code():
+        # Its word was lost with it: its successor finds the name taken by a process that is dead.
+        worker = cut.far()
+    job = floor.inline()
+    floor.until_at_work(job)
+    cut.wire.lose(b"gangq.heartbeat(")
+    eventually(lambda: len(cut.wire.lost) == 2, "a heartbeat's answer was lost", PATIENCE_S)
+    renewed = floor.worker_row("far").renewed_at
+    eventually(lambda: floor.worker_row("far").renewed_at > renewed, "it renews", PATIENCE_S)
+    floor.go()
+    (row,) = floor.until_done(job)
+    assert (row.attempts, row.crashes) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["handler", "command"])
+def test_work_behind_a_black_hole_is_dead_before_its_lease_ends_and_runs_elsewhere(
+    cut: Cut, kind: str
+) -> None:
+    floor = cut.floor
+    worker = cut.far()
+    job = floor.inline(payload={"deaf": True}) if kind == "handler" else floor.command("--below", "--deaf")
+    floor.until_at_work(job, 1 if kind == "handler" else 2)
+    incarnation = floor.worker_row("far").incarnation
+    cut.wire.freeze(new_ones_too=True)
+    eventually(lambda: floor.journal.living(job) == [], "it is dead", PATIENCE_S)
+    assert floor.worker_row("far").lease_left_s > 0
+    floor.start("near", ready=False)
+    (row,) = floor.until_done(job)
+    assert (row.worker, row.attempts, row.crashes) == ("near", 1, 1)
+    cut.wire.thaw()
+    if kind == "handler":
+        assert worker.exit_code() == 77
+        return
+    known = (row, floor.client.events(job_id=job))
+    eventually(lambda: floor.worker_row("far").incarnation > incarnation, "it is back", PATIENCE_S)
+    assert (floor.client.job(id=job), floor.client.events(job_id=job)) == known
+    assert worker.process.poll() is None
+
+
+def test_a_result_that_comes_after_the_lease_changes_nothing(cut: Cut) -> None:
+    floor = cut.floor
+    floor.fleet.define(
+        TASKS
+        + """
+@app.task
+def slow_word(ctx):
+    Journal(JOURNAL).note("start", ctx.job.id, ctx.token, ticks=0)
+    while not (HERE / "finish").exists():
+        time.sleep(0.01)
+    return ctx.token
+"""
+    )
+    worker = cut.far()
+    job = floor.inline("slow_word")
+    eventually(lambda: floor.journal.attempts(job), "it runs", PATIENCE_S)
+    cut.wire.freeze(new_ones_too=True)
+    (floor.directory / "finish").touch()
+    floor.start("near")
+    (row,) = floor.until_done(job)
+    late, timely = floor.journal.attempts(job)
+    assert (row.worker, row.result, row.token) == ("near", timely, timely)
+    known = (row, floor.client.events(job_id=job))
+    # Now the first one's word arrives, as it was sent: of a token that is not the job's any more.
+    cut.wire.thaw()
+    eventually(lambda: floor.worker_row("far").state == "live", "it is back", PATIENCE_S)
+    until_state(floor.client, floor.inline("quick"), "done", timeout=PATIENCE_S)
+    assert (floor.client.job(id=job), floor.client.events(job_id=job)) == known
+    assert late != timely
+    assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("kind", ["idle", "handler", "command"])
+def test_when_every_connection_falls_silent_a_worker_finds_another_way_to_the_database(
+    cut: Cut, kind: str
+) -> None:
+    """The server is there and new connections work; the old ones are never closed and never answer."""
+    floor = cut.floor
+    worker = cut.far()
+    jobs = {"handler": floor.inline, "command": floor.command}
+    job = jobs[kind]() if kind in jobs else None
+    if job is not None:
+        floor.until_at_work(job)
+    since = boottime()
+    cut.wire.freeze(new_ones_too=False)
+    if job is not None:
+        eventually(
+            lambda: not floor.journal.living(job) or boottime() - since > 2 * LEASE_S,
+            "it is dead, or well",
+            60,
+        )
+    if worker.process.poll() is not None:
+        worker = cut.far()
+    row = until_state(floor.client, floor.inline("quick", priority=5), "done", timeout=3 * LEASE_S)
+    assert row.worker == "far"
+    if job is not None:
+        assert floor.client.job(id=job).attempts <= 1
+        assert floor.client.job(id=job).crashes <= 1

@@ -1,0 +1,509 @@
+"""Long random sequences of verbs, with time moving, replies lost and workers dying, against a small model.
+
+After every step no invariant is broken and the model agrees. Hypothesis shrinks what fails to a short story.
+The profile of `make test` is always the same walk; GANGQ_SOAK=1 walks much further, another way each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from psycopg.rows import dict_row
+
+from interleaving.sessions import Connection, call, value
+from property.model import Job, Model, Worker
+
+SOAK = os.environ.get("GANGQ_SOAK") == "1"
+PROFILE: dict[str, Any] = (
+    {"max_examples": 1500, "stateful_step_count": 120}
+    if SOAK
+    else {"max_examples": 80, "stateful_step_count": 60, "derandomize": True}
+)
+LEASE_S = 120
+STALE = ("GQ002", "GQ003", "GQ004", "GQ005")
+
+picks = st.integers(min_value=0, max_value=999)
+
+
+class Verbs(RuleBasedStateMachine):
+    """Rules are verbs; `pick` numbers choose among what the model knows."""
+
+    clock: Any
+    db: Connection
+    start: Any  # when each walk begins
+    seen: Counter[str]  # events of all walks, by kind
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.now = 0.0
+        self.numbers = random.Random(0)
+        self.old: list[tuple[int, int, int]] = []  # job, token, incarnation: every claim ever heard of
+        self.completed: set[tuple[int, int]] = set()
+
+    # Helpers ------------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, **arguments: Any) -> list[dict[str, Any]]:
+        return call(self.db, verb, **arguments)
+
+    def alive(self) -> list[Worker]:
+        return [w for w in self.model.workers.values() if w.alive]
+
+    def current(self) -> list[tuple[int, int, int]]:
+        return [c for c in self.old if self.model.jobs[c[0]].owner == c[1]]
+
+    def stale(self) -> list[tuple[int, int, int]]:
+        return [c for c in self.old if self.model.jobs[c[0]].owner != c[1]]
+
+    @staticmethod
+    def pick(things: list[Any], number: int) -> Any:
+        return things[number % len(things)]
+
+    def fingerprint(self) -> str:
+        """Everything a job verb could change."""
+        row = self.db.execute(
+            "select md5(string_agg(t, '|' order by t)) as m from ("
+            "  select j::text as t from gangq.live_jobs j union all select g::text from gangq.live_gangs g"
+            "  union all select h::text from gangq.history h"
+            "  union all select d::text from gangq.device_holds d"
+            "  union all select c::text from gangq.checkpoints c) x"
+        ).fetchone()
+        assert row is not None
+        return str(row["m"])
+
+    @contextlib.contextmanager
+    def may_refuse(self, *sqlstates: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as e:
+            if e.sqlstate not in sqlstates:
+                raise
+
+    # The world ----------------------------------------------------------------------------------------------
+
+    @initialize(sizes=st.lists(st.integers(1, 4), min_size=2, max_size=4), pick=picks)
+    def begin(self, sizes: list[int], pick: int) -> None:
+        """Three workers at work: most stories are about what happens to work that runs."""
+        self.db.execute("call public.reset_gangq()")
+        self.clock.set(self.start)
+        for n in range(3):
+            self.register(n)
+        for size in sizes:
+            self.submit_gang(pick, size, 0, False)
+        self.submit(pick, 3, 0, False)
+        self.everybody_claims(2)
+
+    def teardown(self) -> None:
+        for row in self.db.execute("select kind, count(*) as n from gangq.events group by kind").fetchall():
+            self.seen[row["kind"]] += row["n"]
+
+    @rule(seconds=st.sampled_from([1, 4, 20, 50]), times=st.integers(1, 4))
+    def time_passes(self, seconds: int, times: int) -> None:
+        """Living workers keep their leases, and somebody runs the tick."""
+        for _ in range(times):
+            self.clock.advance(seconds)
+            self.now += seconds
+            for worker in self.alive():
+                self.beat(worker)
+            self.tick()
+
+    @rule(seconds=st.sampled_from([10, 100, 200]))
+    def nobody_is_heard(self, seconds: int) -> None:
+        """An outage, when it is long: no heartbeats, no ticks."""
+        self.clock.advance(seconds)
+        self.now += seconds
+
+    def beat(self, worker: Worker) -> None:
+        """A correct worker: what is lost it kills at once."""
+        with self.may_refuse("GQ005"):
+            rows = self.call(
+                "heartbeat",
+                incarnation=worker.incarnation,
+                job_ids=list(worker.holds),
+                tokens=list(worker.holds.values()),
+            )
+            worker.heard_at = self.now
+            for row in rows:
+                if row["action"] == "lost":
+                    worker.holds.pop(row["job_id"], None)
+            return
+        worker.alive = False
+
+    @precondition(lambda self: len(self.alive()) < 4)
+    @rule(pick=picks)
+    def register(self, pick: int) -> None:
+        name = f"w{pick % 4}"
+        devices = [{"uuid": f"{name}-{n}", "index": n, "vram_mb": 1000 * (n + 1)} for n in range(2)]
+        with self.may_refuse("GQ006"):
+            (row,) = self.call(
+                "register_worker",
+                name=name,
+                host=f"h{pick % 2}",
+                queues=["default"],
+                kind="command",
+                slots=3,
+                prefetch=1 + pick % 2,
+                memory_mb=4000,
+                devices=devices,
+            )
+            self.model.workers[row["incarnation"]] = Worker(name, row["incarnation"], self.now, LEASE_S)
+
+    @precondition(lambda self: self.alive())
+    @rule(pick=picks, how=st.sampled_from(["silent", "dead", "retire", "drain"]))
+    def worker_goes(self, pick: int, how: str) -> None:
+        """Falls silent (its work is dead before its lease ends), is proven dead, or stops as asked."""
+        worker = self.pick(self.alive(), pick)
+        if how == "silent":
+            worker.alive = False
+            return
+        if how == "drain":
+            self.call("retire_worker", incarnation=worker.incarnation, final=False)
+            return
+        worker.alive = False
+        worker.holds.clear()
+        if how == "dead":
+            self.call(
+                "report_dead", worker=worker.name, incarnation=worker.incarnation, evidence={"by": "test"}
+            )
+        else:
+            self.call("retire_worker", incarnation=worker.incarnation)
+        if pick % 2:
+            self.register(int(worker.name[1]))
+
+    # Work comes ---------------------------------------------------------------------------------------------
+
+    @rule(pick=picks, count=st.integers(1, 3), priority=st.integers(-1, 1), wait=st.booleans())
+    def submit(self, pick: int, count: int, priority: int, wait: bool) -> None:
+        after = [self.pick(list(self.model.jobs), pick)] if wait and self.model.jobs else []
+        with self.may_refuse("GQ001"):  # what it waits for has failed
+            rows = self.call(
+                "submit",
+                task="t",
+                payloads=["{}"] * count,
+                priority=priority,
+                gpus=pick % 2,
+                vram_mb=1500 * (pick % 2) * (pick % 3 == 0),
+                max_attempts=2 + pick % 3,
+                after=after,
+            )
+            self.model.submitted([r["submit"] for r in rows])
+
+    @rule(pick=picks, size=st.integers(1, 4), priority=st.integers(-1, 1), wait=st.booleans())
+    def submit_gang(self, pick: int, size: int, priority: int, wait: bool) -> None:
+        after = [self.pick(list(self.model.jobs), pick)] if wait and pick % 3 == 0 and self.model.jobs else []
+        with self.may_refuse("GQ001"):
+            (row,) = self.call(
+                "submit_gang",
+                task="g",
+                size=size,
+                priority=priority,
+                gpus=pick % 2,
+                memory_mb=700 * (pick % 3),
+                max_attempts=2 + pick % 4,
+                after=after,
+                checkpoint_mode=("each", "rank0")[pick % 2],
+            )
+            self.model.submitted(row["job_ids"], row["gang_id"])
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(
+        pick=picks,
+        what=st.sampled_from(["cancel", "retry", "set_priority", "preempt", "rollback", "quarantine"]),
+    )
+    def somebody_interferes(self, pick: int, what: str) -> None:
+        getattr(self, what)(pick)
+
+    def preempt(self, pick: int) -> None:
+        for nth, gang_id in enumerate(self.model.gangs):
+            if pick % 2 or nth % 3 == pick % 3:
+                with self.may_refuse("GQ002"):
+                    self.call("preempt_gang", gang_id=gang_id)
+
+    @precondition(lambda self: len(self.alive()) > 1)
+    @rule(pick=picks)
+    def one_is_silent_and_the_others_go_on(self, pick: int) -> None:
+        """What it runs is its own until its lease ends, however eager the others are."""
+        self.pick(self.alive(), pick).alive = False
+        for _ in range(2 + pick % 6):
+            self.time_passes(25, 1)
+            self.everybody_claims(pick)
+
+    @precondition(lambda self: self.model.gangs)
+    @rule(pick=picks)
+    def nobody_acknowledges(self, pick: int) -> None:
+        """Gangs are told to stop, their workers are heard, and no word comes until the drain is forced."""
+        self.preempt(pick)
+        self.time_passes(50, 4)
+
+    def rollback(self, pick: int) -> None:
+        for gang_id in self.model.gangs:
+            with self.may_refuse("GQ002"):
+                self.call("rollback_gang", gang_id=gang_id)
+
+    def quarantine(self, pick: int) -> None:
+        with self.may_refuse("GQ002", "GQ004"):
+            self.call(
+                "unquarantine" if pick % 2 else "quarantine", device_uuid=f"w{pick % 4}-{pick // 2 % 2}"
+            )
+
+    def cancel(self, pick: int) -> None:
+        job: Job = self.pick(list(self.model.jobs.values()), pick)
+        if job.gang is None:
+            self.call("cancel", job_ids=[job.id])
+        else:
+            self.call("cancel", gang_ids=[job.gang])
+
+    def retry(self, pick: int) -> None:
+        job: Job = self.pick(list(self.model.jobs.values()), pick)
+        with self.may_refuse("GQ004"):
+            self.call("retry", **({"job_ids": [job.id]} if job.gang is None else {"gang_ids": [job.gang]}))
+
+    def set_priority(self, pick: int) -> None:
+        job: Job = self.pick(list(self.model.jobs.values()), pick)
+        which = {"job_ids": [job.id]} if job.gang is None else {"gang_ids": [job.gang]}
+        with self.may_refuse("GQ002"):
+            self.call("set_priority", priority=pick % 5 - 2, **which)
+
+    # Work is done -------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.workers)
+    @rule(pick=picks, most=st.integers(1, 3), lose=st.booleans())
+    def claim(self, pick: int, most: int, lose: bool) -> None:
+        worker: Worker = self.pick(list(self.model.workers.values()), pick)
+        request = uuid.UUID(int=self.numbers.getrandbits(128))
+        with self.may_refuse("GQ005"):
+            first = self.call("claim", incarnation=worker.incarnation, request_id=request, max_jobs=most)
+            self.heard_of(worker, first)
+            if lose and first:
+                before = self.fingerprint()
+                again = self.call("claim", incarnation=worker.incarnation, request_id=request, max_jobs=most)
+                assert [(r["job_id"], r["token"]) for r in again] == [
+                    (r["job_id"], r["token"]) for r in first
+                ]
+                assert self.fingerprint() == before
+
+    @precondition(lambda self: self.alive())
+    @rule(pick=picks)
+    def everybody_claims(self, pick: int) -> None:
+        """In turn and after a tick, so that gangs get past their barriers."""
+        self.tick()
+        for worker in self.alive():
+            with self.may_refuse("GQ005"):
+                self.heard_of(
+                    worker, self.call("claim", incarnation=worker.incarnation, max_jobs=1 + pick % 3)
+                )
+
+    def heard_of(self, worker: Worker, claims: list[dict[str, Any]]) -> None:
+        # Tokens rise from call to call; within one call they need not follow the order of its rows.
+        for row in sorted(claims, key=lambda r: r["token"]):
+            self.model.claimed(worker.incarnation, row["job_id"], row["token"], self.now)
+            self.old.append((row["job_id"], row["token"], worker.incarnation))
+
+    def ends(self, verb: str, pick: int, **more: Any) -> str | None:
+        """The owner of a claim ends it, with a verb that takes one job and one token."""
+        job_id, token, _ = self.pick(self.current(), pick)
+        with self.may_refuse("GQ004"):
+            answer = value(self.db, verb, job_id=job_id, token=token, **more)
+            assert answer != "repeated"
+            self.model.stopped(job_id, token)
+            assert value(self.db, verb, job_id=job_id, token=token, **more) == "repeated"
+            return str(answer)
+        return None
+
+    @precondition(lambda self: self.current())
+    @rule(pick=picks, several=st.booleans())
+    def complete(self, pick: int, several: bool) -> None:
+        chosen = self.current()[: 1 + pick % 4] if several else [self.pick(self.current(), pick)]
+        jobs, tokens = [c[0] for c in chosen], [c[1] for c in chosen]
+        before = self.fingerprint()
+        with self.may_refuse("GQ004"):
+            assert {r["outcome"] for r in self.call("complete", job_ids=jobs, tokens=tokens)} == {"done"}
+            for job_id, token in zip(jobs, tokens, strict=True):
+                self.model.stopped(job_id, token)
+                self.completed.add((job_id, token))
+            before = self.fingerprint()
+            again = self.call("complete", job_ids=jobs, tokens=tokens)
+            assert {r["outcome"] for r in again} == {"repeated"}
+        # Also when the barrier of one of them is shut: then none is done.
+        assert self.fingerprint() == before
+
+    @precondition(lambda self: self.current())
+    @rule(
+        pick=picks,
+        how=st.sampled_from(["fail", "fail for good", "port taken", "requeue", "ack", "ack all", "release"]),
+    )
+    def an_attempt_ends_early(self, pick: int, how: str) -> None:
+        match how:
+            case "fail" | "fail for good":
+                self.ends("fail", pick, retryable=how == "fail")
+            case "port taken":
+                self.ends("fail", pick, cause="port_taken")
+            case "requeue":
+                self.ends("requeue", pick, front=pick % 2 == 0)
+            case "ack":
+                self.ends("ack_preempted", pick)
+            case "ack all":
+                self.acknowledge_all()
+            case _:
+                self.release(pick)
+
+    def acknowledge_all(self) -> None:
+        for job_id, token, _ in self.current():
+            with self.may_refuse("GQ004", "GQ003"):
+                value(self.db, "ack_preempted", job_id=job_id, token=token)
+                self.model.stopped(job_id, token)
+
+    def release(self, pick: int) -> None:
+        chosen = self.current()[: 1 + pick % 3]
+        rows = self.call("release", job_ids=[c[0] for c in chosen], tokens=[c[1] for c in chosen])
+        assert {r["outcome"] for r in rows} == {"released"}
+        for job_id, token, _ in chosen:
+            self.model.stopped(job_id, token)
+
+    @precondition(lambda self: self.current())
+    @rule(pick=picks, step=st.integers(0, 3))
+    def save_checkpoint(self, pick: int, step: int) -> None:
+        job_id, token, _ = self.pick(self.current(), pick)
+        self.call("save_checkpoint", job_id=job_id, token=token, step=step, data=b"x")
+        self.call("load_checkpoint", job_id=job_id, token=token)
+
+    @precondition(lambda self: self.stale())
+    @rule(
+        pick=picks,
+        verb=st.sampled_from(["complete", "fail", "requeue", "ack_preempted", "save", "release", "beat"]),
+    )
+    def a_zombie_calls_with_an_old_token(self, pick: int, verb: str) -> None:
+        """Whatever it says, nothing changes."""
+        job_id, token, incarnation = self.pick(self.stale(), pick)
+        before = self.fingerprint()
+        with self.may_refuse(*STALE):
+            match verb:
+                case "complete":
+                    (row,) = self.call("complete", job_ids=[job_id], tokens=[token], strict=False)
+                    assert row["outcome"] in ("stale", "repeated")
+                    # It may be told that it is done only if it is.
+                    assert (row["outcome"] == "repeated") == ((job_id, token) in self.completed)
+                case "fail" | "requeue" | "ack_preempted":
+                    assert value(self.db, verb, job_id=job_id, token=token) == "repeated"
+                case "save":
+                    self.call("save_checkpoint", job_id=job_id, token=token, step=9, data=b"zombie")
+                    raise AssertionError("a zombie saved a checkpoint")
+                case "release":
+                    (row,) = self.call("release", job_ids=[job_id], tokens=[token])
+                    assert row["outcome"] in ("stale", "repeated")
+                case "beat":
+                    rows = self.call("heartbeat", incarnation=incarnation, job_ids=[job_id], tokens=[token])
+                    assert [r["action"] for r in rows if r["token"] == token] == ["lost"]
+                    self.model.workers[incarnation].heard_at = self.now
+        assert self.fingerprint() == before
+
+    # The scheduler ------------------------------------------------------------------------------------------
+
+    @rule()
+    def tick(self) -> None:
+        (row,) = self.call("tick", force=True)
+        assert row["ran"]
+        held = self.db.execute("select id, token from gangq.live_jobs").fetchall()
+        self.model.owners({r["id"]: r["token"] for r in held})
+        # Work whose lease the database has judged over was killed by its worker before that.
+        for worker in self.model.workers.values():
+            if not worker.lease_live(self.now):
+                worker.holds.clear()
+
+    # What must hold after every step ------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_broken(self) -> None:
+        broken = self.db.execute("select * from gangq.violations").fetchall()
+        assert broken == []
+        failed = self.db.execute("select reason, data from gangq.events where kind = 'tick_error'").fetchall()
+        assert failed == []
+
+    @invariant()
+    def the_model_agrees(self) -> None:
+        live = self.db.execute(
+            "select id, gang_id, rank, state, token, attempts, max_attempts, crashes, max_crashes, trips, "
+            "max_trips from gangq.live_jobs order by gang_id, rank"
+        ).fetchall()
+        ended = self.db.execute(
+            "select job_id, coalesce(token::text, 'never') || finished_at as key, h::text as whole "
+            "from gangq.history h"
+        ).fetchall()
+        self.model.owners({r["id"]: r["token"] for r in live})
+        self.model.conserved([r["id"] for r in live], {r["job_id"] for r in ended})
+        self.model.immutable({(r["job_id"], r["key"]): r["whole"] for r in ended})
+        assert len(ended) == len(self.model.endings), "two endings of one job at the same moment"
+        for r in live:
+            # A gang's member may stand one over its limit only until its gang's drain is complete.
+            over = 1 if r["gang_id"] is not None else 0
+            assert 0 <= r["attempts"] <= r["max_attempts"], r
+            assert r["crashes"] <= r["max_crashes"] + over, r
+            assert r["trips"] <= r["max_trips"] + over, r
+        for gang in self.db.execute("select id from gangq.live_gangs where state = 'running'").fetchall():
+            self.model.gone(gang["id"], [(r["rank"], r["state"]) for r in live if r["gang_id"] == gang["id"]])
+        # The next step happens a moment later, as it would.
+        self.clock.advance(0.001)
+        self.now += 0.001
+
+
+@pytest.mark.timeout(3600 if SOAK else 180)
+def test_no_sequence_of_verbs_breaks_an_invariant_or_surprises_the_model(dsn: str, clock: Any):
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
+        make_reset(conn)
+
+        class Walk(Verbs):
+            pass
+
+        Walk.db, Walk.clock, Walk.start, Walk.seen = conn, clock, clock.now(), Counter()
+        run_state_machine_as_test(
+            Walk,
+            settings=settings(
+                **PROFILE,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+                print_blob=True,
+            ),
+        )
+    wanted = {"go", "drain", "ack", "force", "reap", "rollback", "retry", "release", "dead"}
+    missing = wanted - set(Walk.seen)
+    assert not missing, f"the walks never came to {missing}: they prove less than they claim"
+
+
+def make_reset(db: Connection) -> None:
+    """A procedure that empties the installation: a database for every walk would cost more than the walk."""
+    tables = db.execute(
+        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
+        "and c.relkind in ('r', 'p') and not c.relispartition and c.relname not in "
+        "('migrations', 'settings', 'queues_table', 'transitions', 'tick_state', 'shapes')"
+    ).fetchall()
+    emptied = "".join(f"delete from gangq.{r['relname']};" for r in tables)
+    # A walk repeated must go the same way: no chance in how long things back off.
+    db.execute(
+        "create or replace function gangq.backoff(base_s real, max_s real, nth integer) returns interval "
+        "language sql as $$ select make_interval(secs => least(max_s, base_s * power(2, least(nth, 9)))) $$"
+    )
+    # Without triggers: rows of live_jobs never leave by a plain delete otherwise.
+    db.execute(
+        "create procedure public.reset_gangq() language plpgsql as $$ begin "
+        f"perform set_config('session_replication_role', 'replica', true); {emptied} "
+        "update gangq.tick_state set last_at = null, outage_ended_at = null; end $$"
+    )
