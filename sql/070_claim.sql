@@ -59,7 +59,7 @@ begin
   if gang_ids <> '{}' and me.state = 'live' then
     with started as (
       update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
-        deadline_at = null, request_id = claim.request_id
+        ran_on = me.id, deadline_at = null, request_id = claim.request_id
       where j.id = any (array(
         select z.id from gangq.live_jobs z where z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
       returning j.id, j.token

@@ -30,7 +30,7 @@ begin
       budget_s, priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention,
       submitter, payload, result, error)
     select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at, coalesce(g.finished_at, leave.t),
-      g.incarnation, g.shape_id, g.rank, g.budget_s, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
+      coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
       g.trips, g.max_trips, g.stops, coalesce(leave.new_state, g.state),
       case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
       g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)

@@ -121,6 +121,7 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
   perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token,
+    (select j.ran_on from gangq.live_jobs j where j.id = member_ended.job_id),
     data => jsonb_build_object('rank', (select j.rank from gangq.live_jobs j where j.id = member_ended.job_id)));
   if g.state = 'draining' then
     perform gangq.complete_drain(g.id);

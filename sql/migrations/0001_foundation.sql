@@ -343,6 +343,7 @@ create table gangq.live_jobs (
   token bigint,
   final_token bigint,
   incarnation bigint,
+  ran_on bigint,
   gang_id bigint,
   submitted_at timestamptz not null,
   due_at timestamptz,
@@ -400,6 +401,7 @@ comment on column gangq.live_jobs.order_key is 'Priority and first-in-first-out 
 comment on column gangq.live_jobs.token is 'Fencing token of the present claim; null unless running or preempting.';
 comment on column gangq.live_jobs.final_token is 'Token of the last attempt that ended: its final call may be repeated.';
 comment on column gangq.live_jobs.incarnation is 'Where it is placed: set while reserved, running or preempting.';
+comment on column gangq.live_jobs.ran_on is 'Members: where the last attempt was claimed; it stays when the placement ends.';
 comment on column gangq.live_jobs.gang_id is 'Its gang; null for a solo job.';
 comment on column gangq.live_jobs.submitted_at is 'When it was submitted.';
 comment on column gangq.live_jobs.due_at is 'Not before then.';

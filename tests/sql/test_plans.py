@@ -137,6 +137,7 @@ def test_a_verb_reads_little_whatever_waits_runs_or_has_ended(idle: str, sql: st
         ("select * from gangq.jobs where id = 1000000100", 300),
         ("select * from gangq.jobs where gang_id = 5", 1500),
         ("select * from gangq.jobs order by id desc limit 50", 1500),
+        ("select * from gangq.jobs where worker = 'busy7' and state = 'running'", 1500),
         ("select * from gangq.gangs where id = 5", 300),
         ("select * from gangq.timeline where gang_id = 5", 800),
         ("select * from gangq.drains where gang_id = 5", 300),
