@@ -63,7 +63,7 @@ comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz
   'never_started. Ends in complete_drain when nobody is left to wait for.';
 
 -- A member, or a solo job, that had been told to stop is proven stopped.
-create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, forced boolean default false) returns text
+create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack') returns text
 language plpgsql set search_path = '' as $$
 declare
   epoch integer;
@@ -71,7 +71,7 @@ begin
   if (j).gang_id is null then
     if (j).stop_reason = 'cancel' then
       perform gangq.leave(array[(j).id], array[(j).token], 'cancelled', array[null]::jsonb[], error, t);
-      perform gangq.log_event(t, case when forced then 'force' else 'ack' end, job_id => (j).id, token => (j).token, incarnation => (j).incarnation, reason => 'cancelled');
+      perform gangq.log_event(t, how, job_id => (j).id, token => (j).token, incarnation => (j).incarnation, reason => 'cancelled');
       perform gangq.wake_tick();
       return 'cancelled';
     end if;
@@ -82,13 +82,14 @@ begin
     told_at = null, stop_reason = null, error = coalesce(stopped.error, x.error)
   where x.id = (j).id;
   delete from gangq.device_holds h where h.job_id = (j).id and h.kind = 'job';
-  perform gangq.log_event(t, case when forced then 'force' else 'ack' end, (j).gang_id, epoch, (j).id, (j).token, (j).incarnation,
+  perform gangq.log_event(t, how, (j).gang_id, epoch, (j).id, (j).token, (j).incarnation,
     data => jsonb_build_object('rank', (j).rank, 'seconds', extract(epoch from t - (j).told_at)));
   perform gangq.complete_drain((j).gang_id);
   return 'preempted';
 end $$;
-comment on function gangq.stopped(gangq.live_jobs, jsonb, timestamptz, boolean) is
-  'Internal. Proof that a job told to stop has stopped: its own word, its failure, or (forced) the end of its lease.';
+comment on function gangq.stopped(gangq.live_jobs, jsonb, timestamptz, text) is
+  'Internal. Proof that a job told to stop has stopped. how: ack (its worker''s word), dead (its worker has ended), '
+  'force (it never confirmed, and its lease is over).';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$

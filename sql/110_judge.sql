@@ -87,7 +87,7 @@ begin
       perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation,
         reason => 'told to stop and never confirmed it');
     end if;
-    perform gangq.stopped(j, null, t, true);
+    perform gangq.stopped(j, null, t, 'force');
     dead := dead + 1;
   end loop;
   return dead;
@@ -121,7 +121,7 @@ begin
         select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
         where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null order by x.id
       loop
-        perform gangq.stopped(j, null, t);
+        perform gangq.stopped(j, null, t, 'dead');
         freed := freed + 1;
       end loop;
     elsif not gangq.rollback_gang(g.id, 'a worker ended before it claimed') then
@@ -146,7 +146,7 @@ begin
     select x.* into j from gangq.live_jobs x where x.id = w.id and x.incarnation = w.incarnation for update skip locked;
     continue when not found;
     if j.state = 'preempting' then
-      perform gangq.stopped(j, null, t);
+      perform gangq.stopped(j, null, t, 'dead');
     else
       -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged.
       perform gangq.hand_back(j, case when w.state = 'dead' and (w.prefetch = 1 or w.nth <= w.slots) then 'crash' else 'release' end,

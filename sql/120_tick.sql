@@ -13,6 +13,7 @@ declare
   t timestamptz := gangq.now();
   step text;
   done integer;
+  busy boolean := false;
 begin
   perform gangq.require_read_committed('tick');
   ran := false;
@@ -39,6 +40,7 @@ begin
   foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'admit', 'keep_partitions'] loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
+    busy := busy or done < 0;
     again := again or done < 0 or done >= 200;
   end loop;
   ran := true;
@@ -50,12 +52,16 @@ begin
       (select g.not_before from gangq.live_gangs g
         where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
+  if again then
+    -- What somebody holds locked may stay so: asking at once would be asking all the time.
+    next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
+  end if;
   return next;
 end $$;
 comment on function gangq.tick(boolean) is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, admission, partitions. Safe to '
   'call from anywhere at any rate: one runs at a time. force: even if one has just run. next_in_s: when to call again; '
-  'again: at once. Call it in autocommit. Raises GQ008.';
+  'again: there was more to do, or something was busy. Call it in autocommit. Raises GQ008.';
 
 create function gangq.tick_step(step text) returns integer language plpgsql set search_path = '' as $$
 declare

@@ -96,12 +96,13 @@ create view gangq.drains as
 select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job, (d.data ->> 'told')::integer as moved,
   (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'ack') as acked,
   (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'force') as forced,
+  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'dead') as dead,
   z.data ->> 'outcome' as outcome, d.reason, d.at as started_at, z.at as ended_at
 from gangq.events d
 left join lateral (
   select x.at, x.data from gangq.events x where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id order by x.id limit 1) z on true
 where d.kind = 'drain' and d.gang_id is not null;
-comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged or were forced, how it ended.';
+comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged, were forced, or ended with their worker, and how it ended.';
 
 create view gangq.violations as
 select 'members match size' as rule, 'gang ' || g.id as subject, format('%s members, size %s', m.n, g.size) as detail

@@ -2,38 +2,83 @@
 
 `App` declares tasks and submits them; `Client` and `AsyncClient` are the SQL functions as methods; a handler
 receives a `Context`, also found by `current()`. Every error is a `GangqError`.
+
+What is named here is imported when it is first used, so that a command as small as `gangq beat` starts fast.
 """
 
-from importlib import metadata as _metadata
+from __future__ import annotations
 
-from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions
-from gangq.client import AsyncClient, Client
-from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer, current
-from gangq.errors import (
-    Busy,
-    DatabaseUnreachable,
-    GangqError,
-    IncarnationEnded,
-    InvalidInput,
-    JobCancelled,
-    JobFailed,
-    NotAllowed,
-    NotFound,
-    NotSerializable,
-    SchemaMismatch,
-    StaleToken,
-    Stopped,
-    TooLarge,
-    UnknownTask,
-    WorkerNameTaken,
-    WrongIsolation,
-    WrongState,
-)
-from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions
+    from gangq.client import AsyncClient, Client
+    from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer, current
+    from gangq.errors import (
+        Busy,
+        DatabaseUnreachable,
+        GangqError,
+        IncarnationEnded,
+        InvalidInput,
+        JobCancelled,
+        JobFailed,
+        NotAllowed,
+        NotFound,
+        NotSerializable,
+        SchemaMismatch,
+        StaleToken,
+        Stopped,
+        TooLarge,
+        UnknownTask,
+        WorkerNameTaken,
+        WrongIsolation,
+        WrongState,
+    )
+    from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+
+_HOME = {
+    "App": "gangq.app",
+    "AsyncApp": "gangq.app",
+    "AsyncClient": "gangq.client",
+    "AsyncGangHandle": "gangq.handles",
+    "AsyncHandle": "gangq.handles",
+    "AsyncTask": "gangq.app",
+    "Busy": "gangq.errors",
+    "Checkpoint": "gangq.context",
+    "Client": "gangq.client",
+    "Context": "gangq.context",
+    "DatabaseUnreachable": "gangq.errors",
+    "DeviceInfo": "gangq.context",
+    "GangHandle": "gangq.handles",
+    "GangInfo": "gangq.context",
+    "GangqError": "gangq.errors",
+    "Handle": "gangq.handles",
+    "IncarnationEnded": "gangq.errors",
+    "InvalidInput": "gangq.errors",
+    "JobCancelled": "gangq.errors",
+    "JobFailed": "gangq.errors",
+    "JobInfo": "gangq.context",
+    "NotAllowed": "gangq.errors",
+    "NotFound": "gangq.errors",
+    "NotSerializable": "gangq.errors",
+    "Peer": "gangq.context",
+    "SchemaMismatch": "gangq.errors",
+    "StaleToken": "gangq.errors",
+    "Stopped": "gangq.errors",
+    "Task": "gangq.app",
+    "TaskOptions": "gangq.app",
+    "TooLarge": "gangq.errors",
+    "UnknownTask": "gangq.errors",
+    "WorkerNameTaken": "gangq.errors",
+    "WrongIsolation": "gangq.errors",
+    "WrongState": "gangq.errors",
+    "current": "gangq.context",
+}
 
 try:
-    __version__ = _metadata.version("gangq")
-except _metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
+    __version__ = metadata.version("gangq")
+except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+checkout"
 
 __all__ = [
@@ -74,3 +119,15 @@ __all__ = [
     "WrongState",
     "current",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gangq' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

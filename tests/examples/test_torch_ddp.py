@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,4 +57,39 @@ def test_plain_torch_processes_reach_the_held_out_accuracy_together(world_size: 
     assert [out for out, _ in ended[1:]] == [""] * (world_size - 1), "only rank 0 reports"
     result = json.loads(ended[0][0])
     assert result["world_size"] == world_size
+    assert result["accuracy"] >= 0.95
+
+
+def test_gangq_runs_the_unmodified_script_as_a_gang_over_two_workers(dsn: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "GANGQ_DSN": dsn, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    gangq = [sys.executable, "-m", "gangq"]
+    worker = [*gangq, "worker", "--address", "127.0.0.1", "--slots", "2"]
+    with ExitStack() as open_logs:
+        workers = [
+            subprocess.Popen(
+                [*worker, "--name", f"w{n}", "--host", f"h{n}"],
+                env=environment,
+                stderr=open_logs.enter_context((tmp_path / f"w{n}.log").open("w")),
+            )
+            for n in range(2)
+        ]
+        try:
+            ran = subprocess.run(
+                [*gangq, "run", "--gang", "4", "--", sys.executable, str(SCRIPT)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+        finally:
+            for process in workers:
+                process.terminate()
+            for process in workers:
+                process.wait(60)
+    logs = "".join((tmp_path / f"w{n}.log").read_text()[-2000:] for n in range(2))
+    assert ran.returncode == 0, ran.stderr + logs
+    (report,) = [line.removeprefix("[0] ") for line in ran.stdout.splitlines() if line.startswith("[0] {")]
+    result = json.loads(report)
+    assert result["world_size"] == 4
     assert result["accuracy"] >= 0.95

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import click
 import psycopg
@@ -16,6 +17,7 @@ from gangq.errors import GangqError, translate
 
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 10.0
+_MOST_ROUNDS = 50
 
 
 @click.command()
@@ -36,7 +38,11 @@ def tick(session: Session, loop: bool, force: bool) -> None:
             _Loop(session, client, interrupts).run(force)
         return
     report = client.tick(force=force)
-    while report.ran and report.again:
+    for _ in range(_MOST_ROUNDS):
+        if not (report.ran and report.again):
+            break
+        # What somebody holds locked is left for the next run; a full batch is followed up at once.
+        time.sleep(report.next_in_s or 0)
         report = client.tick(force=True)
     session.answer(report, _described(report))
 
@@ -78,6 +84,7 @@ class _Loop:
             self._say(report)
             self._retry_s = _RETRY_FIRST_S
             if report.ran and report.again:
+                self._wait(report.next_in_s or 0)
                 return True
             # Jitter: several of these must not ask in step.
             wait = max(0.01, report.next_in_s or 1.0) * random.uniform(0.9, 1.1)

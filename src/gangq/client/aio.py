@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import functools
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
-from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from gangq.client import calls, core
@@ -20,6 +20,17 @@ from gangq.errors import DatabaseUnreachable, GangqError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Pooled(psycopg.AsyncConnection[Any]):
+    """A connection that knows when it was last used: time.time(), 0 before its first use."""
+
+    used_at = 0.0
+
+
+async def _check(conn: _Pooled) -> None:
+    if core.doubtful(conn, conn.used_at):
+        await AsyncConnectionPool.check_connection(conn)
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
@@ -55,7 +66,7 @@ class AsyncClient:
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
         self._lock: asyncio.Lock | None = None
-        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
+        self._pool: AsyncConnectionPool[_Pooled] | None = None
         self._home: tuple[int, asyncio.AbstractEventLoop | None] = (os.getpid(), None)
 
     def __repr__(self) -> str:
@@ -95,6 +106,7 @@ class AsyncClient:
             if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
                 with contextlib.suppress(psycopg.Error):
                     await conn.rollback()
+            conn.used_at = time.time()
             await pool.putconn(conn)
 
     async def execute(self, query: Query[R]) -> R:
@@ -113,11 +125,11 @@ class AsyncClient:
 
     @staticmethod
     async def _run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
-        async with conn.cursor(row_factory=dict_row) as cursor:
+        async with conn.cursor(row_factory=query.factory) as cursor:
             await cursor.execute(query.text.encode(), query.params)
             return query.read(await cursor.fetchall())
 
-    async def _open(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
+    async def _open(self) -> AsyncConnectionPool[_Pooled]:
         home = (os.getpid(), asyncio.get_running_loop())
         if self._home != home:
             # Forked, or another event loop: the pool's tasks do not run here, and its sockets are not ours.
@@ -129,6 +141,7 @@ class AsyncClient:
                 await (await self._connect(self.target.conninfo)).close()
                 pool = AsyncConnectionPool(
                     self.target.conninfo,
+                    connection_class=_Pooled,
                     kwargs=self.target.kwargs,
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
@@ -136,7 +149,7 @@ class AsyncClient:
                     timeout=self.timeout_s,
                     # See Client: a long outage must not be followed by a long wait.
                     reconnect_timeout=self.timeout_s,
-                    check=AsyncConnectionPool.check_connection,
+                    check=_check,
                     num_workers=2,
                     name="gangq-async-client",
                     open=False,

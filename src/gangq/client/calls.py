@@ -13,8 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from psycopg.rows import args_row, dict_row
+
 from gangq.client import rows
-from gangq.client.encoding import dumps, dumps_each
+from gangq.client.encoding import Encoded, dumps, dumps_each
 from gangq.errors import InvalidInput, NotFound
 
 R = TypeVar("R")
@@ -23,15 +25,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Query(Generic[R]):
-    """One statement to run: `read` makes the result out of the rows; `connection` is the caller's own, if
-    any.
+    """One statement to run: `read` makes the result out of the rows, which are dicts unless `factory` (a row
+    factory of psycopg) makes something else of them; `connection` is the caller's own, if any.
     """
 
     name: str
     text: str
     params: Mapping[str, object]
-    read: Callable[[list[dict[str, Any]]], R]
+    read: Callable[[list[Any]], R]
     connection: object | None = field(default=None, compare=False)
+    factory: Any = field(default=dict_row, compare=False)
 
 
 # SQL types of arguments, written once; a value of None is left out of the call.
@@ -77,12 +80,13 @@ def _call(name: str, select: str, args: Mapping[str, object]) -> tuple[str, dict
 
 def _rows(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[list[T]]:
     text, given = _call(name, rows.columns(row), args)
-    return Query(f"gangq.{name}", text, given, lambda found: [row(**r) for r in found], connection)
+    # By position, because that is the order of the select list: a dict for each row would cost as much again.
+    return Query(f"gangq.{name}", text, given, list, connection, args_row(row))
 
 
 def _row(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[T]:
     text, given = _call(name, rows.columns(row), args)
-    return Query(f"gangq.{name}", text, given, lambda found: row(**found[0]), connection)
+    return Query(f"gangq.{name}", text, given, lambda found: found[0], connection, args_row(row))
 
 
 def _scalar(name: str, connection: object | None = None, /, **args: object) -> Query[Any]:
@@ -107,7 +111,10 @@ def _jsons(values: Sequence[object] | None, what: str) -> list[str] | None:
 def _each_or_null(values: Sequence[object | None] | None, what: str) -> list[str | None] | None:
     if values is None:
         return None
-    return [None if value is None else dumps(value, f"{what}[{i}]") for i, value in enumerate(values)]
+    return [
+        value if value is None or isinstance(value, Encoded) else dumps(value, f"{what}[{i}]")
+        for i, value in enumerate(values)
+    ]
 
 
 def _aware(at: datetime | None) -> datetime | None:
@@ -644,7 +651,7 @@ def _view(
     text += f" where {where}" if where else ""
     text += f" order by {order}" if order else ""
     text += f" limit {int(limit)}" if limit is not None else ""
-    return Query(f"gangq.{view}", text, given, lambda found: [row(**r) for r in found])
+    return Query(f"gangq.{view}", text, given, list, factory=args_row(row))
 
 
 def _ids(ids: Sequence[int] | None) -> list[int] | None:
@@ -698,16 +705,16 @@ def gangs(
 def job(*, id: int) -> Query[rows.JobRow]:
     """The job with this id. Raises `NotFound`."""
     q = jobs(ids=[id])
-    return Query(q.name, q.text, q.params, lambda found: rows.JobRow(**_only(found, "job", id)))
+    return Query(q.name, q.text, q.params, lambda found: _only(found, "job", id), factory=q.factory)
 
 
 def gang(*, id: int) -> Query[rows.GangRow]:
     """The gang with this id. Raises `NotFound`."""
     q = gangs(ids=[id])
-    return Query(q.name, q.text, q.params, lambda found: rows.GangRow(**_only(found, "gang", id)))
+    return Query(q.name, q.text, q.params, lambda found: _only(found, "gang", id), factory=q.factory)
 
 
-def _only(found: list[dict[str, Any]], what: str, id: int) -> dict[str, Any]:
+def _only(found: list[T], what: str, id: int) -> T:
     if not found:
         raise NotFound(
             f"{what} {id} does not exist: it was never committed, it is older than its retention, or this is "

@@ -8,6 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from gangq.errors import NotSerializable
 
+# Made once: json.dumps with options makes an encoder for every call.
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class Encoded(str):
+    """JSON text out of :func:`dumps`, sent as it is where a value would be encoded."""
+
+    __slots__ = ()
+
 
 def dumps(value: object, what: str) -> str:
     """Return `value` as JSON text. `what` names it in errors ("payload", "result").
@@ -20,7 +29,7 @@ def dumps(value: object, what: str) -> str:
     # nothing.
     try:
         _check(value, what, "$", ())
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _encode(value)
     except RecursionError:
         raise NotSerializable(f"{what} is nested too deeply: flatten it") from None
 

@@ -328,6 +328,7 @@ class DrainRow:
     moved: int
     acked: int
     forced: int
+    dead: int
     outcome: str | None
     started_at: datetime
     ended_at: datetime | None

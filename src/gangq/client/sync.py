@@ -6,12 +6,12 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
-from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from gangq.client import calls, core
@@ -20,6 +20,17 @@ from gangq.errors import DatabaseUnreachable, GangqError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Pooled(psycopg.Connection[Any]):
+    """A connection that knows when it was last used: time.time(), 0 before its first use."""
+
+    used_at = 0.0
+
+
+def _check(conn: _Pooled) -> None:
+    if core.doubtful(conn, conn.used_at):
+        ConnectionPool.check_connection(conn)
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
@@ -64,7 +75,7 @@ class Client:
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._pool: ConnectionPool[_Pooled] | None = None
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -105,6 +116,7 @@ class Client:
             if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
                 with contextlib.suppress(psycopg.Error):
                     conn.rollback()
+            conn.used_at = time.time()
             pool.putconn(conn)
 
     def execute(self, query: Query[R]) -> R:
@@ -120,11 +132,11 @@ class Client:
 
     @staticmethod
     def _run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
-        with conn.cursor(row_factory=dict_row) as cursor:
+        with conn.cursor(row_factory=query.factory) as cursor:
             # Text from modules of this package only; values travel as parameters.
             return query.read(cursor.execute(query.text.encode(), query.params).fetchall())
 
-    def _open(self) -> ConnectionPool[psycopg.Connection[Any]]:
+    def _open(self) -> ConnectionPool[_Pooled]:
         with self._lock:
             if self._pid != os.getpid():
                 # Forked: the pool's threads live in the parent only, and its sockets are the parent's.
@@ -134,6 +146,7 @@ class Client:
                 self._connect(self.target.conninfo).close()
                 self._pool = ConnectionPool(
                     self.target.conninfo,
+                    connection_class=_Pooled,
                     kwargs=self.target.kwargs,
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
@@ -142,7 +155,7 @@ class Client:
                     # Given up soon, because its delay doubles: the next call then starts a new attempt at
                     # once, and a long outage is not followed by a long wait.
                     reconnect_timeout=self.timeout_s,
-                    check=ConnectionPool.check_connection,
+                    check=_check,
                     num_workers=2,
                     name="gangq-client",
                     open=True,

@@ -62,18 +62,29 @@ class InlineContext(Context):
     ) -> None:
         self._session = session
         self._active = job
-        self._job = facts.job_info(job)
+        self._info: JobInfo | None = None
         self._gang = gang
         self._load = load_checkpoint
         self._loaded = False
         self._checkpoint: Checkpoint | None = None
         self._lock = threading.Lock()
-        self.stop_flag = StopFlag(job.stopping)
+        self._flag_lock = threading.Lock()
+        self._flag: StopFlag | None = None
+
+    @property
+    def stop_flag(self) -> StopFlag:
+        """The one flag of this job: what any thread of the handler has seen counts."""
+        with self._flag_lock:
+            if self._flag is None:
+                self._flag = StopFlag(self._active.stopping)
+            return self._flag
 
     @property
     def job(self) -> JobInfo:
         """See `Context.job`."""
-        return self._job
+        if self._info is None:
+            self._info = facts.job_info(self._active)
+        return self._info
 
     @property
     def gang(self) -> GangInfo | None:
@@ -94,14 +105,14 @@ class InlineContext(Context):
                 if self._active.told and self._checkpoint is None:
                     # Not answered before the stop came: None would be a lie, it means "from the beginning".
                     self.stop_flag.look()
-                    raise Stopped(f"job {self._job.id} was told to stop while it loaded its checkpoint")
+                    raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")
                 self._loaded = True
             return self._checkpoint
 
     @property
     def log(self) -> Logger:
         """See `Context.log`."""
-        return job_log(self._job, self._gang)
+        return job_log(self.job, self._gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
@@ -124,7 +135,7 @@ class InlineContext(Context):
         # saves must survive it as one that computes does.
         until_answered(
             lambda: self._session.client.save_checkpoint(
-                job_id=self._job.id, token=self._job.token, step=step, data=data
+                job_id=self._active.id, token=self._active.token, step=step, data=data
             ),
             "save_checkpoint",
             lambda: self._active.lost is not None or self._session.lapsed(),
@@ -132,10 +143,10 @@ class InlineContext(Context):
 
     def complete(self, connection: object, result: Any = None) -> None:
         """See `Context.complete`."""
-        dumps(result, f"the result of job {self._job.id}")
+        dumps(result, f"the result of job {self._active.id}")
         self._session.client.complete(
-            job_ids=[self._job.id],
-            tokens=[self._job.token],
+            job_ids=[self._active.id],
+            tokens=[self._active.token],
             results=[result],
             connection=connection,
         )

@@ -114,6 +114,7 @@ class Deadman:
         self._exit_address = ctypes.cast(self._libc._exit, ctypes.c_void_p).value
         self._lock = threading.Lock()
         self._code: int | None = None
+        self._armed: tuple[float, int, float] | None = None
         self._exit_timer: _Timer | None = None
         self._kill_timer: _Timer | None = None
         self._dump_timer: _Timer | None = None
@@ -129,32 +130,42 @@ class Deadman:
         """Die with exit status ``code`` at ``at_boottime`` (seconds of :func:`boottime`), at once if that is
         past.
 
-        Again with a later instant to live on. With ``grace_s`` > 0 and a ``dump_file``, stacks are written
-        that much earlier. Should the exit itself not be possible (stopped, or no memory), SIGKILL follows
-        0.25 s later.
+        Again with a later instant to live on; again with the same arguments costs next to nothing. With
+        ``grace_s`` > 0 and a ``dump_file``, stacks are written that much earlier. Should the exit itself not
+        be possible (stopped, or no memory), SIGKILL follows 0.25 s later.
         """
-        # A past instant counts from now: else the backstop, past too, would take the exit code away.
-        at = max(at_boottime, boottime())
+        wanted = (at_boottime, code, grace_s)
         with self._lock:
-            # The later one first: at no instant between these calls may the process be without a switch.
-            if self._kill_timer is not None:
-                self._kill_timer.set(at + _BACKSTOP_S)
-            if self._exit_timer is None or code != self._code:
-                former, self._exit_timer, self._code = self._exit_timer, self._exit_on_timer(code), code
-                self._exit_timer.set(at)
-                if former is not None:
-                    former.delete()
-            else:
-                self._exit_timer.set(at)
-            if self._dump_timer is not None:
-                self._dump_timer.set(max(at - grace_s, 1e-6) if grace_s > 0 else 0)
+            if wanted == self._armed:
+                return
+            # Should one of the calls below fail, nothing is known to be set.
+            self._armed = None
+            self._set(at_boottime, code, grace_s)
+            self._armed = wanted
 
     def disarm(self) -> None:
         """Live on. :meth:`arm` may follow."""
         with self._lock:
+            self._armed = None
             for timer in (self._dump_timer, self._exit_timer, self._kill_timer):
                 if timer is not None:
                     timer.set(0)
+
+    def _set(self, at_boottime: float, code: int, grace_s: float) -> None:
+        # A past instant counts from now: else the backstop, past too, would take the exit code away.
+        at = max(at_boottime, boottime())
+        # The later one first: at no instant between these calls may the process be without a switch.
+        if self._kill_timer is not None:
+            self._kill_timer.set(at + _BACKSTOP_S)
+        if self._exit_timer is None or code != self._code:
+            former, self._exit_timer, self._code = self._exit_timer, self._exit_on_timer(code), code
+            self._exit_timer.set(at)
+            if former is not None:
+                former.delete()
+        else:
+            self._exit_timer.set(at)
+        if self._dump_timer is not None:
+            self._dump_timer.set(max(at - grace_s, 1e-6) if grace_s > 0 else 0)
 
     def _exit_on_timer(self, code: int) -> _Timer:
         event = _Sigevent(value=code, signo=0, notify=_SIGEV_THREAD, function=self._exit_address)

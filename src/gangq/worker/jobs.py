@@ -48,11 +48,6 @@ class ActiveJob:
         self.claim = claim
         self.id = claim.job_id
         self.token = claim.token
-        self.key = secrets.token_hex(16)
-        """Proves to the worker's socket that a process belongs to this job."""
-        self.stopping = threading.Event()
-        self.wake = threading.Event()
-        """Set whenever something happened that a wait at the barrier should look at."""
         self.stop_reason: StopReason | None = None
         self.told_by_server = False
         self.lost: str | None = None
@@ -63,6 +58,34 @@ class ActiveJob:
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._beat: dict[str, Any] | None = None
+        # Made for those who ask: a small job ends before anybody does, and they cost more than running it.
+        self._key: str | None = None
+        self._stopping: threading.Event | None = None
+        self._wake: threading.Event | None = None
+
+    @property
+    def key(self) -> str:
+        """Proves to the worker's socket that a process belongs to this job."""
+        with self._lock:
+            if self._key is None:
+                self._key = secrets.token_hex(16)
+            return self._key
+
+    @property
+    def stopping(self) -> threading.Event:
+        """Set once it has to stop."""
+        with self._lock:
+            if self._stopping is None:
+                self._stopping = threading.Event()
+            return self._stopping
+
+    @property
+    def wake(self) -> threading.Event:
+        """Set whenever something happened that a wait at the barrier should look at."""
+        with self._lock:
+            if self._wake is None:
+                self._wake = threading.Event()
+            return self._wake
 
     @property
     def extra(self) -> dict[str, Any]:

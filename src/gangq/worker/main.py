@@ -238,6 +238,7 @@ class Worker:
             while self._waiting:
                 with contextlib.suppress(IndexError):  # A drain takes from the other end.
                     self._run_one(self._waiting.popleft(), inline, commands, reporter)
+            inline.rest()
             reporter.flush()
 
     def _serve_commands(
@@ -280,9 +281,10 @@ class Worker:
     def _run_one(
         self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner, reporter: Reporter
     ) -> None:
-        log.debug("job_begins", extra=job.extra)
-        if inline is not None:
-            self._signals.renew()
+        if log.isEnabledFor(logging.DEBUG):
+            if inline is not None:
+                inline.rest()  # Writing a line may wait for whoever reads them.
+            log.debug("job_begins", extra=job.extra)
         try:
             self._dispatch(job, inline, commands)
         except Exception as problem:
@@ -290,6 +292,8 @@ class Worker:
             # runners see to that on their way out.
             log.exception("runner_fault", extra=job.extra)
             job.end_work()
+            if inline is not None:
+                inline.rest()
             reporter.failed(
                 job, describe(type(problem).__qualname__, f"its worker could not run it: {problem}")
             )
@@ -299,12 +303,14 @@ class Worker:
 
     def _dispatch(self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner) -> None:
         task = job.claim.task
-        if task == COMMAND:
+        found = None if task == COMMAND else self._find(task)
+        if inline is not None:
+            if found is not None and not found.isolate and self._owns_all_or_none(job):
+                inline.run(job, found, more_follow=bool(self._waiting))
+                return
+            inline.rest()
+        if found is None:
             commands.run(job, Command.of_payload(job.claim.payload))
-            return
-        found = self._find(task)
-        if inline is not None and not found.isolate and self._owns_all_or_none(job):
-            inline.run(job, found, more_follow=bool(self._waiting))
             return
         if self._target is None:
             self._target = app_target(self.app)

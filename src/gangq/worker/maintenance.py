@@ -66,7 +66,7 @@ class Maintenance:
         if row.ran and row.detail:
             log.debug("tick", extra={"detail": row.detail})
         if row.ran and row.again:
-            return 0.0
+            return row.next_in_s or 0.0
         tick_s = self._session.terms.tick_s
         due = tick_s if row.next_in_s is None else min(tick_s, max(row.next_in_s, 0.01))
         return due * random.uniform(0.8, 1.2)

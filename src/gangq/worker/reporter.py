@@ -77,10 +77,11 @@ class Reporter:
         """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms."""
         with self._lock:
             self._finished.append(_Finished(job, result))
-        if more_follow:
-            self._pending.set()
-        else:
+        if not more_follow:
             self.flush()
+        elif not self._pending.is_set():
+            # Where it is set, the thread has yet to take what is finished, and finds this among it.
+            self._pending.set()
 
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""

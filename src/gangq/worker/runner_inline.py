@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import Encoded, dumps
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError, NotSerializable
 from gangq.worker import facts
@@ -99,10 +99,9 @@ class InlineWork:
             self._arm()
 
     def end(self) -> None:
-        """The handler has returned."""
+        """The handler has returned. The switch stays on: see :meth:`InlineRunner.rest`."""
         with self._lock:
             self._active = False
-            self._deadman.disarm()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -170,12 +169,24 @@ class InlineRunner:
         self._deadman = deadman
         self._hard_exit = hard_exit
 
+    def rest(self) -> None:
+        """No handler runs, and what comes next may take its time: this process need not die with its lease.
+
+        Between two handlers of one batch the switch stays on, because setting it costs more than a small job
+        does. Nobody moves it ahead there, so everything that may wait for something comes after a rest.
+        """
+        self._deadman.disarm()
+
     def run(self, job: ActiveJob, handler: Callable[..., Any], *, more_follow: bool = False) -> None:
-        """Run one job to its end and report it. Whatever it does, this returns or the process ends."""
+        """Run one job to its end and report it. Whatever it does, this returns or the process ends.
+
+        With ``more_follow`` another one comes at once, or a :meth:`rest`.
+        """
         gang: GangInfo | None = None
         if self._session.lapsing():
             job.tell_stop("lease", 0.0)
         if job.claim.gang_id is not None:
+            self.rest()
             gang = wait_for_go(self._session, job)
             if job.claim.master_port is not None:
                 self._ports.release(job.claim.master_port)
@@ -183,23 +194,29 @@ class InlineRunner:
         if (job.claim.gang_id is not None and gang is None) or not job.start(work):
             self._not_started(job)
             return
-        directory = self._session.directory / f"{job.id}-{job.token}"
         context = InlineContext(
-            self._session, job, gang, lambda: facts.fetch_checkpoint(self._session, job, directory)
+            self._session,
+            job,
+            gang,
+            lambda: facts.fetch_checkpoint(
+                self._session, job, self._session.directory / f"{job.id}-{job.token}"
+            ),
         )
         work.begin()
-        result, problem = self._call(handler, context)
+        result, problem = self._call(handler, context, job)
         job.end_work()
         work.end()
         self._report(job, context, result, problem, more_follow)
 
-    def _call(self, handler: Callable[..., Any], context: InlineContext) -> tuple[Any, BaseException | None]:
+    def _call(
+        self, handler: Callable[..., Any], context: InlineContext, job: ActiveJob
+    ) -> tuple[Any, BaseException | None]:
         pid = os.getpid()
         set_current(context)
         result: Any = None
         problem: BaseException | None = None
         try:
-            result = handler(context, **context.job.payload)
+            result = handler(context, **(job.claim.payload or {}))
         except BaseException as raised:
             # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
             problem = raised
@@ -211,6 +228,7 @@ class InlineRunner:
         return result, problem
 
     def _not_started(self, job: ActiveJob) -> None:
+        self.rest()
         job.end_work()
         if job.lost is not None:
             self._reporter.forget(job)
@@ -225,6 +243,10 @@ class InlineRunner:
         problem: BaseException | None,
         more_follow: bool,
     ) -> None:
+        if problem is None and not job.told and not job.completed_by_handler:
+            self._done(job, result, more_follow)
+            return
+        self.rest()
         if job.lost is not None:
             self._reporter.forget(job)
         elif job.completed_by_handler:
@@ -239,13 +261,21 @@ class InlineRunner:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
             self._reporter.failed(job, error_of(problem), cause=cause)
         else:
-            try:
-                dumps(result, f"the result of task {job.claim.task!r}")
-            except (NotSerializable, RecursionError) as refused:
-                # It would be refused again: the work is not worth repeating.
-                self._reporter.failed(job, describe(type(refused).__name__, str(refused)), retryable=False)
-            else:
-                self._reporter.done(job, result, more_follow=more_follow)
+            self._done(job, result, more_follow)
+
+    def _done(self, job: ActiveJob, result: Any, more_follow: bool) -> None:
+        try:
+            # Encoded here and once: what is sent is what was found to be in order.
+            if result is not None:
+                result = Encoded(dumps(result, f"the result of task {job.claim.task!r}"))
+        except (NotSerializable, RecursionError) as refused:
+            self.rest()
+            # It would be refused again: the work is not worth repeating.
+            self._reporter.failed(job, describe(type(refused).__name__, str(refused)), retryable=False)
+            return
+        if not more_follow:
+            self.rest()
+        self._reporter.done(job, result, more_follow=more_follow)
 
 
 def error_of(problem: BaseException) -> dict[str, Any]:

@@ -9,6 +9,9 @@ reports as well. Both are counted apart, because the second report of one signal
 
 from __future__ import annotations
 
+# For its getsignal(): after every job the signals are looked at, and the one in signal takes microseconds to
+# find out that a function is no member of an enum.
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import logging
 import os
@@ -34,12 +37,14 @@ class SignalWatch:
         os.set_blocking(self._write, False)
         self._former: dict[signal.Signals, Any] = {}
         self._former_fd = -1
+        # The bound method is made once: whether it is still the one installed is then a question of identity.
+        self._installed = self._handler
         self._thread = threading.Thread(target=self._run, name="gangq-signals", daemon=True)
 
     def install(self) -> None:
         """Take over the signals; in any other thread than the main one Python allows nothing of the kind."""
         for number in _WATCHED:
-            self._former[number] = signal.signal(number, self._handler)
+            self._former[number] = signal.signal(number, self._installed)
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         # What a handler forks is not a worker: there, these signals mean what they always mean.
         os.register_at_fork(after_in_child=self._forked)
@@ -53,7 +58,8 @@ class SignalWatch:
             return
         with contextlib.suppress(ValueError):
             for number in _WATCHED:
-                signal.signal(number, self._handler)
+                if _signal.getsignal(number) is not self._installed:
+                    signal.signal(number, self._installed)
             signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def stop(self) -> None:
