@@ -54,12 +54,12 @@ def test_the_kill_of_postgresql_costs_running_work_nothing(mortal_floor: Floor, 
 
 def test_a_result_that_came_while_postgresql_was_down_is_kept(mortal_floor: Floor, mortal: Server) -> None:
     floor = mortal_floor
-    floor.start("w")
+    worker = floor.start("w")
     job = floor.inline()
     floor.until_at_work(job)
     mortal.kill()
     floor.go()
-    eventually(lambda: floor.journal.entries("end", job), "the handler has returned", PATIENCE_S)
+    eventually(lambda: "call_repeated" in worker.log, "the result was told, and not heard", PATIENCE_S)
     mortal.start()
     (row,) = floor.until_done(job)
     assert (row.result, row.attempts, row.crashes, row.stops) == ("first", 1, 0, 0)

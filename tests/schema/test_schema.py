@@ -358,9 +358,11 @@ def test_importing_gangq_loads_neither_the_worker_nor_the_command_line() -> None
 def test_a_database_that_is_not_utf8_is_refused_before_anything_is_made(server: Server) -> None:
     server.create_database("plain")
     with psycopg.connect(server.dsn("plain"), autocommit=True) as conn:
-        conn.execute("create database ascii encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'")
+        conn.execute(
+            "create database ascii encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'"
+        )
     try:
-        with pytest.raises(SchemaMismatch, match="encoding SQL_ASCII.*UTF8"):
+        with pytest.raises(SchemaMismatch, match=r"encoding SQL_ASCII.*UTF8"):
             schema.migrate(server.dsn("ascii"), log=lambda _: None)
     finally:
         server.drop_database("ascii")
