@@ -24,9 +24,11 @@ def floor(dsn: str, client: Client, tmp_path: Path) -> Iterator[Floor]:
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[Server]:
+def mortal(server: Server) -> Iterator[Server]:
     """A server for tests that kill it. Durable, or it would lose what it had answered."""
-    with Server.temporary(durable=True, settings={"max_connections": "100"}) as running:
+    with Server.temporary(
+        binaries=server.binaries, durable=True, settings={"max_connections": "100"}
+    ) as running:
         yield running
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
+
 from process.evidence import boottime
 from process.floor import LEASE_S, PATIENCE_S, Floor
 from worker.worker_process import eventually, until_state
@@ -62,6 +64,7 @@ def test_a_worker_that_was_stopped_while_idle_registers_anew_and_takes_the_next_
     assert until_state(floor.client, job, "done").worker in ("w", "other")
 
 
+@pytest.mark.soak
 def test_a_stopped_gang_member_drains_its_gang_and_all_run_again(floor: Floor) -> None:
     first, second = floor.start("w1"), floor.start("w2")
     gang = floor.client.submit_gang(task="command", size=2, payload=floor.work("--deaf"))
@@ -102,10 +105,10 @@ def test_whoever_runs_the_tick_may_freeze_and_gangs_are_placed_and_leases_judged
     eventually(
         lambda: all(floor.worker_row(w.name).silent_s > 3 for w in others), "no candidates", PATIENCE_S
     )
-    submitted = boottime()
     gang = floor.client.submit_gang(task="quick", size=2)
     eventually(lambda: floor.client.gang(id=gang.gang_id).state == "done", "it is done", PATIENCE_S)
-    assert boottime() - submitted < 4
+    placed = next(step for step in floor.client.timeline(gang_id=gang.gang_id) if step.what == "reserve")
+    assert (placed.at - floor.client.gang(id=gang.gang_id).submitted_at).total_seconds() < 2
     floor.until_done(job)
     ended = next(e for e in floor.client.events(job_id=job) if e.kind == "reap")
     assert 0 <= (ended.at - renewed).total_seconds() - LEASE_S < 2

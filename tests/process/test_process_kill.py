@@ -82,6 +82,7 @@ def test_jobs_of_killed_workers_that_stay_away_run_again_after_the_lease(floor: 
         assert (row.claimed_at - renewed[job]).total_seconds() >= LEASE_S
 
 
+@pytest.mark.soak
 def test_what_a_killed_guardian_leaves_behind_is_gone_before_the_job_runs_again(floor: Floor) -> None:
     floor.configure(lease_s=600, lease_margin_s=60)
     worker = floor.start("w", ready=False)

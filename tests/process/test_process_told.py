@@ -52,7 +52,9 @@ def test_a_handler_that_obeys_is_cancelled_and_its_worker_takes_the_next(floor: 
     assert until_state(floor.client, floor.inline("quick"), "done").result == worker.process.pid
 
 
-@pytest.mark.parametrize("back", [True, False], ids=["restarted", "gone"])
+@pytest.mark.parametrize(
+    "back", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["restarted", "gone"]
+)
 def test_a_handler_that_does_not_obey_ends_its_worker_and_is_cancelled_on_proof_or_at_the_lease_end(
     floor: Floor, back: bool
 ) -> None:
@@ -206,7 +208,7 @@ WEIRD = {
     ),
     "forks, and returns in the child": "os.fork() and os.wait()\n    return 'parent'",
     "leaves a process behind": (
-        "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n    return 'left'"
+        "subprocess.Popen(['sleep', '20'], start_new_session=True)\n    return 'left'"
     ),
 }
 FATAL = {
@@ -267,6 +269,7 @@ def test_handlers_that_kill_their_worker_are_charged_for_it_and_end_failed(floor
         assert set(running.codes) == {3, -signal.SIGSEGV, -signal.SIGKILL}
 
 
+@pytest.mark.soak
 def test_what_a_handler_left_behind_is_gone_before_its_job_runs_again(floor: Floor) -> None:
     floor.configure(lease_s=600, lease_margin_s=60)
     script = floor.work("--deaf")["argv"]
