@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import re
+import select
 import time
 import uuid
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
+from psycopg_pool import ConnectionPool
 from sqlalchemy.orm import Session
 
 from gangq.client import AsyncClient, Client, calls, rows
@@ -491,6 +493,84 @@ def test_a_call_survives_a_connection_that_the_server_ended(
     )
     client.submit(task="t")
     assert count(client) == 2
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The backends of connections that were tried before they were lent."""
+    tried: list[int] = []
+
+    def try_it(conn: psycopg.Connection[Any]) -> None:
+        tried.append(conn.info.backend_pid)
+        conn.execute("")
+
+    monkeypatch.setattr(ConnectionPool, "check_connection", staticmethod(try_it))
+    return tried
+
+
+def test_a_connection_is_tried_before_it_is_lent_only_after_a_second_of_rest(
+    dsn: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(dsn, max_size=1) as client:
+        ours = backend(client)
+        now = time.time()
+        monkeypatch.setattr("gangq.client.core.time.time", lambda: now)
+        backend(client)
+        asked.clear()
+        now += 0.9
+        assert backend(client) == ours
+        assert asked == []
+        now += 1.0
+        assert backend(client) == ours
+        assert asked == [ours]
+        now -= 3600  # A clock that was put back tells nothing about rest.
+        assert backend(client) == ours
+        assert asked == [ours, ours]
+
+
+def test_a_connection_that_the_server_has_just_ended_is_not_lent(
+    dsn: str, asked: list[int], db: psycopg.Connection[Any]
+) -> None:
+    with Client(dsn, max_size=1) as client:
+        ours = backend(client)
+        with client.connection() as conn:
+            socket = conn.fileno()
+        asked.clear()
+        db.execute("select pg_terminate_backend(%s)", (ours,))
+        eventually(lambda: bool(select.select([socket], [], [], 0)[0]))
+        assert client.execute(calls.job_states(ids=[])) == {}
+        assert asked[0] == ours
+        assert backend(client) != ours
+
+
+def test_a_client_of_asyncio_does_not_lend_a_connection_just_ended_either(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async def attempt() -> None:
+        async with AsyncClient(dsn, max_size=1) as aio:
+            async with aio.connection() as conn:
+                ours, socket = conn.info.backend_pid, conn.fileno()
+            async with aio.connection() as conn:
+                assert conn.info.backend_pid == ours
+            db.execute("select pg_terminate_backend(%s)", (ours,))
+            eventually(lambda: bool(select.select([socket], [], [], 0)[0]))
+            assert await aio.jobs() == []
+
+    asyncio.run(attempt())
+
+
+def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client) -> None:
+    client.submit(task="t", payloads=[{}, {}, {"a": []}])
+    first, second, third = sorted(client.jobs(), key=lambda row: row.id)
+    first.payload["mine"] = 1
+    assert second.payload == {}
+    assert third.payload == {"a": []}
+    with client.connection() as conn:
+        found = conn.execute(
+            "select '[]'::jsonb, '[]'::jsonb, '{}'::json, 'null'::jsonb, '[1]'::json"
+        ).fetchone()
+        assert found == ([], [], {}, None, [1])
+        assert found[0] is not found[1]
 
 
 def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +20,11 @@ from gangq.client import Client
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken
 from gangq.gpu import detect
-from gangq.worker import facts
+from gangq.worker import facts, jobs
 from gangq.worker.child_context import Link
 from gangq.worker.claims import ClaimSource
-from gangq.worker.context_impl import StopFlag
-from gangq.worker.deadman import boottime
+from gangq.worker.context_impl import InlineContext, StopFlag
+from gangq.worker.deadman import Deadman, boottime
 from gangq.worker.environment import scrubbed
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
@@ -32,6 +35,7 @@ from gangq.worker.registration import register
 from gangq.worker.reporter import Reporter, clean
 from gangq.worker.retry import until_answered
 from gangq.worker.runner_command import Command
+from gangq.worker.runner_inline import InlineRunner
 from gangq.worker.session import Session, Terms, blameless
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
@@ -172,6 +176,77 @@ def test_a_handler_that_never_looked_has_not_broken_off() -> None:
     assert not flag.seen
     assert flag.wait(0)
     assert flag.seen
+
+
+def test_whoever_asks_first_for_an_event_or_the_key_of_a_job_gets_what_all_others_get(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    claim = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0))).claim
+
+    def slowly(make: Callable[..., Any]) -> Callable[..., Any]:
+        def making(*arguments: Any) -> Any:
+            time.sleep(0.02)  # So that whoever comes second comes while the first is at it.
+            return make(*arguments)
+
+        return making
+
+    monkeypatch.setattr(
+        jobs, "threading", SimpleNamespace(Event=slowly(threading.Event), Lock=threading.Lock)
+    )
+    monkeypatch.setattr(jobs, "secrets", SimpleNamespace(token_hex=slowly(secrets.token_hex)))
+    for name in ("stopping", "wake", "key"):
+        job = ActiveJob(claim)
+        line = threading.Barrier(4)
+        found: list[Any] = []
+
+        def ask(job: ActiveJob = job, line: Any = line, name: str = name, found: Any = found) -> None:
+            line.wait(10)
+            found.append(getattr(job, name))
+
+        def tell(job: ActiveJob = job, line: Any = line) -> None:
+            line.wait(10)
+            job.tell_stop("drain", 0.0)
+
+        threads = [threading.Thread(target=target) for target in (ask, ask, ask, tell)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert len(found) == 3
+        assert set(found) == {getattr(job, name)}
+        assert job.stopping.is_set()
+        assert job.wake.is_set()
+
+
+def test_what_one_thread_of_a_handler_saw_of_the_stop_is_seen(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    context = InlineContext(session, job, None, lambda: None)
+    assert not context.stopping
+    job.tell_stop("drain", 0.0)
+    looker = threading.Thread(target=lambda: context.wait_stopping(10))
+    looker.start()
+    looker.join(10)
+    assert context.stop_flag.seen
+    assert context.job is context.job
+    assert (context.job.id, context.job.payload) == (job.id, {})
+
+
+def test_a_result_is_sent_as_it_was_when_the_handler_returned(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    reporter = Reporter(session)
+    runner = InlineRunner(session, reporter, PortHolder(0), Deadman(), lambda *_: None)  # type: ignore[arg-type]
+    result = {"text": 'a "quoted" word', "n": 1}
+    runner.run(job, lambda ctx: result, more_follow=True)
+    result["n"] = 2  # By a thread the handler left behind.
+    reporter.flush()
+    runner.rest()
+    assert client.job(id=job.id).result == {"text": 'a "quoted" word', "n": 1}
 
 
 # Lost replies -----------------------------------------------------------------------------------------------
@@ -366,6 +441,24 @@ def test_a_signal_is_counted_once_on_whichever_way_it_comes() -> None:
         eventually(lambda: len(calls) == 3, "one is heard without the pipe")
         threading.Event().wait(0.1)
         assert calls == [1, 1, 1]
+    finally:
+        watch.stop()
+
+
+def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back() -> None:
+    heard: list[int] = []
+    watch = SignalWatch(lambda: heard.append(1))
+    watch.install()
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(-1)
+        watch.renew()
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == own
+        os.kill(os.getpid(), signal.SIGINT)
+        eventually(lambda: heard, "SIGINT is heard again")
+        assert signal.set_wakeup_fd(-1) == watch._write
     finally:
         watch.stop()
 

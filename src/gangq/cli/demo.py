@@ -221,7 +221,7 @@ def _verdict(
     }
     for what, held in checks.items():
         console.print(f"  [{'green' if held else 'bold red'}]{'yes' if held else 'NO '}[/]  {what}")
-    console.print(f"\n{took_s:.0f} s. Look around with:  gangq db psql {DATABASE}")
+    console.print(f"\n{took_s:.0f} s. Look around with:  {sys.argv[0]} db psql {DATABASE}")
     return 0 if all(checks.values()) else 1
 
 

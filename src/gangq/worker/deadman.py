@@ -114,7 +114,8 @@ class Deadman:
         self._exit_address = ctypes.cast(self._libc._exit, ctypes.c_void_p).value
         self._lock = threading.Lock()
         self._code: int | None = None
-        self._armed: tuple[float, int, float] | None = None
+        # What the timers are set to: the arguments of arm(), () for off, None for not known.
+        self._set_to: tuple[float, ...] | None = ()
         self._exit_timer: _Timer | None = None
         self._kill_timer: _Timer | None = None
         self._dump_timer: _Timer | None = None
@@ -136,20 +137,23 @@ class Deadman:
         """
         wanted = (at_boottime, code, grace_s)
         with self._lock:
-            if wanted == self._armed:
+            if wanted == self._set_to:
                 return
-            # Should one of the calls below fail, nothing is known to be set.
-            self._armed = None
+            # Not known until all of it is done: the next call then starts afresh, should this one fail.
+            self._set_to = None
             self._set(at_boottime, code, grace_s)
-            self._armed = wanted
+            self._set_to = wanted
 
     def disarm(self) -> None:
         """Live on. :meth:`arm` may follow."""
         with self._lock:
-            self._armed = None
+            if self._set_to == ():
+                return
+            self._set_to = None
             for timer in (self._dump_timer, self._exit_timer, self._kill_timer):
                 if timer is not None:
                     timer.set(0)
+            self._set_to = ()
 
     def _set(self, at_boottime: float, code: int, grace_s: float) -> None:
         # A past instant counts from now: else the backstop, past too, would take the exit code away.
