@@ -6,12 +6,12 @@
 -- that planning is more than half of the whole cost. tests/sql/test_plans.py holds the generic plans to account.
 
 create function gangq.now() returns timestamptz language sql volatile as
-$$ select clock_timestamp() $$;
+$$ select pg_catalog.clock_timestamp() $$;
 comment on function gangq.now() is
   'The database''s clock, read once per verb. Tests replace this function as the schema''s owner; no setting moves it.';
 
 create function gangq.caller() returns text language sql stable as
-$$ select coalesce(nullif(current_setting('role'), 'none'), session_user::text) $$;
+$$ select coalesce(nullif(pg_catalog.current_setting('role'::text), 'none'), session_user::text) $$;
 comment on function gangq.caller() is 'The login or role on whose behalf a verb runs, also inside security definer functions.';
 
 -- SQLSTATEs of class GQ, each one Python exception:

@@ -34,6 +34,7 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('running', 'preempted', 'requeue', 'gangq_worker', 'trip'),
   ('running', 'pending', 'release', 'gangq_worker', 'stop'),
   ('running', 'preempted', 'release', 'gangq_worker', 'stop'),
+  ('running', 'failed', 'release', 'gangq_worker', 'stop'),
   ('running', 'pending', 'reap_expired', 'gangq_worker', 'crash'),
   ('running', 'failed', 'reap_expired', 'gangq_worker', 'crash'),
   ('running', 'preempted', 'reap_expired', 'gangq_worker', 'crash'),

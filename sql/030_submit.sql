@@ -44,7 +44,7 @@ create function gangq.configure(
   pass_over_s real default null, flag_after_s real default null, tick_s real default null,
   gang_backoff_s real default null, gang_backoff_max_s real default null, checkpoint_bytes integer default null,
   log_bytes integer default null, retention_short interval default null, retention_long interval default null,
-  incarnation_retention interval default null
+  incarnation_retention interval default null, max_stops integer default null
 ) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
@@ -65,12 +65,17 @@ begin
     log_bytes = coalesce(configure.log_bytes, s.log_bytes),
     retention_short = coalesce(configure.retention_short, s.retention_short),
     retention_long = coalesce(configure.retention_long, s.retention_long),
-    incarnation_retention = coalesce(configure.incarnation_retention, s.incarnation_retention);
+    incarnation_retention = coalesce(configure.incarnation_retention, s.incarnation_retention),
+    max_stops = coalesce(configure.max_stops, s.max_stops);
+  if exists (select 1 from gangq.settings s where s.lease_s <= s.lease_margin_s + s.heartbeat_s) then
+    perform gangq.refuse('GQ001', 'the lease must be longer than its margin and one heartbeat together',
+      'Else work would be killed before a renewal can come. Raise lease_s, or lower lease_margin_s or heartbeat_s in the same call.');
+  end if;
 exception
   when check_violation then
     perform gangq.refuse('GQ001', sqlerrm, 'Seconds and bytes are positive numbers; see \d+ gangq.settings.');
 end $$;
-comment on function gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval) is
+comment on function gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer) is
   'Changes the installation''s settings given; null leaves one as it is. For gangq_admin. Raises GQ001.';
 
 -- Checks what submit and submit_gang have in common and interns the requirement. No unique key on shapes: a caller's

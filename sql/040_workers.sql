@@ -81,7 +81,9 @@ begin
     insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, seen_at)
     values (device.uuid, register_worker.host, device.index, device.vram_mb, device.model, device.source, t)
     on conflict (uuid) do update set host = excluded.host, index = excluded.index, vram_mb = excluded.vram_mb,
-      model = excluded.model, source = excluded.source, seen_at = excluded.seen_at;
+      model = excluded.model, source = excluded.source, seen_at = excluded.seen_at
+    -- What a live worker offers is as that worker said, whoever else claims to see it.
+    where not exists (select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   end loop;
   insert into gangq.device_claimants (device_id, incarnation)
   select r.id, register_worker.incarnation from gangq.device_registry r
@@ -143,7 +145,7 @@ begin
   -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart.
   perform set_config('synchronous_commit', 'off', true);
   if exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
-    update gangq.leases l set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s)), renewed_at = t
+    update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
     where l.incarnation = (
       select z.incarnation from gangq.leases z where z.incarnation = heartbeat.incarnation for update skip locked);
     if not found then
@@ -298,6 +300,8 @@ begin
     perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Whoever lifts it will want to know.');
   end if;
   if worker is not null then
+    -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it here.
+    perform pg_advisory_xact_lock(1734438257, hashtext(quarantine.worker));
     select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for update;
     if not found then
       perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');

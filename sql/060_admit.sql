@@ -45,6 +45,29 @@ $$;
 comment on function gangq.pack(integer, bigint[], text[], integer[]) is
   'Internal. The worker of each rank, or null when the rooms do not hold size members.';
 
+-- Of gangs alike in shape and size the first stands for all: if it does not fit, none does. So what a pass reads grows
+-- with the kinds of gangs that wait, not with their number, and no gang can hide behind others.
+create function gangq.admissible(t timestamptz)
+returns table (id bigint, size integer, priority smallint, order_key bigint, shape_id integer, queue text, policy text)
+language sql stable as $$
+  with recursive kinds(shape_id, size) as (
+    (select x.shape_id, x.size from gangq.live_gangs x where x.state = 'blocked' order by x.shape_id, x.size limit 1)
+    union all
+    select n.shape_id, n.size from kinds k cross join lateral (
+      select x.shape_id, x.size from gangq.live_gangs x
+      where x.state = 'blocked' and (x.shape_id, x.size) > (k.shape_id, k.size) order by x.shape_id, x.size limit 1) n
+  )
+  select g.id, g.size, g.priority, g.order_key, g.shape_id, z.queue, q.policy
+  from kinds k join gangq.shapes z on z.id = k.shape_id join gangq.queues_table q on q.name = z.queue
+  cross join lateral (
+    select x.* from gangq.live_gangs x
+    where x.state = 'blocked' and x.shape_id = k.shape_id and x.size = k.size and (x.not_before is null or x.not_before <= t)
+    order by x.order_key limit 50) g
+  where not q.paused
+$$;
+comment on function gangq.admissible(timestamptz) is
+  'Internal. Gangs that wait to be placed and may be now: of each kind (shape and size) the first 50.';
+
 create function gangq.decide(max_gangs integer default 200)
 returns table (gang_id bigint, incarnations bigint[], earmark bigint[])
 language plpgsql stable security definer set search_path = ''
@@ -62,6 +85,7 @@ declare
   seats bigint[];
   unfit jsonb := '{}';  -- shape -> smallest size that did not fit in this pass
   held boolean := false;
+  placed integer := 0;
   w record;
   left_vrams integer[];
 begin
@@ -73,11 +97,7 @@ begin
   from gangq.free_capacity(array(
     -- Only workers of queues in which a gang waits: what runs on the others is not even counted.
     select c.id from unnest(gangq.candidates(t)) as c(id) join gangq.incarnations i on i.id = c.id
-    where i.queues && array(
-      select distinct z.queue from (
-        select x.shape_id from gangq.live_gangs x
-        where x.state = 'blocked' and (x.not_before is null or x.not_before <= t) order by x.order_key limit 1000) x
-      join gangq.shapes z on z.id = x.shape_id))) f
+    where i.queues && array(select distinct a.queue from gangq.admissible(t) a))) f
   join gangq.incarnations i on i.id = f.incarnation;
   if ids is null then
     return;
@@ -86,14 +106,10 @@ begin
     select c.* from (
       select b.*, row_number() over (
         partition by b.queue, b.priority order by case b.policy when 'largest_first' then -b.size else 0 end, b.order_key) as turn
-      from (
-        select x.id, x.size, x.priority, x.order_key, x.shape_id, z.queue, q.policy
-        from gangq.live_gangs x join gangq.shapes z on z.id = x.shape_id join gangq.queues_table q on q.name = z.queue
-        where x.state = 'blocked' and (x.not_before is null or x.not_before <= t) and not q.paused
-        order by x.order_key limit 1000) b) c
+      from gangq.admissible(t) b) c
     order by c.priority desc, c.turn, c.order_key
-    limit decide.max_gangs
   loop
+    exit when placed >= decide.max_gangs;
     continue when (unfit ->> g.shape_id::text)::integer <= g.size;
     select x.* into s from gangq.shapes x where x.id = g.shape_id;
     select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, c.slots, c.memory_mb, c.cpus,
@@ -126,6 +142,7 @@ begin
       continue;
     end if;
     gang_id := g.id;
+    placed := placed + 1;
     incarnations := seats;
     earmark := null;
     return next;

@@ -34,8 +34,16 @@ begin
   end if;
   gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved');
   if gang_ids <> '{}' then
-    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-    perform 1 from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved' order by j.id for update;
+    -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
+    -- sibling's claim may take, then leave the gang for the next call.
+    begin
+      perform set_config('lock_timeout', '200ms', true);
+      perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+      perform 1 from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved' order by j.id for update;
+    exception when lock_not_available then
+      gang_ids := '{}';
+    end;
+    perform set_config('lock_timeout', '2s', true);
   end if;
   select i.* into me from gangq.incarnations i where i.id = claim.incarnation for update;
   if not found or me.ended_at is not null then
@@ -56,7 +64,7 @@ begin
     end if;
   end if;
 
-  if gang_ids <> '{}' and me.state = 'live' then
+  if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
     with started as (
       update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
         ran_on = me.id, deadline_at = null, request_id = claim.request_id
@@ -78,12 +86,19 @@ begin
   if want > 0 and me.state = 'live' and me.quarantined is null then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
     kept_from := coalesce((select e.order_key from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
-    -- The head of every shape that fits: shapes that do not fit are never looked at, however many jobs they have.
+    -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
+    -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
+    with recursive waiting(id) as (
+      (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
+      union all
+      select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id order by j.shape_id limit 1)
+      from waiting p where p.id is not null
+    )
     select array_agg(h.id), array_agg(h.order_key) into shape_ids, keys
     from (
       select z.id, (
         select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) as order_key
-      from gangq.shapes z join gangq.queues_table q on q.name = z.queue
+      from waiting w join gangq.shapes z on z.id = w.id join gangq.queues_table q on q.name = z.queue
       where gangq.serves(me, z) and not q.paused
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end

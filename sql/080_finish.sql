@@ -49,16 +49,32 @@ begin
     delete from gangq.checkpoints c where c.job_id = any (left_ids);
   end if;
   if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
-    update gangq.dependencies d set outcome = (
-      select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
-    where d.on_job_id = any (left_ids);
+    perform gangq.settle(left_ids);
+    insert into gangq.unsettled (job_id)
+    select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (left_ids) and d.outcome is null
+    on conflict do nothing;
     perform gangq.wake_tick(true);
+  end if;
+  -- In a caller's REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    insert into gangq.unsettled (job_id) select l.id from unnest(left_ids) as l(id) on conflict do nothing;
   end if;
   return left_ids;
 end $$;
 comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timestamptz, text) is
   'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
   'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
+
+create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
+  update gangq.dependencies d set outcome = (
+    select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z where z.on_job_id = any (settle.ended) and z.outcome is null
+    order by z.on_job_id, z.job_id for update skip locked))
+$$;
+comment on function gangq.settle(bigint[]) is
+  'Internal. Tells the dependents of these jobs how they ended. A row that somebody holds (an open cancel) is passed over: '
+  'see gangq.unsettled.';
 
 create function gangq.was_final(job_id bigint, token bigint) returns boolean language sql stable as $$
   select exists (select 1 from gangq.live_jobs j where j.id = was_final.job_id and j.final_token = was_final.token)
@@ -122,6 +138,7 @@ set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
   done bigint[];
+  gang_ids bigint[];
   p record;
   big record;
 begin
@@ -139,14 +156,15 @@ begin
         'Store it elsewhere and return its address.');
     end if;
   end if;
+  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (complete.job_ids) and j.gang_id is not null);
+  if gang_ids <> '{}' then
+    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+    perform 1 from gangq.live_jobs j where j.id = any (complete.job_ids) or j.gang_id = any (gang_ids) order by j.id for update;
+  end if;
   done := gangq.leave(complete.job_ids, complete.tokens, 'done', complete.results, null, t);
   if cardinality(done) = cardinality(complete.job_ids) then
     return query select d.id, 'done' from unnest(done) as d(id);
   else
-    perform 1 from gangq.live_gangs g
-    where g.id in (select j.gang_id from gangq.live_jobs j where j.id = any (complete.job_ids)) order by g.id for update;
-    perform 1 from gangq.live_jobs j
-    where j.gang_id in (select z.gang_id from gangq.live_jobs z where z.id = any (complete.job_ids)) order by j.id for update;
     for p in
       select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
         j.token = c.token and j.state in ('running', 'preempting') as ours
@@ -212,13 +230,13 @@ begin
   end if;
   if j.gang_id is not null then
     perform gangq.drain(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
-      coalesce(fail.error ->> 'message', 'failed'), t, not retryable);
+      coalesce(fail.error ->> 'type', 'failed'), t, not retryable);
     return 'preempted';
   end if;
   select x.* into q from gangq.queues_table x join gangq.shapes s on s.queue = x.name where s.id = j.shape_id;
   if not retryable or j.attempts >= j.max_attempts then
     perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], coalesce(fail.error, '{}'), t);
-    perform gangq.log_event(t, 'fail', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'message',
+    perform gangq.log_event(t, 'fail', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'type',
       data => jsonb_build_object('attempts', j.attempts, 'retryable', retryable));
     perform gangq.wake_tick();
     return 'failed';
@@ -228,7 +246,7 @@ begin
     error = fail.error, request_id = null
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
-  perform gangq.log_event(t, 'retry', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'message',
+  perform gangq.log_event(t, 'retry', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'type',
     data => jsonb_build_object('attempts', j.attempts, 'due_at', t + delay));
   perform gangq.wake_tick();
   return 'scheduled';
@@ -251,16 +269,17 @@ begin
     end if;
     perform gangq.refuse_stale(requeue.job_id, requeue.token);
   end if;
-  perform gangq.log_event(t, 'trip', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => requeue.error ->> 'message', data => gangq.for_events(requeue.error) || jsonb_build_object('trips', j.trips + 1));
+  perform gangq.log_event(t, 'trip', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), job_id => j.id, token => j.token, incarnation => j.incarnation,
+    reason => requeue.error ->> 'type', data => gangq.for_events(requeue.error) || jsonb_build_object('trips', j.trips + 1));
   if j.state = 'preempting' then
     return gangq.stopped(j, requeue.error, t);
   end if;
   if j.gang_id is not null then
-    perform gangq.drain(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'message', 'watchdog trip'), t);
+    perform gangq.drain(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
     return 'preempted';
   end if;
   if j.trips >= j.max_trips then
+    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
     perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], coalesce(requeue.error, '{}'), t);
     perform gangq.wake_tick();
     return 'failed';
@@ -286,14 +305,16 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
+  gang_ids bigint[];
   p record;
   j gangq.live_jobs;
 begin
   if coalesce(cardinality(release.job_ids), 0) <> coalesce(cardinality(release.tokens), 0) then
     perform gangq.refuse('GQ001', 'release needs as many tokens as job ids', 'Pass arrays of one length.');
   end if;
-  perform 1 from gangq.live_gangs g
-  where g.id in (select x.gang_id from gangq.live_jobs x where x.id = any (release.job_ids)) order by g.id for update;
+  gang_ids := array(select distinct x.gang_id from gangq.live_jobs x where x.id = any (release.job_ids) and x.gang_id is not null);
+  perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+  perform 1 from gangq.live_jobs x where x.id = any (release.job_ids) or x.gang_id = any (gang_ids) order by x.id for update;
   for p in select r.id, r.token from unnest(release.job_ids, release.tokens) as r(id, token) order by r.id loop
     j := gangq.lock_job(p.id);
     job_id := p.id;
@@ -323,7 +344,13 @@ language plpgsql set search_path = '' as $$
 begin
   perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
     incarnation => (j).incarnation, reason => hand_back.reason);
+  if how <> 'crash' and (j).stops >= (select c.max_stops from gangq.settings c) then
+    perform gangq.leave(array[(j).id], array[(j).token], case (j).state when 'running' then 'failed' else 'cancelled' end, array[null]::jsonb[],
+      jsonb_build_object('type', 'StoppedTooOften', 'message', format('handed back or told to stop %s times', (j).stops + 1)), t);
+    return 'failed';
+  end if;
   if how = 'crash' and (j).crashes >= (j).max_crashes then
+    update gangq.live_jobs x set crashes = x.crashes + 1 where x.id = (j).id;
     perform gangq.leave(array[(j).id], array[(j).token], 'failed', array[null]::jsonb[],
       jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason, 'crashes', (j).crashes + 1), t);
     return 'failed';

@@ -45,13 +45,17 @@ begin
   else
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
     complete_step := gangq.restore_step(g);
+    if g.checkpoint_mode = 'each' and (select count(*) from gangq.checkpoints c where c.job_id = j.id and c.step > coalesce(complete_step, -1)) > 64 then
+      perform gangq.refuse('GQ004', format('rank %s of gang %s has saved more than 64 steps that other ranks have not', j.rank, g.id),
+        'In checkpoint mode each a step counts when every rank saved it. If rank 0 saves for all, submit with checkpoint_mode => ''rank0''.');
+    end if;
     delete from gangq.checkpoints c
     where c.gang_id = j.gang_id and c.step < complete_step and c.step is distinct from g.restore_step;
   end if;
 end $$;
 comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea) is
   'Saves opaque bytes at a step, while running or told to stop, with the present token. The same step again replaces it. '
-  'Older steps are kept until a newer one is complete. Raises GQ001, GQ002, GQ003, GQ007.';
+  'Older steps are kept until a newer one is complete. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
 language plpgsql stable security definer set search_path = '' as $$

@@ -180,6 +180,8 @@ begin
     why := format('the gang lost a worker %s times', g.crashes);
   elsif g.trips > g.max_trips then
     why := format('the gang tripped a watchdog %s times', g.trips);
+  elsif (select max(j.stops) > (select c.max_stops from gangq.settings c) from gangq.live_jobs j where j.gang_id = g.id) then
+    why := format('the gang was handed back or told to stop more than %s times', (select c.max_stops from gangq.settings c));
   end if;
   if why is not null then
     perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => why, data => '{"outcome": "failed"}');

@@ -22,7 +22,10 @@ begin
   from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
   if s.last_at is not null and (
     s.server_started_at is distinct from started or s.timeline is distinct from line or s.last_at > t
-    or t - s.last_at > make_interval(secs => shortest * 0.75)
+    or (t - s.last_at > make_interval(secs => shortest * 0.75) and (s.outage_ended_at is null or exists (
+      -- Where only a slow cron ticks, every gap is long: without a sign of life since the last one no more is granted.
+      select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
+      where i.ended_at is null and l.renewed_at > s.outage_ended_at)))
   ) then
     s.outage_ended_at := t;
     perform gangq.log_event(t, 'outage', reason => case
@@ -84,7 +87,7 @@ begin
       reason = format('job %s was told to stop and never confirmed it', j.id)
     where h.job_id = j.id;
     if found then
-      perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation,
+      perform gangq.log_event(t, 'quarantine', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), job_id => j.id, token => j.token, incarnation => j.incarnation,
         reason => 'told to stop and never confirmed it');
     end if;
     perform gangq.stopped(j, null, t, 'force');
@@ -138,7 +141,7 @@ begin
   end loop;
   for w in
     select x.id, i.id as incarnation, i.name, i.state, x.claimed_at,
-      row_number() over (partition by i.id order by x.order_key) as nth, i.prefetch, i.slots
+      row_number() over (partition by i.id order by x.claimed_at, x.order_key) as nth, i.prefetch, i.slots
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is null
     order by x.id limit most
@@ -206,19 +209,20 @@ begin
     select g.id from gangq.live_gangs g
     where g.state = 'reserved' and (g.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-      where j.gang_id = g.id and j.state = 'reserved' and i.state <> 'live'))
+      where j.gang_id = g.id and j.state = 'reserved' and (i.state <> 'live' or i.quarantined is not null)))
     order by g.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
     continue when not exists (select 1 from gangq.live_gangs g where g.id = w.id and g.state = 'reserved');
     if not gangq.rollback_gang(w.id) then
-      -- Some were claimed and wait at the barrier for one that will not come.
+      -- Some were claimed and wait at the barrier for one that will not come. Only a missed deadline is held against
+      -- whoever has not claimed: a reservation may also be over because another of its workers stops.
       update gangq.incarnations i set passed_over_until = t + make_interval(secs => (select s.pass_over_s from gangq.settings s))
-      where i.id = any (array(
+      where exists (select 1 from gangq.live_gangs g where g.id = w.id and g.deadline_at <= t) and i.id = any (array(
         select z.id from gangq.incarnations z
         where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = w.id and j.state = 'reserved')
         order by z.id for update skip locked));
-      perform gangq.drain(w.id, '{}', 'placement_miss', null, 'a member was not claimed in time', t);
+      perform gangq.drain(w.id, '{}', 'placement_miss', null, 'a member was not claimed in time, or its worker takes nothing more', t);
     end if;
     n := n + 1;
   end loop;
@@ -237,6 +241,8 @@ declare
   w record;
   g bigint;
   waiters bigint[];
+  ended bigint[];
+  locked boolean;
 begin
   for due in
     with ready as (
@@ -251,9 +257,15 @@ begin
     n := n + due.jobs;
     perform gangq.wake_sleepers(due.queue, due.jobs, 'sleepers');
   end loop;
+  ended := array(select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
+  if ended <> '{}' then
+    perform gangq.settle(ended);
+    delete from gangq.unsettled u where u.job_id = any (ended)
+      and not exists (select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
+  end if;
   -- Jobs whose awaited jobs have ended. A failed or cancelled one cancels all that wait for it.
   for w in
-    select d.job_id, j.gang_id, count(*) filter (where d.outcome = 'done') as done,
+    select d.job_id, j.gang_id, array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
       min(d.on_job_id) filter (where d.outcome <> 'done') as lost
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
     where d.job_id = any (array(
@@ -267,9 +279,10 @@ begin
     group by d.job_id, j.gang_id order by j.gang_id, d.job_id
   loop
     if w.gang_id is not null and w.gang_id is distinct from g then
-      continue when not gangq.try_lock_gang(w.gang_id);
       g := w.gang_id;
+      locked := gangq.try_lock_gang(g);
     end if;
+    continue when w.gang_id is not null and not locked;
     perform 1 from gangq.live_jobs j where j.id = w.job_id and j.state = 'waiting' for update skip locked;
     continue when not found;
     n := n + 1;
@@ -286,9 +299,9 @@ begin
       end if;
       continue;
     end if;
-    delete from gangq.dependencies d where d.job_id = w.job_id and d.outcome = 'done';
-    update gangq.live_jobs j set waits_on = j.waits_on - w.done,
-      state = case when j.waits_on > w.done then 'waiting' when j.gang_id is not null then 'blocked'
+    delete from gangq.dependencies d where d.job_id = w.job_id and d.on_job_id = any (w.done);
+    update gangq.live_jobs j set waits_on = j.waits_on - cardinality(w.done),
+      state = case when j.waits_on > cardinality(w.done) then 'waiting' when j.gang_id is not null then 'blocked'
         when j.due_at > t then 'scheduled' else 'pending' end
     where j.id = w.job_id;
     if w.gang_id is not null then

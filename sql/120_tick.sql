@@ -41,7 +41,7 @@ begin
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done < 0;
-    again := again or done < 0 or done >= 200;
+    again := again or done < 0 or done >= case step when 'admit' then 50 else 200 end;
   end loop;
   ran := true;
   -- What is due sooner than the next safety tick is served on time, not up to a tick late.
@@ -169,6 +169,11 @@ begin
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
     and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null);
+  delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
+  delete from gangq.progress p where not exists (select 1 from gangq.live_jobs j where j.id = p.job_id);
+  delete from gangq.retried r
+  where not exists (select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
+    and not exists (select 1 from gangq.gang_history h where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id);
   return made;

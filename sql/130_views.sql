@@ -1,6 +1,6 @@
 -- What people and dashboards read. Views show payloads, results and errors only to those who may see them.
 
-create function gangq.may_read_payloads() returns boolean language sql stable as $$
+create function gangq.may_read_payloads() returns boolean language sql stable set search_path = '' as $$
   select pg_has_role(gangq.caller(), 'gangq_admin', 'member')
     or pg_has_role(gangq.caller(), 'gangq_submitter', 'member')
     or pg_has_role(gangq.caller(), 'gangq_worker', 'member')
@@ -155,5 +155,10 @@ from gangq.live_jobs j where (j.order_key >> 50) <> 1000 - j.priority
 union all
 select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
 from gangq.dependencies d
-where d.outcome is null and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id);
+where d.outcome is null and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+  and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
+union all
+select 'waits for as many as it says', 'job ' || j.id, format('%s, of which %s are known', j.waits_on, d.n)
+from gangq.live_jobs j cross join lateral (select count(*) as n from gangq.dependencies x where x.job_id = j.id) d
+where j.state = 'waiting' and j.waits_on <> d.n;
 comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';

@@ -135,7 +135,7 @@ begin
     if not found then
       perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(explain_job.job_id::text, 'null')), 'Job ids are in gangq.jobs.');
     end if;
-    return query select 'state', ended.state = 'done', format('it is %s since %s%s', ended.state, ended.finished_at, coalesce(': ' || (ended.error ->> 'message'), '')),
+    return query select 'state', ended.state = 'done', format('it is %s since %s%s', ended.state, ended.finished_at, coalesce(': ' || (ended.error ->> 'type'), '')),
       jsonb_build_object('attempts', ended.attempts);
     return;
   end if;
@@ -149,7 +149,7 @@ begin
   detail := case j.state
     when 'running' then format('runs since %s on %s', j.claimed_at, (select i.name from gangq.incarnations i where i.id = j.incarnation))
     when 'preempting' then format('told to stop (%s) %s s ago', j.stop_reason, round(extract(epoch from t - j.told_at)::numeric, 1))
-    when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t)::numeric, 1), coalesce(', after: ' || (j.error ->> 'message'), ''))
+    when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t)::numeric, 1), coalesce(', after: ' || (j.error ->> 'type'), ''))
     when 'waiting' then format('waits for jobs %s', (select string_agg(d.on_job_id::text, ', ' order by d.on_job_id) from gangq.dependencies d where d.job_id = j.id))
     else 'pending: claimable by any worker that fits' end;
   numbers := jsonb_build_object('state', j.state, 'attempts', j.attempts, 'crashes', j.crashes, 'trips', j.trips);

@@ -53,7 +53,7 @@ to gangq_worker, gangq_admin;
 
 grant execute on function
   gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
-  gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval),
+  gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer),
   gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text), gangq.decide(integer),
   gangq.keep_partitions(boolean)
 to gangq_admin;

@@ -70,7 +70,8 @@ create table gangq.settings (
   log_bytes integer not null default 1048576 check (log_bytes > 0),
   retention_short interval not null default '7 days',
   retention_long interval not null default '30 days',
-  incarnation_retention interval not null default '1 day'
+  incarnation_retention interval not null default '7 days',
+  max_stops smallint not null default 100 check (max_stops > 0)
 );
 insert into gangq.settings default values;
 comment on table gangq.settings is 'Numbers that hold for the whole installation; one row. Change with gangq.configure().';
@@ -91,7 +92,8 @@ comment on column gangq.settings.checkpoint_bytes is 'Largest checkpoint stored 
 comment on column gangq.settings.log_bytes is 'Largest log kept per attempt.';
 comment on column gangq.settings.retention_short is 'How long history of class short is kept.';
 comment on column gangq.settings.retention_long is 'How long history of class long, and events, are kept.';
-comment on column gangq.settings.incarnation_retention is 'How long ended incarnations stay listed.';
+comment on column gangq.settings.incarnation_retention is 'How long ended incarnations stay listed, and finished jobs know where they ran.';
+comment on column gangq.settings.max_stops is 'Times a job may be handed back or told to stop through no fault of its own before it is failed: even those must not loop.';
 
 create table gangq.queues_table (
   name text primary key check (name <> '' and length(name) <= 100),
@@ -135,7 +137,7 @@ create table gangq.shapes (
   labels jsonb not null check (jsonb_typeof(labels) = 'object'),
   plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored
 );
-create index shapes_task on gangq.shapes (queue, task);
+create index shapes_requirement on gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus);
 comment on table gangq.shapes is
   'Every distinct requirement ever submitted, interned: a claim matches shapes, never single jobs. Not unique on '
   'purpose: two transactions that meet a new shape at once may both add it, so that neither waits for the other.';
@@ -297,7 +299,7 @@ create table gangq.live_gangs (
   check (state <> 'reserved' or (deadline_at is not null and go_at is null)),
   check (state not in ('blocked', 'waiting') or (deadline_at is null and go_at is null and master_port is null))
 ) with (fillfactor = 70);
-create index live_gangs_blocked on gangq.live_gangs (order_key) where state = 'blocked';
+create index live_gangs_blocked on gangq.live_gangs (shape_id, size, order_key) where state = 'blocked';
 create index live_gangs_backoff on gangq.live_gangs (not_before) where state = 'blocked' and not_before is not null;
 create index live_gangs_placed on gangq.live_gangs (id) where state in ('reserved', 'draining');
 create unique index live_gangs_master on gangq.live_gangs (master_host, master_port) where master_port is not null;
@@ -456,6 +458,12 @@ comment on table gangq.dependencies is 'Which live job waits for which. No forei
 comment on column gangq.dependencies.outcome is 'How the awaited job ended; promote_due then takes the row away.';
 comment on column gangq.dependencies.job_id is 'The one that waits.';
 comment on column gangq.dependencies.on_job_id is 'The one it waits for.';
+
+create table gangq.unsettled (
+  job_id bigint primary key
+);
+comment on table gangq.unsettled is 'Jobs that ended while somebody held a row of their dependents, or in a transaction that could not see them all: promote_due tells those.';
+comment on column gangq.unsettled.job_id is 'The job that ended.';
 
 create table gangq.device_holds (
   device_id bigint primary key references gangq.device_registry (id),

@@ -32,6 +32,7 @@ MAY_BE_SCANNED = {
     "tick_state",
     "migrations",
     "retried",
+    "unsettled",
 }
 
 FILL = (

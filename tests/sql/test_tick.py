@@ -146,7 +146,7 @@ def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None
     q.worker("a").retire()
     q.worker("b").retire()
     q.call("quarantine", worker="b")
-    q.later(2 * DAY)
+    q.later(8 * DAY)
     q.call("keep_partitions", at_once=True)
     assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
 

@@ -209,6 +209,7 @@ CORRUPTIONS = {
     "token is unique": "update gangq.live_jobs set token = 5 where token is not null",
     "order key matches priority": "update gangq.live_jobs set priority = 9 where state = 'pending'",
     "waits for a live job": "update gangq.dependencies set on_job_id = 999",
+    "waits for as many as it says": "delete from gangq.dependencies",
 }
 
 

@@ -46,7 +46,7 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
-         "most"),
+         "max_stops", "most"),
         "integer",
     ),
     **dict.fromkeys(
@@ -327,6 +327,7 @@ def configure(
     retention_short: timedelta | None = None,
     retention_long: timedelta | None = None,
     incarnation_retention: timedelta | None = None,
+    max_stops: int | None = None,
 ) -> Query[None]:
     """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
     return _void(
@@ -348,6 +349,7 @@ def configure(
         retention_short=retention_short,
         retention_long=retention_long,
         incarnation_retention=incarnation_retention,
+        max_stops=max_stops,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import select
+import socket
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +133,49 @@ def _misread(dsn: str, given: dict[str, Any]) -> bool:
     ports = str(given.get("port", "")).replace(",", "")
     stray = any("@" in str(given.get(key, "")) for key in ("host", "dbname"))
     return (ports != "" and not ports.isdigit()) or ("://" in dsn and stray)
+
+
+class Lines:
+    """The connections on which an answer is being waited for. Thread-safe.
+
+    TCP notices a line on which nobody acknowledges. A proxy or a host that hangs acknowledges and never
+    answers, and over a Unix socket nothing is noticed at all: a call would then wait for ever, unless
+    somebody hangs up.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Any, float] = {}
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def expecting(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """An answer on `connection` is waited for."""
+        with self._lock:
+            self._known.add(connection)
+            self._since[connection] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._since.pop(connection, None)
+
+    def hang_up(self, after_s: float) -> int:
+        """Cut each connection whose answer has been waited for longer than `after_s`; return how many. The
+        call then fails as after any cut line. When there is one, those that nobody uses now are cut too: they
+        lead the same way, and each would cost its next user the same time.
+        """
+        now = time.monotonic()
+        with self._lock:
+            silent = [connection for connection, since in self._since.items() if now - since > after_s]
+            if silent:
+                silent += [connection for connection in self._known if connection not in self._since]
+        for connection in silent:
+            # Not close(): the connection belongs to the thread that waits; the end of the stream wakes it.
+            with contextlib.suppress(OSError, psycopg.Error):
+                with socket.socket(fileno=os.dup(connection.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+        return len(silent)
 
 
 def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], used_at: float) -> bool:

@@ -28,11 +28,6 @@ class _Pooled(psycopg.Connection[Any]):
     used_at = 0.0
 
 
-def _check(conn: _Pooled) -> None:
-    if core.doubtful(conn, conn.used_at):
-        ConnectionPool.check_connection(conn)
-
-
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
     @functools.wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -77,6 +72,7 @@ class Client:
         self._lock = threading.Lock()
         self._pool: ConnectionPool[_Pooled] | None = None
         self._pid = os.getpid()
+        self.lines = core.Lines()
 
     def __repr__(self) -> str:
         return f"<Client of {self.target}>"
@@ -109,7 +105,8 @@ class Client:
         except (PoolTimeout, PoolClosed):
             raise self._no_connection() from None
         try:
-            yield conn
+            with self.lines.expecting(conn):
+                yield conn
         except psycopg.Error as e:
             raise self.target.failed(e, where) from e
         finally:
@@ -118,6 +115,11 @@ class Client:
                     conn.rollback()
             conn.used_at = time.time()
             pool.putconn(conn)
+
+    def _check(self, conn: _Pooled) -> None:
+        if core.doubtful(conn, conn.used_at):
+            with self.lines.expecting(conn):
+                ConnectionPool.check_connection(conn)
 
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
@@ -155,7 +157,7 @@ class Client:
                     # Given up soon, because its delay doubles: the next call then starts a new attempt at
                     # once, and a long outage is not followed by a long wait.
                     reconnect_timeout=self.timeout_s,
-                    check=_check,
+                    check=self._check,
                     num_workers=2,
                     name="gangq-client",
                     open=True,
