@@ -350,19 +350,21 @@ declare
   k gangq.gang_history;
 begin
   for w in select distinct c.id from unnest(retry.gang_ids) as c(id) order by c.id loop
+    -- One retry of a gang at a time, and its endings are read after it was seen not to be live: else a retry could start
+    -- from an ending that another retry, ended since, has already overtaken.
+    perform pg_advisory_xact_lock(1734438258, (w.id % 2147483647)::integer);
+    perform 1 from gangq.live_gangs x where x.id = w.id for update;
+    if found then
+      perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
+    end if;
     select x.* into k from gangq.gang_history x where x.gang_id = w.id order by x.finished_at desc limit 1;
-    if not found and not exists (select 1 from gangq.live_gangs x where x.id = w.id) then
+    if not found then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
     insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
       checkpoint_mode, claim_deadline_s, submitted_at, name, submitter)
     select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()), k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
-      k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller()
-    where k.gang_id is not null
-    on conflict do nothing;
-    if not found then
-      perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
-    end if;
+      k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller();
     insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, priority, max_attempts,
       max_crashes, max_trips, state, submitter, payload, final_token)
     select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank, t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
@@ -384,8 +386,13 @@ begin
   end loop;
   gang_id := null;
   for w in select distinct c.id from unnest(retry.job_ids) as c(id) order by c.id loop
+    perform pg_advisory_xact_lock(1734438259, (w.id % 2147483647)::integer);
+    perform 1 from gangq.live_jobs x where x.id = w.id for update;
+    if found then
+      perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
+    end if;
     select x.* into h from gangq.history x where x.job_id = w.id order by x.finished_at desc limit 1;
-    if not found and not exists (select 1 from gangq.live_jobs x where x.id = w.id) then
+    if not found then
       perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs; history is kept for its retention.');
     end if;
     if h.gang_id is not null then
@@ -395,12 +402,7 @@ begin
     insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
       state, submitter, payload, final_token)
     select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,
-      h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.payload, h.token
-    where h.job_id is not null
-    on conflict do nothing;
-    if not found then
-      perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
-    end if;
+      h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.payload, h.token;
     insert into gangq.retried (job_id, finished_at) values (h.job_id, h.finished_at);
     perform gangq.log_event(t, 'retry', job_id => h.job_id, reason => 'retried by ' || gangq.caller());
     perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = h.shape_id), 1, 'commit');
