@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROOMS := $(filter-out tests/bench/ tests/packaging/,$(wildcard tests/*/))
+ALONE := tests/process/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-torch soak bench lint wheel-check clean help
@@ -33,8 +35,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
+# What waits for a database runs three at a time; what measures time or kills processes runs alone.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch"
+	$(BIN)/python -m pytest -m "not soak and not torch" -n 3 --dist loadfile $(filter-out $(ALONE),$(ROOMS))
+	$(BIN)/python -m pytest -m "not soak and not torch" $(ALONE)
 
 test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch

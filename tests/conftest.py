@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -50,26 +51,55 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A running throwaway server, without fsync, in memory where there is room for it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
-            # Hundreds of databases are made and dropped; on a disk that is most of the time the tests take.
-            patch.setattr(tempfile, "tempdir", str(MEMORY))
-        throwaway = Server.temporary(binaries=request.param, settings={"max_connections": "200"})
-        running = throwaway.__enter__()
-    try:
-        yield running
-    finally:
-        throwaway.__exit__(None, None, None)
+class Running:
+    """Throwaway servers, without fsync, each started when first asked for and kept to the end of the session.
+
+    A fixture with parameters is torn down whenever the parameter changes, and it changes with every file.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._servers: dict[Path, Server] = {}
+        self._with_template: set[Path] = set()
+
+    def get(self, binaries: Binaries) -> Server:
+        if binaries.bindir not in self._servers:
+            throwaway = Server.temporary(binaries=binaries, settings={"max_connections": "200"})
+            with pytest.MonkeyPatch.context() as patch:
+                if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+                    # Hundreds of databases are made and dropped: on a disk that is most of the time spent.
+                    patch.setattr(tempfile, "tempdir", str(MEMORY))
+                self._servers[binaries.bindir] = self._open.enter_context(throwaway)
+        return self._servers[binaries.bindir]
+
+    def template(self, server: Server) -> str:
+        if server.binaries.bindir not in self._with_template:
+            schema.migrate(server.create_database(_TEMPLATE), log=lambda _: None)
+            self._with_template.add(server.binaries.bindir)
+        return _TEMPLATE
+
+    def close(self) -> None:
+        self._open.close()
 
 
 @pytest.fixture(scope="session")
-def template(server: Server) -> str:
+def running() -> Iterator[Running]:
+    """The servers of this session."""
+    servers = Running()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, running: Running) -> Server:
+    """A running throwaway server."""
+    return running.get(request.param)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server, running: Running) -> str:
     """Name of a database with the schema, to be copied and never connected to."""
-    schema.migrate(server.create_database(_TEMPLATE), log=lambda _: None)
-    return _TEMPLATE
+    return running.template(server)
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ def main(dsn: str) -> None:
         asked = True
         while True:
             row = client.tick(force=asked)
-            wait_s = (row.next_in_s or 0.0) if row.ran and row.again else min(1.0, max(0.01, row.next_in_s or 1.0))
+            wait_s = (
+                (row.next_in_s or 0.0) if row.ran and row.again else min(1.0, max(0.01, row.next_in_s or 1.0))
+            )
             asked = bool(list(ear.notifies(timeout=wait_s, stop_after=1)))
 
 

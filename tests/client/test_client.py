@@ -11,6 +11,7 @@ import select
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -491,6 +492,12 @@ def test_a_call_survives_a_connection_that_the_server_ended(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid()"
     )
+    # Told to end is not ended: the line is seen to be cut once the backend is gone.
+    deadline = time.monotonic() + 10
+    while db.execute(
+        "select 1 from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    ).fetchone():
+        assert time.monotonic() < deadline
     client.submit(task="t")
     assert count(client) == 2
 
@@ -557,6 +564,22 @@ def test_a_client_of_asyncio_does_not_lend_a_connection_just_ended_either(
             assert await aio.jobs() == []
 
     asyncio.run(attempt())
+
+
+def test_who_waits_for_an_answer_is_hung_up_on_and_nobody_else(dsn: str, db: psycopg.Connection[Any]) -> None:
+    with Client(dsn, max_size=3) as client, client.connection() as lent, ThreadPoolExecutor() as pool:
+        with client.connection() as one, client.connection() as other:
+            idle = {one.info.backend_pid, other.info.backend_pid}
+        with db.transaction():
+            db.execute("lock table gangq.jobs in access exclusive mode")
+            asking = pool.submit(client.jobs)
+            eventually(lambda: client.lines.hang_up(0.2) == 1)
+            with pytest.raises(DatabaseUnreachable):
+                asking.result(10)
+        assert client.lines.hang_up(0) == 0
+        assert lent.execute("select 1").fetchone() == (1,)
+        # The one that was idle meanwhile leads the same way. Those made since are trusted.
+        assert not {backend(client), backend(client)} & idle
 
 
 def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client) -> None:

@@ -250,6 +250,8 @@ def test_handlers_that_leave_a_mess_are_done_and_the_worker_takes_the_next(floor
             assert next_row.result == worker.process.pid, what
         worker.signal(signal.SIGTERM)
         eventually(lambda: floor.worker_row("w").state == "retired", "it has stopped", PATIENCE_S)
+        # Twenty threads are asleep in it for months.
+        assert worker.exit_code() == 0
     finally:
         # What was printed is of no use to whoever reads why this has failed.
         os.truncate(worker.log_path, 4096)

@@ -217,9 +217,6 @@ def slow_word(ctx):
 
 
 @pytest.mark.soak
-@pytest.mark.xfail(
-    strict=True, reason="a call on a line that is acknowledged and never answered waits for ever"
-)
 def test_when_every_connection_falls_silent_a_worker_finds_another_way_and_its_work_goes_on(cut: Cut) -> None:
     """The server is there and new connections work; the old ones are never closed and never answer."""
     floor = cut.floor

@@ -173,7 +173,7 @@ def saves(ctx):
 
 
 def test_cancel_reaches_a_handler_that_listens_within_a_moment(client: Client, fleet: Fleet) -> None:
-    short_leases(client, heartbeat_s=5)  # Not by the heartbeat: it is too slow to pass this.
+    short_leases(client, heartbeat_s=5, lease_s=8)  # Not by the heartbeat: it is too slow to pass this.
     fleet.define("""
 @app.task
 def listens(ctx):

@@ -29,8 +29,11 @@ if options.pop("with_tasks"):
     sys.path.insert(0, options.pop("path"))
     import tasks
     app, target = tasks.app, "tasks:app"
+from gangq.worker.leave import end_soon
 from gangq.worker.main import run_worker
-sys.exit(run_worker(app, target=target, **options))
+code = run_worker(app, target=target, **options)
+end_soon(code)
+sys.exit(code)
 """
 
 _TASKS = """

@@ -13,6 +13,7 @@ import click
 
 from gangq import embedded
 from gangq.cli import output
+from gangq.cli.group import exit_code
 from gangq.cli.parsing import KeyValue, Seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client import Client
@@ -109,6 +110,7 @@ def worker(session: Session, /, app: str | None, log_level: str, **options: Any)
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     logging.getLogger("psycopg").setLevel(logging.WARNING)
     # Not at the top: no other command needs watchdogs and device libraries.
+    from gangq.worker.leave import end_soon
     from gangq.worker.main import run_worker
 
     options["queues"] = options["queues"] or ("default",)
@@ -118,7 +120,15 @@ def worker(session: Session, /, app: str | None, log_level: str, **options: Any)
         os.environ["GANGQ_DSN"] = session.flag_dsn
     target = None if app is None else _target(app)
     found = None if target is None else _find(target)
-    click.get_current_context().exit(run_worker(found, dsn=_dsn(session, found), target=target, **options))
+    dsn = _dsn(session, found)
+    try:
+        code = run_worker(found, dsn=dsn, target=target, **options)
+    except GangqError as e:
+        # Its name may have been taken while it was away, after many handlers.
+        end_soon(exit_code(e))
+        raise
+    end_soon(code)
+    click.get_current_context().exit(code)
 
 
 def _target(app: str) -> str:

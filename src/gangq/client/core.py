@@ -10,7 +10,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -144,38 +143,48 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._since: dict[Any, float] = {}
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._since: dict[psycopg.Connection[Any], float] = {}
         self._lock = threading.Lock()
+        self.hung_up_at = 0.0
+        """When a line was last found silent (time.time(); 0: never). Those that were idle then lead the same
+        way: each would cost its next user the same time.
+        """
 
     @contextlib.contextmanager
     def expecting(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """An answer on `connection` is waited for."""
+        """Within, an answer on `connection` is waited for."""
         with self._lock:
-            self._known.add(connection)
             self._since[connection] = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self._since.pop(connection, None)
+                del self._since[connection]
 
     def hang_up(self, after_s: float) -> int:
-        """Cut each connection whose answer has been waited for longer than `after_s`; return how many. The
-        call then fails as after any cut line. When there is one, those that nobody uses now are cut too: they
-        lead the same way, and each would cost its next user the same time.
+        """Cut the connections whose answer has been waited for longer than `after_s`; return how many.
+
+        The calls on them fail as after any cut line: whether they were carried out is not known.
         """
         now = time.monotonic()
         with self._lock:
             silent = [connection for connection, since in self._since.items() if now - since > after_s]
+            for connection in silent:
+                with contextlib.suppress(OSError, psycopg.Error):
+                    _cut(connection)
             if silent:
-                silent += [connection for connection in self._known if connection not in self._since]
-        for connection in silent:
-            # Not close(): the connection belongs to the thread that waits; the end of the stream wakes it.
-            with contextlib.suppress(OSError, psycopg.Error):
-                with socket.socket(fileno=os.dup(connection.fileno())) as line:
-                    line.shutdown(socket.SHUT_RDWR)
+                self.hung_up_at = time.time()
         return len(silent)
+
+
+def _cut(connection: psycopg.Connection[Any]) -> None:
+    # Not close(): the connection belongs to the thread that waits; the end of the stream wakes it.
+    number = connection.fileno()
+    with socket.socket(fileno=os.dup(number)) as line:
+        # libpq may have closed it meanwhile, and the number be another file's: if it is still the
+        # connection's, then so was what was copied.
+        if connection.fileno() == number:
+            line.shutdown(socket.SHUT_RDWR)
 
 
 def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], used_at: float) -> bool:

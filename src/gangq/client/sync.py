@@ -23,9 +23,11 @@ R = TypeVar("R")
 
 
 class _Pooled(psycopg.Connection[Any]):
-    """A connection that knows when it was last used: time.time(), 0 before its first use."""
+    """A connection that knows when it was made or last used: time.time()."""
 
-    used_at = 0.0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.used_at = time.time()
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
@@ -73,6 +75,7 @@ class Client:
         self._pool: ConnectionPool[_Pooled] | None = None
         self._pid = os.getpid()
         self.lines = core.Lines()
+        """Where answers are waited for, of the verbs without `connection`. Nothing hangs up by itself."""
 
     def __repr__(self) -> str:
         return f"<Client of {self.target}>"
@@ -105,8 +108,7 @@ class Client:
         except (PoolTimeout, PoolClosed):
             raise self._no_connection() from None
         try:
-            with self.lines.expecting(conn):
-                yield conn
+            yield conn
         except psycopg.Error as e:
             raise self.target.failed(e, where) from e
         finally:
@@ -117,6 +119,9 @@ class Client:
             pool.putconn(conn)
 
     def _check(self, conn: _Pooled) -> None:
+        if conn.used_at < self.lines.hung_up_at:
+            conn.close()
+            raise psycopg.OperationalError("connections of its age have fallen silent")
         if core.doubtful(conn, conn.used_at):
             with self.lines.expecting(conn):
                 ConnectionPool.check_connection(conn)
@@ -124,7 +129,7 @@ class Client:
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.connection is None:
-            with self.connection(query.name) as conn:
+            with self.connection(query.name) as conn, self.lines.expecting(conn):
                 return self._run(conn, query)
         conn = core.unwrap(query.connection, psycopg.Connection)
         try:

@@ -82,15 +82,17 @@ class Listener:
             self._stop.wait(60.0 if self.deaf else next(waits))
 
     def _listen(self) -> None:
+        lines = self._session.client.lines
         connection = self._session.client.connect_listener()
         with self._lock:
             self._connection = connection
         with contextlib.closing(connection):
             if self._stop.is_set():
                 return
-            connection.execute(f'listen "{self._channel}"'.encode())
-            connection.execute(f'listen "{WAKE_CHANNEL}"'.encode())
-            connection.execute("select pg_notify(%s, %s)", (self._channel, _HELLO))
+            with lines.expecting(connection):
+                connection.execute(f'listen "{self._channel}"'.encode())
+                connection.execute(f'listen "{WAKE_CHANNEL}"'.encode())
+                connection.execute("select pg_notify(%s, %s)", (self._channel, _HELLO))
             self._everything()
             self.deaf = not self._hears_itself(connection)
             if self.deaf:
@@ -107,7 +109,8 @@ class Listener:
             while not self._stop.is_set():
                 self._dispatch(connection, _PROBE_S)
                 # A half-open connection looks like silence; only asking tells the two apart.
-                connection.execute("select 1")
+                with lines.expecting(connection):
+                    connection.execute("select 1")
 
     def _hears_itself(self, connection: Connection[Any]) -> bool:
         until = time.monotonic() + _SELF_TEST_S

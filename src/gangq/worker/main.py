@@ -31,6 +31,7 @@ from gangq.worker.drain import Drain
 from gangq.worker.forks import ForkGuard
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.lines import LineWatch
 from gangq.worker.listener import Listener
 from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
@@ -114,9 +115,12 @@ class Worker:
             # For handlers in this process, before any of them initialises a GPU runtime.
             os.environ.update(self._detection.visible_env(self._detection.devices, environ=self._environ))
         directory = _private_directory()
+        lines = LineWatch(self.client.lines)
+        lines.start()
         try:
-            return self._incarnations(directory)
+            return self._incarnations(directory, lines)
         finally:
+            lines.stop()
             self._ports.close()
             if in_main:
                 self._signals.stop()
@@ -124,13 +128,14 @@ class Worker:
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
-    def _incarnations(self, directory: Path) -> int:
+    def _incarnations(self, directory: Path, lines: LineWatch) -> int:
         first = True
         while True:
             session = self._register(directory, patient=not first)
             if session is None:
                 return 0
             first = False
+            lines.answer_s = session.terms.answer_s
             with self._threads(session) as serve:
                 serve()
                 self._settle(session)

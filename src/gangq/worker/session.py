@@ -48,6 +48,13 @@ class Terms:
     log_bytes: int
     checkpoint_bytes: int
 
+    @property
+    def answer_s(self) -> float:
+        """How long an answer may take before its line counts as dead: longer than any verb waits, and soon
+        enough to renew the lease on another line before anything has to stop.
+        """
+        return max(3.0, min(30.0, (self.lease_s - self.margin_s - self.grace_s) / 2))
+
     @classmethod
     def of(cls, row: Registration) -> Terms:
         """From the answer of ``register_worker``."""

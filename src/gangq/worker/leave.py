@@ -1,0 +1,67 @@
+"""The end of a worker's process, whatever its handlers have left behind.
+
+The interpreter waits for every thread that is no daemon before it ends. A worker has retired by then: its
+process would stay for as long as such a thread runs, and do nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("gangq.worker.leave")
+
+_FLUSH_S = 1.0
+
+
+def end_soon(code: int, within_s: float = 3.0, leave: Callable[[int], None] = os._exit) -> None:
+    """Call before the interpreter is let go: it ends with `code` by itself, or is ended, by `leave(code)`,
+    when threads still keep it after `within_s`.
+
+    Threads of idle executors end by themselves within that time. Functions registered with ``atexit`` run
+    when all threads do.
+    """
+    if _left():
+        threading.Thread(
+            target=_insist, args=(code, within_s, leave), name="gangq-leave", daemon=True
+        ).start()
+
+
+def _left() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+
+
+def _insist(code: int, within_s: float, leave: Callable[[int], None]) -> None:
+    until = time.monotonic() + within_s
+    for thread in _left():
+        thread.join(max(0.0, until - time.monotonic()))
+    names = sorted(thread.name for thread in _left())
+    if not names:
+        return
+    try:
+        # In a thread of its own: one that was left behind may hold the lock of what is flushed.
+        words = threading.Thread(target=_last_words, args=(names,), name="gangq-goodbye", daemon=True)
+        words.start()
+        words.join(_FLUSH_S)
+    finally:
+        leave(code)
+
+
+def _last_words(names: list[str]) -> None:
+    log.warning(
+        "threads_left",
+        extra={
+            "threads": names,
+            "advice": "handlers have started these and not ended them: end them before the handler returns, "
+            "or make them daemon=True",
+        },
+    )
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        # A handler may have closed it, or put None there.
+        if stream is not None and not stream.closed:
+            stream.flush()
