@@ -273,7 +273,7 @@ returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
+  t timestamptz;  -- read under the locks: an ending must not be dated before the retry it ends
   why text := coalesce(cancel.reason, 'cancelled by ' || gangq.caller());
   w record;
   g gangq.live_gangs;
@@ -281,6 +281,7 @@ declare
 begin
   perform 1 from gangq.live_gangs x where x.id = any (cancel.gang_ids) order by x.id for update;
   perform 1 from gangq.live_jobs x where x.id = any (cancel.job_ids) or x.gang_id = any (cancel.gang_ids) order by x.id for update;
+  t := gangq.now();
   for w in select distinct c.id from unnest(cancel.gang_ids) as c(id) order by c.id loop
     select x.* into g from gangq.live_gangs x where x.id = w.id;
     if not found then
@@ -357,7 +358,9 @@ begin
     if found then
       perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
     end if;
-    select x.* into k from gangq.gang_history x where x.gang_id = w.id order by x.finished_at desc limit 1;
+    select x.* into k from gangq.gang_history x
+    where x.gang_id = w.id and not exists (
+      select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at);
     if not found then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
@@ -370,11 +373,13 @@ begin
     select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank, t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
       x.max_trips, 'blocked', g.submitter, x.payload, x.token
     from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
-    where g.id = w.id order by x.job_id, x.finished_at desc;
+    where g.id = w.id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
+    order by x.job_id;
     insert into gangq.retried (gang_id, finished_at) values (k.gang_id, k.finished_at);
     insert into gangq.retried (job_id, finished_at)
     select distinct on (x.job_id) x.job_id, x.finished_at from gangq.history x
-    where x.gang_id = k.gang_id order by x.job_id, x.finished_at desc;
+    where x.gang_id = k.gang_id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
+    order by x.job_id;
     if (select count(*) from gangq.live_jobs x where x.gang_id = w.id) <> k.size then
       perform gangq.refuse('GQ002', format('history no longer has every member of gang %s', w.id),
         'Done members are kept for retention_short, failed ones for retention_long: submit the gang anew.');
@@ -391,7 +396,8 @@ begin
     if found then
       perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
     end if;
-    select x.* into h from gangq.history x where x.job_id = w.id order by x.finished_at desc limit 1;
+    select x.* into h from gangq.history x
+    where x.job_id = w.id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at);
     if not found then
       perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs; history is kept for its retention.');
     end if;

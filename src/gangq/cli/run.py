@@ -267,7 +267,8 @@ class _Watcher:
             return
         data = event.data or {}
         rank = self._watched.ranks.get(event.job_id) if event.job_id is not None else None
-        reason = f": {'' if rank is None else f'rank {rank} '}{event.reason}" if event.reason else ""
+        why = self._why(event)
+        reason = f": {'' if rank is None else f'rank {rank} '}{why}" if why else ""
         text = {
             "drain": f"drains ({data.get('cause')}){reason}",
             "rollback": f"is blocked again{reason}",
@@ -287,9 +288,16 @@ class _Watcher:
                 f"{self._target.phrase} {text}",
                 kind=event.kind,
                 epoch=event.epoch,
-                reason=event.reason,
+                reason=why,
                 data=event.data,
             )
+
+    def _why(self, event: EventRow) -> str | None:
+        """Events name an error by its type, because viewers read them; its message is the job's."""
+        if event.kind not in ("drain", "retry", "trip") or event.job_id is None:
+            return event.reason
+        error = self._client.job(id=event.job_id).error or {}
+        return error.get("message") or event.reason if error.get("type") == event.reason else event.reason
 
     def _explain(self) -> None:
         now = self._clock()
