@@ -85,12 +85,12 @@ def _cpu_notes(usage: Usage, count: int) -> dict[str, float]:
 
 
 def drain(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
-    """One worker process at its best batch, and what it wrote."""
-    rate, usage, wal = _drain(stage, system, sizes.drain, 100)
-    return [
-        Result("drain, batch 100", "jobs/s", rate, notes=_cpu_notes(usage, sizes.drain)),
-        Result("WAL, enqueue and drain", "bytes/job", sum(wal.values()), False, wal),
-    ]
+    """One worker process, every system with the same batch, and what it wrote."""
+    results = []
+    for batch in (100, 300):
+        rate, usage, wal = _drain(stage, system, sizes.drain, batch)
+        results.append(Result(f"drain, batch {batch}", "jobs/s", rate, notes=_cpu_notes(usage, sizes.drain)))
+    return [*results, Result("WAL, enqueue and drain", "bytes/job", sum(wal.values()), False, wal)]
 
 
 def drain_single(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
