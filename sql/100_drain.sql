@@ -382,7 +382,7 @@ begin
     order by x.job_id;
     if (select count(*) from gangq.live_jobs x where x.gang_id = w.id) <> k.size then
       perform gangq.refuse('GQ002', format('history no longer has every member of gang %s', w.id),
-        'Done members are kept for retention_short, failed ones for retention_long: submit the gang anew.');
+        'Part of it was dropped after its retention: submit the gang anew.');
     end if;
     perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => 'retried by ' || gangq.caller());
     gang_id := w.id;
