@@ -17,7 +17,7 @@ from threading import Event
 from types import SimpleNamespace
 from gangq.app import App
 from gangq.client.rows import Claim
-from gangq.worker.deadman import Deadman, boottime
+from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions

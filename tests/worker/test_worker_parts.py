@@ -20,11 +20,11 @@ from gangq.client import Client
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken
 from gangq.gpu import detect
+from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import facts, jobs
 from gangq.worker.child_context import Link
 from gangq.worker.claims import ClaimSource
 from gangq.worker.context_impl import InlineContext, StopFlag
-from gangq.worker.deadman import Deadman, boottime
 from gangq.worker.environment import scrubbed
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch

@@ -107,7 +107,7 @@ class Child:
         ``log_path``.
 
         ``env`` is its whole environment (``PATH`` in it finds the program); ``GANGQ_MARK`` is added. SIGKILL
-        falls at ``deadline_boottime`` (seconds of :func:`gangq.worker.deadman.boottime`; None for never),
+        falls at ``deadline_boottime`` (seconds of :func:`gangq.watchdogs.deadman.boottime`; None for never),
         SIGTERM ``grace_s`` before. Should this process die, the command gets SIGTERM and ``orphan_grace_s``
         later SIGKILL. ``log_head`` and ``log_tail`` are the bytes of output kept from its beginning and its
         end.

@@ -3,7 +3,7 @@
 Two threads. :class:`LeaseKeeper` sends heartbeats; a call of his may hang as long as a cut line takes to be
 noticed. :class:`LeaseWatch` therefore makes no calls at all: it asks the work to stop when the lease could
 end before it is renewed. What kills work that does not stop is neither of them but a timer of the kernel (see
-:mod:`gangq.worker.deadman` and the guardian), because both need the interpreter.
+:mod:`gangq.watchdogs.deadman` and the guardian), because both need the interpreter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import threading
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound
-from gangq.worker.deadman import boottime
+from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session

@@ -24,9 +24,9 @@ from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, UnknownTask
 from gangq.gpu import detect
+from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import ClaimSource
-from gangq.worker.deadman import Deadman, boottime
 from gangq.worker.drain import Drain
 from gangq.worker.forks import ForkGuard
 from gangq.worker.jobs import ActiveJob

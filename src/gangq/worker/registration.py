@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangq.errors import WorkerNameTaken
 from gangq.gpu import Detection
-from gangq.worker.deadman import boottime
+from gangq.watchdogs.deadman import boottime
 from gangq.worker.options import WorkerOptions
 from gangq.worker.proof import (
     HostIdentity,

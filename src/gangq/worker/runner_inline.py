@@ -2,7 +2,7 @@
 
 A Python thread cannot be stopped; a process can. So a handler that must end and does not takes the process
 with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. Both are
-promised to the kernel (:class:`gangq.worker.deadman.Deadman`) before they are tried from Python.
+promised to the kernel (:class:`gangq.watchdogs.deadman.Deadman`) before they are tried from Python.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from gangq.client.encoding import Encoded, dumps
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError, NotSerializable
+from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import facts
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
-from gangq.worker.deadman import Deadman, boottime
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gangq.worker.deadman import boottime
+from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import JobTable
 
 if TYPE_CHECKING:

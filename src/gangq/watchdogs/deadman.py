@@ -31,7 +31,7 @@ import time
 from typing import IO
 
 from gangq.errors import GangqError
-from gangq.worker.procfs import boottime
+from gangq.watchdogs.clock import boottime
 
 __all__ = ["Deadman", "Unsupported", "boottime"]
 

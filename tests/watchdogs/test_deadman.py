@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gangq.worker import deadman
-from gangq.worker.deadman import Deadman, Unsupported, boottime
+from gangq.watchdogs import deadman
+from gangq.watchdogs.deadman import Deadman, Unsupported, boottime
 
 PRELUDE = """
 import ctypes, os, re, signal, sys, threading, time
-from gangq.worker.deadman import Deadman, boottime
+from gangq.watchdogs.deadman import Deadman, boottime
 def hold_the_gil():
     holding = ctypes.PyDLL(None)
     while True:

@@ -1,0 +1,1 @@
+"""Watchdogs: what ends a job that no longer gets anywhere, and says why."""
