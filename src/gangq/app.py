@@ -40,6 +40,8 @@ class TaskOptions:
     - `gpus` (whole devices), `vram_mb` (MiB on each), `memory_mb` (MiB), `cpus` (may be fractional), `labels`
       (which the worker must carry): what one job, or one member of a gang, needs.
     - `budget`: wall-clock seconds an attempt may take.
+    - `model`: what it needs loaded; of jobs of one priority and about one age a worker takes those first whose
+      model it has.
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
     - `due_at`: not before then; a datetime with a time zone.
     - `after`: jobs (handles or ids) that must be done first.
@@ -54,6 +56,7 @@ class TaskOptions:
     cpus: float = 0
     labels: Mapping[str, Any] | None = None
     budget: float | None = None
+    model: str | None = None
     max_attempts: int | None = None
     max_crashes: int | None = None
     max_trips: int | None = None
@@ -77,6 +80,29 @@ class TaskOptions:
         return given
 
 
+@dataclass(frozen=True)
+class WatchOptions:
+    """How patient the watchdogs are with a task, in seconds. None: as `gangq task set` says, else learned or
+    the installation's default.
+
+    - `stall_timeout`: once it beats, how long the next beat may take [5 times the longest gap seen, at least
+      120].
+    - `load_grace`: how long it may load before an idle GPU counts against it [1200].
+    - `health_window`: how long the GPU may then do nothing at all, with nothing else moving [300].
+    - `long_phase`: how long one phase "long" is exempt from `stall_timeout` [3600].
+    """
+
+    stall_timeout: float | None = None
+    load_grace: float | None = None
+    health_window: float | None = None
+    long_phase: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1e7):
+                raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0")
+
+
 @dataclass(frozen=True, eq=False)
 class _Declaration(Generic[P, R]):
     """What a task is, whoever submits it."""
@@ -86,6 +112,7 @@ class _Declaration(Generic[P, R]):
     function: Callable[Concatenate[Context, P], R] | None
     defaults: TaskOptions
     isolate: bool = False
+    watch: WatchOptions = WatchOptions()
 
     def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         listed = [as_object(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
@@ -115,7 +142,7 @@ class Task(_Declaration[P, R]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
-    a child process. `aio` is the same task with awaitable methods.
+    a child process; `watch`: how patient the watchdogs are. `aio` is the same task with awaitable methods.
     """
 
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,7 +156,7 @@ class Task(_Declaration[P, R]):
     @property
     def aio(self) -> AsyncTask[P, R]:
         """The same task with awaitable methods."""
-        return AsyncTask(self.app, self.name, self.function, self.defaults, self.isolate)
+        return AsyncTask(self.app, self.name, self.function, self.defaults, self.isolate, self.watch)
 
     def options(self, **options: Any) -> Task[P, R]:
         """Return the task with other options (see `TaskOptions`); this one stays as it is."""
@@ -259,7 +286,16 @@ class App:
 
     @overload
     def task(
-        self, /, *, name: str | None = None, isolate: bool = False, **options: Any
+        self,
+        /,
+        *,
+        name: str | None = None,
+        isolate: bool = False,
+        stall_timeout: float | None = None,
+        load_grace: float | None = None,
+        health_window: float | None = None,
+        long_phase: float | None = None,
+        **options: Any,
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
     def task(
@@ -269,18 +305,24 @@ class App:
         *,
         name: str | None = None,
         isolate: bool = False,
+        stall_timeout: float | None = None,
+        load_grace: float | None = None,
+        health_window: float | None = None,
+        long_phase: float | None = None,
         **options: Any,
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
         It is called as `f(ctx, **payload)` and must return JSON. `name`: default the function's. `isolate`:
-        run it in a child process. `options`: see `TaskOptions`.
+        run it in a child process. `stall_timeout`, `load_grace`, `health_window`, `long_phase`: seconds, see
+        `WatchOptions`. `options`: see `TaskOptions`.
         """
         defaults = TaskOptions().changed(options)
+        watch = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
-            return self._add(Task(self, called, function, defaults, isolate))
+            return self._add(Task(self, called, function, defaults, isolate, watch))
 
         return declare if function is None else declare(function)
 

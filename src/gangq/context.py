@@ -135,7 +135,18 @@ class Context(ABC):
     ) -> None:
         """Report progress: cheap, never waits for the database; the next heartbeat carries the latest one.
 
-        The stall watchdog takes a changed beat as progress. Raises `NotSerializable` when `data` is not JSON.
+        From the first beat on the stall watchdog expects the next one in time. `phase` tells it what to make
+        of a silence: "load" and "save" may take as long as loading may, "long" is exempt for an hour, any other
+        word is work like "run". `step` is compared between the members of a gang. Raises `NotSerializable`
+        when `data` is not JSON.
+        """
+
+    @abstractmethod
+    def set_model(self, name: str | None) -> None:
+        """Say which model this process has loaded, so that the next job that wants it is taken first.
+
+        A job submitted with `model` says so by itself when it begins. In a child process this changes nothing:
+        what it loaded ends with it.
         """
 
     @property

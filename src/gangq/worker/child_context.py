@@ -164,6 +164,9 @@ class ChildContext(Context):
         dumps(beat, f"beat() of job {self._info.id}")
         self._link.ask("beat", data=beat)
 
+    def set_model(self, name: str | None) -> None:
+        """See `Context.set_model`: what a child has loaded ends with it."""
+
     @property
     def stopping(self) -> bool:
         """See `Context.stopping`."""

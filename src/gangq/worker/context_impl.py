@@ -120,6 +120,10 @@ class InlineContext(Context):
         """See `Context.beat`."""
         self._active.beat(progress(step, total, phase, data))
 
+    def set_model(self, name: str | None) -> None:
+        """See `Context.set_model`."""
+        self._session.model = name
+
     @property
     def stopping(self) -> bool:
         """See `Context.stopping`."""

@@ -55,6 +55,8 @@ class ActiveJob:
         self.completed_by_handler = False
         self.outcome: dict[str, Any] | None = None
         """What an isolated handler said over the socket: its result, its error, or that it stopped."""
+        self.on_beat: Callable[[dict[str, Any]], None] | None = None
+        """Who wants to hear of each beat at once: the watchdogs of this job."""
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._beat: dict[str, Any] | None = None
@@ -184,6 +186,9 @@ class ActiveJob:
             )
         with self._lock:
             self._beat = data
+        heard = self.on_beat
+        if heard is not None:
+            heard(data)
 
     def take_beat(self) -> dict[str, Any] | None:
         """The latest beat that has not been sent, which then counts as sent."""

@@ -101,6 +101,8 @@ class Session:
         """Set when there may be something to claim, or a slot has become free."""
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
+        self.model: str | None = None
+        """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()
         self._notes: set[str] = set()
         self._kill_at = sent_at + terms.lease_s - terms.margin_s
