@@ -1,4 +1,4 @@
--- Work enters: queues, submit, submit_gang, set_priority.
+-- Work enters: queues, settings, tasks, submit, submit_gang, set_priority.
 -- Locks: submit takes a share lock on the jobs it waits for (after), nothing else that a worker could meet.
 
 create function gangq.set_queue(
@@ -44,7 +44,11 @@ create function gangq.configure(
   pass_over_s real default null, flag_after_s real default null, tick_s real default null,
   gang_backoff_s real default null, gang_backoff_max_s real default null, checkpoint_bytes integer default null,
   log_bytes integer default null, retention_short interval default null, retention_long interval default null,
-  incarnation_retention interval default null, max_stops integer default null
+  incarnation_retention interval default null, max_stops integer default null, budget_s real default null,
+  budget_gpu_s real default null, stall_timeout_s real default null, load_grace_s real default null,
+  health_window_s real default null, long_phase_s real default null, gang_stall_s real default null,
+  straggler_s real default null, brake_share real default null, device_trips integer default null,
+  bounces_per_hour integer default null, warm_s real default null, notify_only text[] default null
 ) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
@@ -66,22 +70,74 @@ begin
     retention_short = coalesce(configure.retention_short, s.retention_short),
     retention_long = coalesce(configure.retention_long, s.retention_long),
     incarnation_retention = coalesce(configure.incarnation_retention, s.incarnation_retention),
-    max_stops = coalesce(configure.max_stops, s.max_stops);
+    max_stops = coalesce(configure.max_stops, s.max_stops),
+    budget_s = coalesce(configure.budget_s, s.budget_s),
+    budget_gpu_s = coalesce(configure.budget_gpu_s, s.budget_gpu_s),
+    stall_timeout_s = coalesce(configure.stall_timeout_s, s.stall_timeout_s),
+    load_grace_s = coalesce(configure.load_grace_s, s.load_grace_s),
+    health_window_s = coalesce(configure.health_window_s, s.health_window_s),
+    long_phase_s = coalesce(configure.long_phase_s, s.long_phase_s),
+    gang_stall_s = coalesce(configure.gang_stall_s, s.gang_stall_s),
+    straggler_s = coalesce(configure.straggler_s, s.straggler_s),
+    brake_share = coalesce(configure.brake_share, s.brake_share),
+    device_trips = coalesce(configure.device_trips, s.device_trips),
+    bounces_per_hour = coalesce(configure.bounces_per_hour, s.bounces_per_hour),
+    warm_s = coalesce(configure.warm_s, s.warm_s),
+    notify_only = coalesce(configure.notify_only, s.notify_only);
   if exists (select 1 from gangq.settings s where s.lease_s <= s.lease_margin_s + s.heartbeat_s) then
     perform gangq.refuse('GQ001', 'the lease must be longer than its margin and one heartbeat together',
       'Else work would be killed before a renewal can come. Raise lease_s, or lower lease_margin_s or heartbeat_s in the same call.');
   end if;
 exception
-  when check_violation then
-    perform gangq.refuse('GQ001', sqlerrm, 'Seconds and bytes are positive numbers; see \d+ gangq.settings.');
+  when check_violation or numeric_value_out_of_range then
+    perform gangq.refuse('GQ001', sqlerrm, 'Seconds, bytes and counts are positive numbers, brake_share is at most 1, and notify_only '
+      'takes budget, stall, health, fault and gang; see \d+ gangq.settings.');
 end $$;
-comment on function gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer) is
+comment on function gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer, real, real, real, real, real, real, real, real, real, integer, integer, real, text[]) is
   'Changes the installation''s settings given; null leaves one as it is. For gangq_admin. Raises GQ001.';
+
+create function gangq.set_task(
+  task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
+  health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
+  forget boolean default false
+) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+begin
+  if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
+    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters', 'Call gangq.set_task(task => ''train'', budget_s => 3600).');
+  end if;
+  if set_task.forget then
+    delete from gangq.task_settings ts where ts.task = set_task.task;
+    delete from gangq.beat_gaps b where b.task = set_task.task;
+  end if;
+  if num_nonnulls(set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
+    set_task.long_phase_s, set_task.notify_only) = 0 then
+    return;
+  end if;
+  insert into gangq.task_settings (task, budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
+  values (set_task.task, set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
+    set_task.long_phase_s, set_task.notify_only)
+  on conflict (task) do update set
+    budget_s = coalesce(excluded.budget_s, task_settings.budget_s),
+    stall_timeout_s = coalesce(excluded.stall_timeout_s, task_settings.stall_timeout_s),
+    load_grace_s = coalesce(excluded.load_grace_s, task_settings.load_grace_s),
+    health_window_s = coalesce(excluded.health_window_s, task_settings.health_window_s),
+    long_phase_s = coalesce(excluded.long_phase_s, task_settings.long_phase_s),
+    notify_only = coalesce(excluded.notify_only, task_settings.notify_only);
+exception
+  when check_violation or numeric_value_out_of_range then
+    perform gangq.refuse('GQ001', format('task %L: %s', set_task.task, sqlerrm),
+      'Seconds are positive numbers; notify_only takes budget, stall, health, fault and gang.');
+end $$;
+comment on function gangq.set_task(text, real, real, real, real, real, text[], boolean) is
+  'Sets what the watchdogs allow the jobs of one task; null leaves a setting as it is. forget: first drops what was set '
+  'for it before and what has been learned of its beats. Workers read it when they start and now and then; a budget '
+  'is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
 
 -- Checks what submit and submit_gang have in common and interns the requirement. No unique key on shapes: a caller's
 -- transaction that holds a new shape uncommitted must not make other submitters wait for it.
 create function gangq.intern_shape(
-  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text
 ) returns integer language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
@@ -111,21 +167,27 @@ begin
     perform gangq.refuse('GQ001', format('labels is %s; it must be a JSON object', coalesce(intern_shape.labels::text, 'null')),
       'For example {"gpu": "h100"}; a worker fits when it carries each label with that value.');
   end if;
+  if intern_shape.model = '' or length(intern_shape.model) > 200 then
+    perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(intern_shape.model, 220)),
+      'Name what a worker must have loaded, or leave it out.');
+  end if;
   select s.id into found_id from gangq.shapes s
   where s.queue = intern_shape.queue and s.task = intern_shape.task and s.gpus = intern_shape.gpus
     and s.vram_mb = intern_shape.vram_mb and s.memory_mb = intern_shape.memory_mb
     and s.cpus = round(intern_shape.cpus, 3) and s.labels = intern_shape.labels
+    and s.model is not distinct from intern_shape.model and s.avoid is null
   order by s.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels)
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model)
     values (intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
-      intern_shape.cpus, intern_shape.labels)
+      intern_shape.cpus, intern_shape.labels, intern_shape.model)
     returning id into found_id;
   end if;
   return found_id;
 end $$;
-comment on function gangq.intern_shape(text, text, integer, integer, bigint, numeric, jsonb) is
-  'Internal. Validates a requirement (GQ001, GQ002) and returns its shape.';
+comment on function gangq.intern_shape(text, text, integer, integer, bigint, numeric, jsonb, text) is
+  'Internal. Validates a requirement (GQ001, GQ002) and returns its shape, which avoids no device: only a trip makes one '
+  'that does (shape_avoiding).';
 
 create function gangq.check_submission(
   queue text, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
@@ -192,7 +254,7 @@ create function gangq.submit(
   gpus integer default 0, vram_mb integer default 0, memory_mb bigint default 0, cpus numeric default 0,
   labels jsonb default '{}', due_at timestamptz default null, budget_s real default null,
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
-  after bigint[] default '{}', wake text default 'commit'
+  after bigint[] default '{}', wake text default 'commit', model text default null
 ) returns setof bigint language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -213,7 +275,8 @@ begin
   if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
     perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
   end if;
-  shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels);
+  shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
+    submit.model);
   q := gangq.check_submission(submit.queue, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
   awaited := gangq.await(submit.after);
   first_state := case
@@ -225,7 +288,7 @@ begin
     insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
       max_attempts, max_crashes, max_trips, state, submitter, payload)
     select nextval('gangq.job_ids'::regclass), gangq.order_key(submit.priority, gangq.next_pos()), t, submit.due_at,
-      shape, coalesce(submit.budget_s, q.budget_s), cardinality(awaited), submit.priority,
+      shape, coalesce(submit.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), q.budget_s), cardinality(awaited), submit.priority,
       coalesce(submit.max_attempts, q.max_attempts), coalesce(submit.max_crashes, q.max_crashes),
       coalesce(submit.max_trips, q.max_trips), first_state, gangq.caller(), p.payload
     from unnest(submit.payloads) as p(payload)
@@ -240,11 +303,12 @@ begin
   end if;
   return query select i.id from unnest(ids) as i(id);
 end $$;
-comment on function gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text) is
+comment on function gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text) is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a transaction they appear '
   'when it commits. gpus, vram_mb (each), memory_mb, cpus, labels: what a worker must have free. due_at: not before. '
   'after: jobs that must be done first; if one fails or is cancelled, these are cancelled. wake: commit (notify at '
   'commit; right in a transaction), sleepers (only if somebody sleeps; right in autocommit), never. '
+  'model: what it needs loaded; a worker that has it is preferred, any other may take it. '
   'Raises GQ001, GQ002, GQ007.';
 
 -- What no set of the workers registered now could hold, even idle: the reason in numbers, or null.
@@ -268,7 +332,7 @@ begin
   from gangq.incarnations i
   cross join lateral (
     select count(*) filter (where r.vram_mb >= s.vram_mb) as enough
-    from gangq.device_registry r where r.offered_by = i.id) d
+    from gangq.device_registry r where r.offered_by = i.id and (s.avoid is null or r.id <> all (s.avoid))) d
   where i.ended_at is null and s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks));
   if room >= size then
     return null;
@@ -282,7 +346,7 @@ begin
   select max(w.devices) as devices, max(w.vram_mb) as vram_mb, max(w.memory_mb) as memory_mb, max(w.cpus) as cpus
   into best from (
     select count(r.id) as devices, max(r.vram_mb) as vram_mb, i.memory_mb, i.cpus
-    from gangq.incarnations i left join gangq.device_registry r on r.offered_by = i.id
+    from gangq.incarnations i left join gangq.device_registry r on r.offered_by = i.id and (s.avoid is null or r.id <> all (s.avoid))
     where i.ended_at is null and s.queue = any (i.queues) and s.labels <@ i.labels
     group by i.id) w;
   return format(
@@ -298,7 +362,7 @@ create function gangq.submit_gang(
   cpus numeric default 0, labels jsonb default '{}', due_at timestamptz default null, budget_s real default null,
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', checkpoint_mode text default 'each', claim_deadline_s real default null,
-  name text default null
+  name text default null, model text default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
@@ -327,7 +391,8 @@ begin
   if submit_gang.claim_deadline_s is not null and not (submit_gang.claim_deadline_s > 0 and submit_gang.claim_deadline_s <= 1e6) then
     perform gangq.refuse('GQ001', format('claim_deadline_s is %s', submit_gang.claim_deadline_s), 'It is a positive number of seconds, a million at most.');
   end if;
-  shape := gangq.intern_shape(submit_gang.queue, submit_gang.task, submit_gang.gpus, submit_gang.vram_mb, submit_gang.memory_mb, submit_gang.cpus, submit_gang.labels);
+  shape := gangq.intern_shape(submit_gang.queue, submit_gang.task, submit_gang.gpus, submit_gang.vram_mb, submit_gang.memory_mb, submit_gang.cpus, submit_gang.labels,
+    submit_gang.model);
   q := gangq.check_submission(submit_gang.queue, submit_gang.priority, coalesce(submit_gang.payloads, array[submit_gang.payload]),
     submit_gang.budget_s, submit_gang.max_attempts, submit_gang.max_crashes, submit_gang.max_trips);
   awaited := gangq.await(submit_gang.after);
@@ -344,7 +409,8 @@ begin
   with born as (
     insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, waits_on, priority,
       max_attempts, max_crashes, max_trips, state, submitter, payload)
-    select nextval('gangq.job_ids'::regclass), g.order_key, g.id, r.rank, t, shape, coalesce(submit_gang.budget_s, q.budget_s),
+    select nextval('gangq.job_ids'::regclass), g.order_key, g.id, r.rank, t, shape,
+      coalesce(submit_gang.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = submit_gang.task), q.budget_s),
       cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter,
       case when submit_gang.payloads is null then submit_gang.payload else submit_gang.payloads[r.rank + 1] end
     from gangq.live_gangs g, generate_series(0, submit_gang.size - 1) as r(rank)
@@ -360,7 +426,7 @@ begin
   perform gangq.wake_tick();
   return next;
 end $$;
-comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text) is
+comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text) is
   'Submits a gang: size members, ranks 0 to size-1, that start together or not at all, written as blocked in one '
   'transaction. Each member needs gpus, vram_mb, memory_mb, cpus and labels for itself. note is set when the workers '
   'registered now could never hold it, with the numbers; it then waits for better ones. checkpoint_mode: each or rank0. '

@@ -120,20 +120,27 @@ comment on function gangq.register_worker(text, text, text[], text, integer, int
   'quarantined, come back in withheld; the former are offered as soon as that incarnation has ended. '
   'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead).';
 
--- A device is offered by the longest-standing live incarnation that sees it.
+-- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
+-- it. An incarnation whose registration was held up may be older than the one that offers: it takes nothing away.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
+  -- In the order in which a registration takes them, or a dying worker could meet it in a deadlock; and not against whoever
+  -- is taking one of them this moment, which refers to its key. A statement of its own: the next one has to see who has
+  -- registered while this one waited.
+  select d.id from gangq.device_registry d where d.id = any (device_ids) order by d.uuid for no key update;
   update gangq.device_registry r set offered_by = best.incarnation
   from (
     select d.id, (
       select c.incarnation from gangq.device_claimants c join gangq.incarnations i on i.id = c.incarnation
-      where c.device_id = d.id and i.ended_at is null order by c.incarnation limit 1) as incarnation
-    from unnest(device_ids) as d(id)) best
+      where c.device_id = d.id and i.ended_at is null
+      order by c.incarnation is distinct from d.offered_by, c.incarnation limit 1) as incarnation
+    from gangq.device_registry d where d.id = any (device_ids)) best
   where r.id = best.id and r.offered_by is distinct from best.incarnation
 $$;
 comment on function gangq.offer_devices(bigint[]) is 'Internal. Decides anew who offers these devices.';
 
 create function gangq.heartbeat(
-  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null
+  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null,
+  readings jsonb default null
 ) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
 language plpgsql security definer set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
@@ -159,18 +166,44 @@ begin
   end if;
   if heartbeat.beats is not null then
     -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for the lease must be renewed.
-    update gangq.progress p set token = j.token, beat_at = t, data = b.beat
+    -- Nor may what a handler puts into its beat cost the lease: a step that is none is not an error (offset 0: worked out
+    -- once, and not by a function, which would be planned anew in every heartbeat).
+    update gangq.progress p set token = j.token, beat_at = t, data = b.beat,
+      phase = n.phase,
+      step = case when p.token = j.token then coalesce(n.step, p.step) else n.step end,
+      step_at = case when p.token = j.token and (n.step is null or n.step = p.step) then p.step_at when n.step is not null then t end,
+      rate = case
+        when p.token <> j.token then null
+        when n.step is null or n.step = p.step then p.rate
+        -- It counts from the start again: what it did before says nothing about what it does now.
+        when n.step < p.step then null
+        when p.step_at < t then (
+          coalesce(p.rate, (n.step::float8 - p.step) / extract(epoch from t - p.step_at))
+          + (n.step::float8 - p.step) / extract(epoch from t - p.step_at)) / 2
+        else p.rate end,
+      lags_since = case when p.token = j.token then p.lags_since end
     from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
+    cross join lateral (
+      select case when jsonb_typeof(b.beat -> 'step') = 'number' and abs((b.beat ->> 'step')::numeric) < 9e18 then trunc((b.beat ->> 'step')::numeric)::bigint end as step,
+        case when b.beat ->> 'phase' in ('load', 'run', 'save', 'long') then b.beat ->> 'phase' end as phase
+      offset 0) n
     join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
     where b.beat is not null and p.job_id = j.id and p.job_id = any (array(
       select z.job_id from gangq.progress z where z.job_id = any (heartbeat.job_ids) order by z.job_id for update skip locked));
-    insert into gangq.progress as p (job_id, token, beat_at, data)
-    select j.id, j.token, t, b.beat
+    insert into gangq.progress as p (job_id, token, beat_at, data, phase, step, step_at)
+    select j.id, j.token, t, b.beat, n.phase, n.step, case when n.step is not null then t end
     from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
+    cross join lateral (
+      select case when jsonb_typeof(b.beat -> 'step') = 'number' and abs((b.beat ->> 'step')::numeric) < 9e18 then trunc((b.beat ->> 'step')::numeric)::bigint end as step,
+        case when b.beat ->> 'phase' in ('load', 'run', 'save', 'long') then b.beat ->> 'phase' end as phase
+      offset 0) n
     join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
     where b.beat is not null and not exists (select 1 from gangq.progress z where z.job_id = j.id)
     order by j.id
     on conflict (job_id) do nothing;
+  end if;
+  if heartbeat.readings is not null then
+    perform gangq.keep_readings(heartbeat.incarnation, heartbeat.readings, t);
   end if;
   select x.* into s from gangq.settings x;
   return query
@@ -192,12 +225,43 @@ begin
     h.gang_id, (select g.epoch from gangq.live_gangs g where g.id = h.gang_id)
   from asked a full join held h on h.id = a.id and h.token = a.token;
 end $$;
-comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]) is
+comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb) is
   'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '
   'sent), stores the beats given (aligned with job_ids; null: no news), and returns per claim what to do: continue, '
   'preempt or cancel (stop within the grace, then ack_preempted), lost (kill it, report nothing). Claims the worker did '
   'not list are returned too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and is '
-  'to be called again. Call it in autocommit. Raises GQ002, GQ005.';
+  'to be called again. readings: an array of {"uuid": ..., ...}, one per device that this worker offers; the latest is '
+  'kept, and what is malformed, unknown or over 4 KB is left out. Call it in autocommit. Raises GQ002, GQ005.';
+
+create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
+language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  ids bigint[];
+  latest jsonb[];
+begin
+  if jsonb_typeof(keep_readings.readings) <> 'array' then
+    return;
+  end if;
+  select array_agg(n.id), array_agg(n.reading) into ids, latest
+  from (
+    select distinct on (r.id) r.id, e.reading - 'uuid' as reading
+    from jsonb_array_elements(keep_readings.readings) with ordinality as e(reading, n)
+    join gangq.device_registry r on r.uuid = e.reading ->> 'uuid'
+    where jsonb_typeof(e.reading) = 'object' and r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
+    order by r.id, e.n desc) n;
+  update gangq.device_readings d set incarnation = keep_readings.incarnation, at = t, data = n.reading
+  from unnest(ids, latest) as n(id, reading)
+  where d.device_id = n.id and d.device_id = any (array(
+    select z.device_id from gangq.device_readings z where z.device_id = any (ids) order by z.device_id for update skip locked));
+  insert into gangq.device_readings (device_id, incarnation, at, data)
+  select n.id, keep_readings.incarnation, t, n.reading from unnest(ids, latest) as n(id, reading)
+  where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
+  on conflict (device_id) do nothing;
+end $$;
+comment on function gangq.keep_readings(bigint, jsonb, timestamptz) is
+  'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers it; waits for no lock.';
 
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = '' as $$
 declare
@@ -217,7 +281,7 @@ comment on function gangq.refuse_ended(bigint) is 'Internal. Raises GQ005, or GQ
 create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
 language plpgsql set search_path = '' as $$
 begin
-  update gangq.incarnations i set state = final_state, ended_at = t where i.id = end_incarnation.incarnation;
+  update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
   delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
   delete from gangq.earmarks e where e.incarnation in (
     select z.incarnation from gangq.earmarks z where z.incarnation = end_incarnation.incarnation for update skip locked);
@@ -262,6 +326,8 @@ language plpgsql security definer set search_path = '' set lock_timeout = '2s' a
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
+  queue text;
+  due integer := 0;
 begin
   if coalesce(jsonb_typeof(report_dead.evidence), 'null') <> 'object' or report_dead.evidence = '{}' then
     perform gangq.refuse('GQ001', format('worker %L is reported dead without evidence', report_dead.worker),
@@ -273,17 +339,37 @@ begin
     perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker, coalesce(report_dead.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
-  if i.ended_at is not null then
+  if i.ended_at is not null and i.exits_at is null then
     return 0;
   end if;
-  perform gangq.end_incarnation(i.id, 'dead', t);
-  perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death', data => report_dead.evidence);
-  return gangq.free_orphans(array[i.id]);
+  perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death', data => gangq.for_events(report_dead.evidence));
+  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'dead', i.id, report_dead.evidence);
+  if i.ended_at is null then
+    perform gangq.end_incarnation(i.id, 'dead', t);
+  end if;
+  -- It tripped, and was to be gone by then: what waits for that need wait no longer.
+  update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
+  for queue in
+    with freed as (
+      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+      where j.id = any (array(
+        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+        order by z.id for update skip locked))
+      returning j.shape_id
+    )
+    select s.queue from freed f join gangq.shapes s on s.id = f.shape_id
+  loop
+    due := due + 1;
+    perform gangq.wake_sleepers(queue, 1, 'sleepers');
+  end loop;
+  perform gangq.lift_withheld(i.id, t);
+  return due + gangq.free_orphans(array[i.id]);
 end $$;
 comment on function gangq.report_dead(text, bigint, jsonb) is
   'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has confirmed gone every '
-  'process it had started. Its jobs are free at once; returns how many. Evidence is kept in events. Repeats are '
-  'harmless. Raises GQ001, GQ002.';
+  'process it had started. Its jobs are free at once, also one that waits since a trip for its process to be gone, and so '
+  'are devices withheld since then; returns how many jobs. Evidence is kept in events, its traceback and log_tail apart. '
+  'Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
 returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -314,14 +400,24 @@ begin
   if not found then
     perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
   end if;
-  -- Whoever takes a device locks the worker that offers it first, as claim does.
-  perform 1 from gangq.incarnations x where x.id = d.offered_by for update;
+  -- Whoever takes a device locks the worker that offers it first, as claim does. Where nobody offers it, whoever registers
+  -- with it has to wait. While this waited the device may have changed hands: then its new worker may be taking it.
+  if d.offered_by is null then
+    perform 1 from gangq.device_registry r where r.id = d.id for no key update;
+  else
+    perform 1 from gangq.incarnations x where x.id = d.offered_by for update;
+  end if;
+  if exists (select 1 from gangq.device_registry r where r.id = d.id and r.offered_by is distinct from d.offered_by) then
+    raise exception using errcode = 'lock_not_available', message = format('device %s is changing hands this moment', device_uuid),
+      hint = 'Nothing was changed: try again.';
+  end if;
   if exists (select 1 from gangq.device_holds h where h.device_id = d.id and h.kind = 'job') then
     perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
       (select h.job_id from gangq.device_holds h where h.device_id = d.id)), 'Cancel the job or let it end, then quarantine the device.');
   end if;
   insert into gangq.device_holds (device_id, kind, reason, since) values (d.id, 'quarantine', quarantine.reason, t)
-  on conflict (device_id) do update set reason = excluded.reason;
+  -- An operator's word also outlives what a trip had withheld for a while.
+  on conflict (device_id) do update set reason = excluded.reason, incarnation = null, until = null;
   perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by, reason => quarantine.reason,
     data => jsonb_build_object('device', d.uuid));
 end $$;
@@ -334,6 +430,9 @@ language plpgsql security definer set search_path = '' set lock_timeout = '2s' a
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
+  device bigint;
+  avoiding integer[];
+  shape record;
 begin
   if (device_uuid is null) = (worker is null) then
     perform gangq.refuse('GQ001', 'lift the quarantine of a device or of a worker, one of them', 'Pass device_uuid or worker.');
@@ -345,13 +444,27 @@ begin
       perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
     end if;
   else
-    if not exists (select 1 from gangq.device_registry r where r.uuid = unquarantine.device_uuid) then
+    select r.id into device from gangq.device_registry r where r.uuid = unquarantine.device_uuid;
+    if not found then
       perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
     end if;
-    delete from gangq.device_holds h using gangq.device_registry r
-    where r.uuid = unquarantine.device_uuid and h.device_id = r.id and h.kind = 'quarantine';
+    -- Jobs that tripped on it may use it again.
+    avoiding := array(select s.id from gangq.shapes s where device = any (s.avoid));
+    perform 1 from gangq.live_gangs g where g.shape_id = any (avoiding) order by g.id for update;
+    perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
+    for shape in
+      select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened from gangq.shapes s
+      where s.id = any (avoiding) and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
+    loop
+      update gangq.live_gangs g set shape_id = shape.opened where g.shape_id = shape.id;
+      update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
+    end loop;
+    delete from gangq.device_holds h where h.device_id = device and h.kind = 'quarantine';
+    perform gangq.wake(array(select r.offered_by from gangq.device_registry r where r.id = device), 'claim');
   end if;
   perform gangq.log_event(t, 'unquarantine', reason => coalesce(device_uuid, worker));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.unquarantine(text, text) is 'Lifts a quarantine. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
+comment on function gangq.unquarantine(text, text) is
+  'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use it again. For '
+  'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';

@@ -3,17 +3,20 @@
 
 -- How many members of a shape each of these workers has room for.
 create function gangq.members_that_fit(
-  s gangq.shapes, free_slots integer, free_memory_mb bigint, free_cpus numeric, free_vrams integer[]
+  s gangq.shapes, free_slots integer, free_memory_mb bigint, free_cpus numeric, free_vrams integer[], free_ids bigint[]
 ) returns integer language sql immutable as $$
   select greatest(0, least(
     free_slots,
     case when s.memory_mb > 0 then free_memory_mb / s.memory_mb else free_slots end,
     case when s.cpus > 0 then floor(free_cpus / s.cpus) else free_slots end,
-    case when s.gpus > 0 then (select count(*) from unnest(free_vrams) v where v >= s.vram_mb) / s.gpus
-      else free_slots end))::integer
+    case when s.gpus = 0 then free_slots
+      when s.avoid is null then (select count(*) from unnest(free_vrams) v where v >= s.vram_mb) / s.gpus
+      else (select count(*) from unnest(free_vrams, free_ids) as d(vram, id) where d.vram >= s.vram_mb and d.id <> all (s.avoid)) / s.gpus
+    end))::integer
 $$;
-comment on function gangq.members_that_fit(gangq.shapes, integer, bigint, numeric, integer[]) is
-  'Internal. How many jobs of this shape fit into this much free capacity; devices are whole and never shared.';
+comment on function gangq.members_that_fit(gangq.shapes, integer, bigint, numeric, integer[], bigint[]) is
+  'Internal. How many jobs of this shape fit into this much free capacity; devices are whole and never shared, and one '
+  'it avoids is none.';
 
 -- The packing rule. Fewest hosts: the largest first, but the last one is the tightest that still holds the rest, so
 -- that a small gang does not break up a large host. Ranks are contiguous per host and per worker.
@@ -80,6 +83,7 @@ declare
   s gangq.shapes;
   ids bigint[]; hosts text[]; slots integer[]; memory bigint[]; cpus numeric[];
   vrams jsonb := '{}';  -- per worker, the free devices' memory, smallest first
+  devices jsonb := '{}';  -- and which they are, for shapes that avoid some
   total_rooms integer[];
   rooms integer[];
   seats bigint[];
@@ -88,12 +92,14 @@ declare
   placed integer := 0;
   w record;
   left_vrams integer[];
+  left_devices bigint[];
 begin
   select x.* into cfg from gangq.settings x;
   select array_agg(f.incarnation order by f.incarnation), array_agg(i.host order by f.incarnation),
     array_agg(f.slots order by f.incarnation), array_agg(f.memory_mb order by f.incarnation),
-    array_agg(f.cpus order by f.incarnation), jsonb_object_agg(f.incarnation, to_jsonb(f.vrams))
-  into ids, hosts, slots, memory, cpus, vrams
+    array_agg(f.cpus order by f.incarnation), jsonb_object_agg(f.incarnation, to_jsonb(f.vrams)),
+    jsonb_object_agg(f.incarnation, to_jsonb(f.device_ids))
+  into ids, hosts, slots, memory, cpus, vrams, devices
   from gangq.free_capacity(array(
     -- Only workers of queues in which a gang waits: what runs on the others is not even counted.
     select c.id from unnest(gangq.candidates(t)) as c(id) join gangq.incarnations i on i.id = c.id
@@ -113,7 +119,8 @@ begin
     continue when (unfit ->> g.shape_id::text)::integer <= g.size;
     select x.* into s from gangq.shapes x where x.id = g.shape_id;
     select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, c.slots, c.memory_mb, c.cpus,
-        array(select v::integer from jsonb_array_elements_text(vrams -> c.id::text) v)) else 0 end order by c.id)
+        array(select v::integer from jsonb_array_elements_text(vrams -> c.id::text) v),
+        case when s.avoid is not null then array(select d::bigint from jsonb_array_elements_text(devices -> c.id::text) d) end) else 0 end order by c.id)
     into rooms
     from unnest(ids, slots, memory, cpus) as c(id, slots, memory_mb, cpus) join gangq.incarnations i on i.id = c.id;
     seats := gangq.pack(g.size, ids, hosts, rooms);
@@ -122,11 +129,11 @@ begin
       -- The first gang that must wait keeps the workers it would get if they were idle: otherwise a stream of
       -- smaller work, each of it fitting at once, would starve it for ever.
       if not held then
-        select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, i.slots, i.memory_mb, i.cpus, d.vrams) else 0 end order by i.id)
+        select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, i.slots, i.memory_mb, i.cpus, d.vrams, d.ids) else 0 end order by i.id)
         into total_rooms
         from unnest(ids) as c(id) join gangq.incarnations i on i.id = c.id
         cross join lateral (
-          select coalesce(array_agg(r.vram_mb), '{}') as vrams from gangq.device_registry r
+          select coalesce(array_agg(r.vram_mb order by r.id), '{}') as vrams, array_agg(r.id order by r.id) as ids from gangq.device_registry r
           where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine')) d;
         seats := gangq.pack(g.size, ids, hosts, total_rooms);
         if seats is not null then
@@ -151,13 +158,18 @@ begin
       memory[array_position(ids, w.id)] := memory[array_position(ids, w.id)] - w.members * s.memory_mb;
       cpus[array_position(ids, w.id)] := cpus[array_position(ids, w.id)] - w.members * s.cpus;
       if s.gpus > 0 then
-        -- The same rule as reserve_gang: the smallest devices that are large enough.
-        left_vrams := array(
-          select v.vram from (
-            select e.vram::integer as vram, e.n, count(*) filter (where e.vram::integer >= s.vram_mb) over (order by e.n) as nth
-            from jsonb_array_elements_text(vrams -> w.id::text) with ordinality as e(vram, n)) v
-          where v.vram < s.vram_mb or v.nth > w.members * s.gpus order by v.n);
+        -- The same rule as reserve_gang: the smallest devices that are large enough and not avoided.
+        select coalesce(array_agg(v.vram order by v.n), '{}'), coalesce(array_agg(v.id order by v.n), '{}') into left_vrams, left_devices
+        from (
+          select e.vram, e.id, e.n, e.fits, count(*) filter (where e.fits) over (order by e.n) as nth
+          from (
+            select x.vram::integer as vram, x.id::bigint as id, x.n,
+              x.vram::integer >= s.vram_mb and (s.avoid is null or x.id::bigint <> all (s.avoid)) as fits
+            from rows from (jsonb_array_elements_text(vrams -> w.id::text), jsonb_array_elements_text(devices -> w.id::text))
+              with ordinality as x(vram, id, n)) e) v
+        where not v.fits or v.nth > w.members * s.gpus;
         vrams := jsonb_set(vrams, array[w.id::text], to_jsonb(left_vrams));
+        devices := jsonb_set(devices, array[w.id::text], to_jsonb(left_devices));
       end if;
     end loop;
   end loop;
@@ -207,7 +219,7 @@ begin
   if locked <> wanted or exists (
     select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
     join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
-    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams) < m.members
+    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids) < m.members
   ) then
     return false;
   end if;
@@ -222,7 +234,7 @@ begin
       select f.incarnation, e.device_id, row_number() over (partition by f.incarnation order by e.n) - 1 as nth
       from gangq.free_capacity(wanted) f
       cross join lateral unnest(f.device_ids, f.vrams) with ordinality as e(device_id, vram_mb, n)
-      where e.vram_mb >= s.vram_mb) d
+      where e.vram_mb >= s.vram_mb and (s.avoid is null or e.device_id <> all (s.avoid))) d
       on d.incarnation = m.incarnation and d.nth / s.gpus = m.nth;
   end if;
   g.deadline_at := t + make_interval(secs => g.claim_deadline_s);

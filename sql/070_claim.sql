@@ -4,11 +4,11 @@
 
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
-  sleep boolean default false
+  sleep boolean default false, model text default null
 ) returns table (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -22,6 +22,8 @@ declare
   want integer := claim.max_jobs;
   kept_from bigint;  -- jobs from this key on come after the gang this worker is kept for
   heads record;
+  warm record;
+  upto bigint;
   shape_ids integer[];
   keys bigint[];
   s gangq.shapes;
@@ -53,6 +55,13 @@ begin
   if not exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) then
     perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
       'Call gangq.heartbeat: if it is accepted, claim again; else register again.');
+  end if;
+  if claim.model is distinct from me.model then
+    if claim.model = '' or length(claim.model) > 200 then
+      perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(claim.model, 220)),
+        'Name what this worker has loaded, or leave it out.');
+    end if;
+    update gangq.incarnations i set model = claim.model where i.id = me.id;
   end if;
   if claim.request_id is not null then
     taken := array(
@@ -101,7 +110,7 @@ begin
       from waiting w join gangq.shapes z on z.id = w.id join gangq.queues_table q on q.name = z.queue
       where gangq.serves(me, z) and not q.paused
         and case when z.plain then room.plain_room > 0
-          else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end
+          else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h where h.order_key < kept_from;
     -- Merge the heads: take from the first shape up to where the next one begins.
@@ -112,11 +121,44 @@ begin
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
         where e.key is not null and e.key < kept_from
           and case when z.plain then room.plain_room > 0
-            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams) > 0 end) h
+            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
       order by h.key limit 1;
       exit when not found;
       select z.* into s from gangq.shapes z where z.id = heads.id;
       bound := least(coalesce(heads.next_key, kept_from), kept_from);
+      -- A job whose model is loaded may go first, within one priority and only past jobs about as old as it is. Nobody
+      -- goes past what was put at the front. Positions follow the time of submission, so who may go past the head may
+      -- go past all between the two.
+      if claim.model is not null and s.model is distinct from claim.model and heads.key & 1125899906842623 >= 562949953421312 then
+        select h.n, h.id, h.key, h.plain, lead(h.key) over (order by h.key) as next_key into warm
+        from (
+          select e.n, e.id, e.key, z.plain
+          from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
+          where z.model = claim.model and e.key < kept_from and e.key >> 50 = heads.key >> 50
+            and case when z.plain then room.plain_room > 0
+              else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
+        order by h.key limit 1;
+        if found then
+          -- Up to the first that is too young; a few more rows than wanted, because others may have locked some.
+          select coalesce(min(x.order_key) filter (where x.submitted_at > x.latest), max(x.order_key) + 1) into upto
+          from (
+            select j.order_key, j.submitted_at, o.latest
+            from (
+              select z.submitted_at + make_interval(secs => c.warm_s) as latest
+              from gangq.live_jobs z cross join gangq.settings c
+              where z.shape_id = heads.id and z.state = 'pending' and z.order_key = heads.key) o
+            cross join gangq.live_jobs j
+            where j.shape_id = warm.id and j.state = 'pending' and j.order_key >= warm.key
+            order by j.order_key limit case when warm.plain then want else 1 end + 32) x;
+          if upto > warm.key then
+            heads.n := warm.n;
+            heads.id := warm.id;
+            heads.key := warm.key;
+            bound := least(upto, warm.next_key, kept_from, (warm.key >> 50) + 1 << 50);
+            select z.* into s from gangq.shapes z where z.id = warm.id;
+          end if;
+        end if;
+      end if;
       n := case when s.plain then least(want, room.plain_room) else 1 end;
       with started as (
         update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
@@ -172,9 +214,11 @@ begin
     return query select * from gangq.claimed(taken);
   end if;
 end $$;
-comment on function gangq.claim(bigint, uuid, integer, integer[], boolean) is
+comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text) is
   'A worker takes work: first its members of reserved gangs, then up to max_jobs solo jobs that fit its free capacity, '
-  'by priority, first in first out within one. Repeating request_id after a lost reply returns the same claims. '
+  'by priority, first in first out within one. model: what this worker has loaded; a job that needs it may go before '
+  'others of its priority that were submitted at most settings.warm_s before it, and before no others. Repeating '
+  'request_id after a lost reply returns the same claims. '
   'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
   'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
   'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008.';
@@ -184,15 +228,15 @@ returns void language sql volatile as $$
   insert into gangq.device_holds (device_id, kind, job_id, token, since)
   select d.id, 'job', hold_devices.job_id, (select j.token from gangq.live_jobs j where j.id = hold_devices.job_id), hold_devices.t
   from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
-  where d.vram >= (s).vram_mb order by d.n limit (s).gpus
+  where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n limit (s).gpus
 $$;
 comment on function gangq.hold_devices(bigint, gangq.shapes, bigint[], integer[], timestamptz) is
-  'Internal. Holds the smallest devices that are large enough. Two holders of one device collide on the key.';
+  'Internal. Holds the smallest devices that are large enough and not avoided. Two holders of one device collide on the key.';
 
 create function gangq.claimed(ids bigint[]) returns table (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer,
     j.budget_s, j.gang_id, g.epoch, j.rank, g.size, case when j.rank = 0 then g.master_port end,
@@ -201,7 +245,7 @@ create function gangq.claimed(ids bigint[]) returns table (
     case when s.gpus = 0 then '[]' else (
       select jsonb_agg(jsonb_build_object('uuid', r.uuid, 'index', r.index, 'vram_mb', r.vram_mb, 'source', r.source) order by r.index, r.uuid)
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id where h.job_id = j.id) end,
-    j.submitted_at
+    j.submitted_at, s.model
   from unnest(claimed.ids) with ordinality as w(id, n)
   join gangq.live_jobs j on j.id = w.id
   join gangq.shapes s on s.id = j.shape_id

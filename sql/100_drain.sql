@@ -1,11 +1,13 @@
 -- A gang is taken down together: drain, ack, complete_drain; and cancel and retry, which use the same path.
 -- Locks: gangs by id, jobs by id. Never a worker row.
 
--- Begins a drain. culprits are already proven stopped. Everybody else that runs is told to stop; what is only reserved
--- goes back to blocked. Attempts were counted at claim: all but a culprit's are given back here, because only here is
--- the culprit known. Before the barrier opened nobody's code had begun, so nobody is charged.
+-- Begins a drain. culprits are already proven stopped. Everybody else that runs is told to stop, blamed (who caused it
+-- and has not been proven stopped) with them; what is only reserved goes back to blocked. Attempts were counted at claim:
+-- all but a culprit's are given back here, because only here is the culprit known. Before the barrier opened nobody's
+-- code had begun, so nobody is charged.
 create function gangq.drain(
-  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false
+  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false,
+  blamed bigint default null
 ) returns void language plpgsql set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -26,13 +28,13 @@ begin
       when j.id = any (culprits) and how = 'fail' then case when drain.final then greatest(j.attempts, j.max_attempts) else j.attempts end
       else j.attempts - 1 end,
     crashes = j.crashes + case when j.id = any (culprits) and how = 'crash' then 1 else 0 end,
-    trips = j.trips + case when j.id = any (culprits) and how = 'trip' then 1 else 0 end,
+    trips = j.trips + case when (j.id = any (culprits) or j.id = drain.blamed) and how = 'trip' then 1 else 0 end,
     stops = j.stops + case when how in ('preempt', 'release') then 1 else 0 end,
     final_token = case when j.id = any (culprits) then j.token else j.final_token end,
     token = case when j.id = any (culprits) then null else j.token end,
     incarnation = case when j.id = any (culprits) then null else j.incarnation end,
     request_id = case when j.id = any (culprits) then null else j.request_id end,
-    error = case when j.id = any (culprits) then coalesce(drain.error, j.error) else j.error end,
+    error = case when j.id = any (culprits) or j.id = drain.blamed then coalesce(drain.error, j.error) else j.error end,
     told_at = case when j.id = any (culprits) then null else t end,
     stop_reason = case when j.id = any (culprits) then null when g.cancelling then 'cancel' else 'drain' end
   where j.gang_id = g.id and j.state = 'running';
@@ -41,7 +43,7 @@ begin
   get diagnostics back = row_count;
   delete from gangq.device_holds h using gangq.live_jobs j
   where h.job_id = j.id and j.gang_id = g.id and h.kind = 'job' and j.state in ('blocked', 'preempted');
-  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = culprits[1],
+  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = coalesce(culprits[1], drain.blamed),
     attempts = x.attempts + case how when 'fail' then 1 else 0 end,
     crashes = x.crashes + case how when 'crash' then 1 else 0 end,
     trips = x.trips + case how when 'trip' then 1 else 0 end,
@@ -51,14 +53,14 @@ begin
     deadline_at = null, master_host = null, master_addr = null, master_port = null
   where x.id = g.id;
   select count(*) into told from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting';
-  perform gangq.log_event(t, 'drain', g.id, g.epoch, culprits[1], reason => drain.reason, data => jsonb_build_object(
+  perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(culprits[1], drain.blamed), reason => drain.reason, data => jsonb_build_object(
     'cause', how, 'culprits', culprits, 'told', told, 'unreserved', back, 'error', gangq.for_events(drain.error)));
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting'), 'stop');
   if told = 0 then
     perform gangq.complete_drain(g.id);
   end if;
 end $$;
-comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean) is
+comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean, bigint) is
   'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, cancel, placement_miss, '
   'never_started. Ends in complete_drain when nobody is left to wait for.';
 
@@ -195,6 +197,9 @@ begin
     when g.drain_cause = 'placement_miss' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.placement_misses)
     when g.drain_cause in ('fail', 'trip') then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
     else '0' end;
+  -- A member whose worker tripped counts as stopped at once, and is gone a little later: not beside its successor.
+  delay := greatest(delay, (
+    select max(i.exits_at) from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on where j.gang_id = g.id) - t);
   update gangq.live_jobs j set state = 'blocked' where j.gang_id = g.id and j.state = 'preempted';
   update gangq.live_gangs x set state = 'blocked', drain_started_at = null, go_at = null, reserved_at = null,
     not_before = case when delay > '0' then t + delay end

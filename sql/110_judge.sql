@@ -1,4 +1,4 @@
--- Who is dead, and what is due: outage, reap_expired, free_orphans, flag_dead_workers, rollback of stale
+-- Who is dead, and what is due: outage, reap_expired, free_orphans, flag_dead_workers, bounce, rollback of stale
 -- reservations, promote_due. Each step is bounded and takes what it can with skip locked; the rest waits for the next
 -- tick.
 
@@ -93,11 +93,20 @@ begin
     perform gangq.stopped(j, null, t, 'force');
     dead := dead + 1;
   end loop;
+  perform gangq.lift_withheld(null, t, most);
   return dead;
 end $$;
 comment on function gangq.reap_expired(integer) is
   'Judges by the clock, and only after leases have ended: incarnations whose lease is over are dead and their jobs free; '
-  'jobs told to stop that never confirmed are force-drained and their devices quarantined. Returns how many of each.';
+  'jobs told to stop that never confirmed are force-drained and their devices quarantined. Returns how many of each. '
+  'Devices withheld after a trip are given back when their time is over.';
+
+-- A worker that tripped goes within seconds, and until then the children of its other slots may run. What an inline
+-- worker holds besides the job that tripped it has not begun.
+create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean language sql immutable as
+$$ select coalesce(i.exits_at > t and i.kind = 'command', false) $$;
+comment on function gangq.may_still_run(gangq.incarnations, timestamptz) is
+  'Internal. Whether jobs of an ended incarnation may be running this moment.';
 
 -- Jobs still held by incarnations that have ended. Works from what is there, so it can be interrupted and repeated.
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000) returns integer
@@ -115,6 +124,7 @@ begin
   for w in
     select distinct x.gang_id from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is not null
+      and not gangq.may_still_run(i, t)
     order by x.gang_id limit most
   loop
     continue when not gangq.try_lock_gang(w.gang_id);
@@ -122,38 +132,47 @@ begin
     if g.state = 'draining' then
       for j in
         select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-        where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null order by x.id
+        where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null and not gangq.may_still_run(i, t) order by x.id
       loop
+        perform gangq.keep_doubtful(j, t);
         perform gangq.stopped(j, null, t, 'dead');
         freed := freed + 1;
       end loop;
     elsif not gangq.rollback_gang(g.id, 'a worker ended before it claimed') then
-      select array_agg(x.id order by x.rank), min(i.state) into gone, how
+      -- Whoever tripped has said so, and was not lost.
+      select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead' else 'retired' end
+      into gone, how
       from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-      where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null;
+      where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
+      perform gangq.keep_doubtful(x, t) from gangq.live_jobs x where x.id = any (gone);
       perform gangq.drain(g.id, coalesce(gone, '{}'),
         case when gone is null then 'placement_miss' when how = 'dead' then 'crash' else 'release' end,
         case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
         case when gone is null then 'a worker ended before it claimed its member' when how = 'dead' then 'a member''s worker was lost'
-          else 'a member''s worker retired' end, t);
+          else 'a member''s worker stopped' end, t);
       freed := freed + coalesce(cardinality(gone), 0);
     end if;
   end loop;
   for w in
-    select x.id, i.id as incarnation, i.name, i.state, x.claimed_at,
+    select x.id, i.id as incarnation, i.name, i.state, i.exit_code, x.claimed_at,
       row_number() over (partition by i.id order by x.claimed_at, x.order_key) as nth, i.prefetch, i.slots
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is null
+      and not gangq.may_still_run(i, t)
     order by x.id limit most
   loop
     select x.* into j from gangq.live_jobs x where x.id = w.id and x.incarnation = w.incarnation for update skip locked;
     continue when not found;
+    perform gangq.keep_doubtful(j, t);
     if j.state = 'preempting' then
       perform gangq.stopped(j, null, t, 'dead');
     else
-      -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged.
-      perform gangq.hand_back(j, case when w.state = 'dead' and (w.prefetch = 1 or w.nth <= w.slots) then 'crash' else 'release' end,
-        format('worker %s was %s', w.name, case w.state when 'dead' then 'lost' else 'retired' end), t);
+      -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged. Another job's trip
+      -- charges nobody else.
+      perform gangq.hand_back(j,
+        case when w.state = 'dead' and w.exit_code is null and (w.prefetch = 1 or w.nth <= w.slots) then 'crash' else 'release' end,
+        format('worker %s %s', w.name, case when w.exit_code is not null then format('stopped over another job (%s)', w.exit_code)
+          when w.state = 'dead' then 'was lost' else 'was retired' end), t);
     end if;
     freed := freed + 1;
   end loop;
@@ -163,8 +182,25 @@ begin
   return freed;
 end $$;
 comment on function gangq.free_orphans(bigint[], integer) is
-  'Internal. Frees what ended incarnations still hold: crashes are charged as crashes, retirements not at all. What '
-  'somebody has locked (a caller completing it in an open transaction) is left for the next tick.';
+  'Internal. Frees what ended incarnations still hold: crashes are charged as crashes, retirements and the trip of '
+  'another job not at all. What somebody has locked (a caller completing it in an open transaction) is left for the next '
+  'tick, and so is what may still run.';
+
+-- The devices of a worker that is not proven gone, or that nothing can kill, go to nobody with its jobs.
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql set search_path = '' as $$
+declare
+  i gangq.incarnations;
+begin
+  select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
+  if i.reboot_needed then
+    perform gangq.withhold(j, coalesce(i.quarantined, format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)), null, t);
+  elsif i.exits_at is not null then
+    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)', i.name, i.exit_code),
+      greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id)), t);
+  end if;
+end $$;
+comment on function gangq.keep_doubtful(gangq.live_jobs, timestamptz) is
+  'Internal. Before a job of an ended incarnation is freed: withholds its devices unless that incarnation is proven gone.';
 
 create function gangq.flag_dead_workers() returns integer
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
@@ -172,31 +208,131 @@ declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
   w record;
+  heard_at timestamptz;
+  what_to_do text;
   flagged integer := 0;
 begin
   for w in
-    select i.id, i.flagged_at, l.renewed_at > t - make_interval(secs => s.flag_after_s) as heard, t - l.renewed_at as silent
-    from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
-    where i.ended_at is null and (i.flagged_at is null) = (
-      greatest(l.renewed_at, coalesce(outage, l.renewed_at)) <= t - make_interval(secs => s.flag_after_s))
-    order by i.id limit 200
+    select c.id, c.name, c.host, c.pid, c.flagged_at, c.silent_s, h.jobs
+    from (
+      select i.id, i.name, i.host, i.pid, i.flagged_at, round(extract(epoch from t - l.renewed_at)::numeric, 1) as silent_s
+      from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
+      where i.ended_at is null and case
+        when i.flagged_at is not null then l.renewed_at > i.flagged_at
+        else greatest(l.renewed_at, outage) <= t - make_interval(secs => s.flag_after_s) end
+      offset 0) c
+    cross join lateral (
+      select array_agg(j.id order by j.id) as jobs from gangq.live_jobs j where j.incarnation = c.id) h
+    where c.flagged_at is not null or h.jobs is not null
+    order by c.id limit 200
   loop
-    perform 1 from gangq.incarnations i where i.id = w.id for update skip locked;
+    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for update skip locked;
     continue when not found;
-    update gangq.incarnations i set flagged_at = case when w.flagged_at is null then t end where i.id = w.id;
-    if w.flagged_at is null then
-      flagged := flagged + 1;
-      perform gangq.log_event(t, 'flag', incarnation => w.id,
-        reason => 'silent for ' || round(extract(epoch from w.silent)::numeric, 1) || ' s');
-    else
+    if w.flagged_at is not null then
+      update gangq.incarnations i set flagged_at = null where i.id = w.id;
       perform gangq.log_event(t, 'unflag', incarnation => w.id, reason => 'heard again');
+      continue;
     end if;
+    -- What it holds is read before the lock: it may have been heard, and have finished, in between.
+    select l.renewed_at into heard_at from gangq.leases l where l.incarnation = w.id;
+    continue when heard_at > t - make_interval(secs => (select s.flag_after_s from gangq.settings s));
+    update gangq.incarnations i set flagged_at = t where i.id = w.id;
+    flagged := flagged + 1;
+    what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
+    perform gangq.log_event(t, 'flag', incarnation => w.id,
+      reason => format('silent for %s s with %s jobs: %s', w.silent_s, cardinality(w.jobs), what_to_do),
+      data => jsonb_build_object('host', w.host, 'pid', w.pid, 'silent_s', w.silent_s, 'jobs', w.jobs));
+    raise warning 'DEAD WORKER % on host %, incarnation %, pid %: silent % s, holds jobs %: %',
+      w.name, w.host, w.id, coalesce(w.pid::text, '?'), w.silent_s, array_to_string(w.jobs[1:20], ', '), what_to_do;
   end loop;
   return flagged;
 end $$;
 comment on function gangq.flag_dead_workers() is
-  'Flags workers that have been silent for flag_after_s, and takes the flag off those heard again. Frees nothing: only '
-  'proof of death or the end of a lease does. Returns how many were flagged.';
+  'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by itself; a flag stands '
+  'until that incarnation is heard again or replaced. Frees nothing: only proof of death or the end of a lease does. '
+  'Returns how many were flagged; each is an event and a line in the server''s log that says what to do.';
+
+create view gangq.flagged as
+select i.name as worker, i.host, i.id as incarnation, i.flagged_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+  array(select j.id from gangq.live_jobs j where j.incarnation = i.id order by j.id) as jobs, i.pid, i.identity
+from gangq.incarnations i
+join gangq.leases l on l.incarnation = i.id
+cross join (select gangq.now() as t offset 0) c
+where i.flagged_at is not null and l.renewed_at <= i.flagged_at and i.state <> 'retired'
+  -- Judged dead by its lease is not restarted yet; but whoever was left dead for long was left so on purpose.
+  and (i.ended_at is null or i.flagged_at > c.t - interval '30 minutes')
+  and not exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id);
+comment on view gangq.flagged is
+  'Workers that fell silent while they held jobs and were neither heard nor replaced since: what the cron job of a host '
+  'reads (where host = ''...'') to know which of its workers to restart. One that was judged dead stays half an hour.';
+
+create function gangq.bounce(incarnation bigint, host text, report_only boolean default false) returns text
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz;
+  i gangq.incarnations;
+  flagged bigint;
+  fleet bigint;
+  answer text;
+begin
+  -- One bouncer at a time asks about a worker, and asks after the other was answered.
+  select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for update;
+  t := gangq.now();
+  if i.id is null or i.host is distinct from bounce.host then
+    return 'unknown';
+  end if;
+  select count(*) into flagged from gangq.flagged f;
+  select count(*) into fleet from gangq.incarnations x
+  where x.ended_at is null or x.id in (select f.incarnation from gangq.flagged f);
+  answer := case
+    when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id) or i.state = 'retired' then 'replaced'
+    when not exists (select 1 from gangq.flagged f where f.incarnation = i.id) then 'heard'
+    when exists (
+      select 1 from gangq.events e
+      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id) then 'taken'
+    when (select count(*) from gangq.events e where e.at > t - interval '1 hour' and e.kind = 'bounce' and e.worker = i.name)
+      >= (select s.bounces_per_hour from gangq.settings s) then 'too_often'
+    when flagged > 1 and flagged * 5 > fleet then 'fleet'
+    else 'go' end;
+  if bounce.report_only then
+    return answer;
+  end if;
+  if answer = 'go' then
+    perform gangq.log_event(t, 'bounce', incarnation => i.id,
+      reason => format('host %s restarts it', i.host), data => jsonb_build_object('host', i.host));
+  elsif not exists (
+    select 1 from gangq.events e where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
+      and e.incarnation = i.id and e.data ->> 'answer' = answer) then
+    perform gangq.log_event(t, 'bounce_refused', incarnation => i.id, reason => case answer
+        when 'replaced' then 'it was replaced or stopped as asked'
+        when 'heard' then 'it is not flagged, or was heard again'
+        when 'taken' then 'it is being restarted already'
+        when 'too_often' then 'restarted too often within the hour: look at it on its host'
+        else format('%s of %s workers are flagged at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet) end,
+      data => jsonb_build_object('host', i.host, 'answer', answer));
+  end if;
+  return answer;
+end $$;
+comment on function gangq.bounce(bigint, text, boolean) is
+  'A host asks whether to restart one of its flagged workers, by incarnation. go: do it, and say how it went with bounced. Else why not: heard '
+  '(not flagged any more), replaced, too_often (bounces_per_hour), fleet (more than one and more than a fifth of all '
+  'workers are flagged: the fault is elsewhere), taken (another asked within two minutes), unknown (not of this host). '
+  'report_only: only answers.';
+
+create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}') returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+  if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
+    perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
+      'Pass the incarnation that bounce was asked about.');
+  end if;
+  perform gangq.log_event(gangq.now(), 'bounced', incarnation => bounced.incarnation,
+    reason => case when bounced.ok then 'a new incarnation is heard' else 'the restart did not help' end,
+    data => coalesce(bounced.detail, '{}') || jsonb_build_object('ok', coalesce(bounced.ok, false)));
+end $$;
+comment on function gangq.bounced(bigint, boolean, jsonb) is
+  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. Raises GQ002.';
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql set search_path = '' as $$
@@ -243,10 +379,11 @@ declare
   waiters bigint[];
   ended bigint[];
   locked boolean;
+  fewer integer;
 begin
   for due in
     with ready as (
-      update gangq.live_jobs j set state = 'pending', due_at = null
+      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
       where j.id = any (array(
         select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
         order by z.due_at limit most for update skip locked))
@@ -299,9 +436,12 @@ begin
       end if;
       continue;
     end if;
-    delete from gangq.dependencies d where d.job_id = w.job_id and d.on_job_id = any (w.done);
-    update gangq.live_jobs j set waits_on = j.waits_on - cardinality(w.done),
-      state = case when j.waits_on > cardinality(w.done) then 'waiting' when j.gang_id is not null then 'blocked'
+    -- Counted as they go: another promotion may have taken some of them since this one looked.
+    with gone as (
+      delete from gangq.dependencies d where d.job_id = w.job_id and d.on_job_id = any (w.done) returning d.on_job_id)
+    select count(*) into fewer from gone;
+    update gangq.live_jobs j set waits_on = j.waits_on - fewer,
+      state = case when j.waits_on > fewer then 'waiting' when j.gang_id is not null then 'blocked'
         when j.due_at > t then 'scheduled' else 'pending' end
     where j.id = w.job_id;
     if w.gang_id is not null then

@@ -37,7 +37,12 @@ begin
     raise;
   end;
   perform pg_advisory_unlock(next_lock);
-  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'admit', 'keep_partitions'] loop
+  -- RUN is held to the end of the transaction. A client that called this inside of one and then froze would stop all
+  -- maintenance: the server hangs up on it before those that wait for RUN give up.
+  if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
+    perform set_config('idle_in_transaction_session_timeout', '5s', true);
+  end if;
+  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'admit', 'keep_partitions'] loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done < 0;
@@ -59,9 +64,11 @@ begin
   return next;
 end $$;
 comment on function gangq.tick(boolean) is
-  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, admission, partitions. Safe to '
-  'call from anywhere at any rate: one runs at a time. force: even if one has just run. next_in_s: when to call again; '
-  'again: there was more to do, or something was busy. Call it in autocommit. Raises GQ008.';
+  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
+  'admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
+  'next_in_s: when to call again; '
+  'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
+  'ticked and then idles for more than 5 s. Raises GQ008.';
 
 create function gangq.tick_step(step text) returns integer language plpgsql set search_path = '' as $$
 declare
@@ -73,6 +80,7 @@ begin
     when 'finish_drains' then return gangq.finish_drains();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'promote_due' then return gangq.promote_due();
+    when 'judge_progress' then return gangq.judge_progress();
     when 'keep_partitions' then return gangq.keep_partitions();
     when 'admit' then
       select x.placed, x.again into a from gangq.admit() x;
@@ -131,7 +139,7 @@ begin
   for parent in
     select * from (values ('history_short', 'finished_at', cfg.retention_short), ('history_long', 'finished_at', cfg.retention_long),
       ('gang_history_short', 'finished_at', cfg.retention_short), ('gang_history_long', 'finished_at', cfg.retention_long),
-      ('events', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
+      ('events', 'at', cfg.retention_long), ('evidence', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
   loop
     for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
@@ -165,6 +173,7 @@ begin
   delete from gangq.gang_history_short_rest h where h.finished_at < t - cfg.retention_short;
   delete from gangq.gang_history_long_rest h where h.finished_at < t - cfg.retention_long;
   delete from gangq.events_rest e where e.at < t - cfg.retention_long;
+  delete from gangq.evidence_rest e where e.at < t - cfg.retention_long;
   delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)

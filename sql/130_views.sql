@@ -13,6 +13,12 @@ select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q
 from gangq.queues_table q;
 comment on view gangq.queues is 'Queues and the defaults their jobs inherit.';
 
+create view gangq.tasks as
+select coalesce(ts.task, b.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
+  b.device_class, b.longest_s as longest_gap_s, b.beats, b.updated_at as learned_at
+from gangq.task_settings ts full join gangq.beat_gaps b on b.task = ts.task;
+comment on view gangq.tasks is 'What was set for each task and what has been learned of its beats, one row per class of devices it ran on; null: the installation''s number.';
+
 -- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50 reads 50 rows.
 create view gangq.jobs as
 select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host, k.attempts, k.max_attempts,
@@ -20,7 +26,7 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
   case when (select gangq.may_read_payloads()) then k.payload end as payload,
   case when (select gangq.may_read_payloads()) then k.result end as result,
-  case when (select gangq.may_read_payloads()) then k.error end as error
+  case when (select gangq.may_read_payloads()) then k.error end as error, s.model
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
     j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
@@ -56,22 +62,55 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   i.id as incarnation, i.kind, i.slots, i.slots - f.slots as used_slots, i.prefetch, i.queues, i.tasks, i.labels,
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
-  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at
+  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
 cross join lateral gangq.capacity_of(array[i.id]) f
+cross join lateral (
+  select max(p.beat_at) as last_beat_at from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
+  where j.incarnation = i.id) b
 where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
 comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
   case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,
-  h.job_id, h.reason, h.since
+  h.job_id, h.reason, h.since,
+  case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine' then 'quarantined'
+    when d.data @? '$.throttle[*] ? (@ != null)' or d.data @? '$.recovery_action ? (@ > 0)' or d.data @? '$.ecc_uncorrectable ? (@ > 0)'
+      then 'degraded' else 'ok' end as health,
+  coalesce(t.trips, 0) as trips_day, d.data as reading, d.at as read_at
 from gangq.device_registry r
 left join gangq.incarnations i on i.id = r.offered_by
-left join gangq.device_holds h on h.device_id = r.id;
-comment on view gangq.devices is 'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker).';
+left join gangq.device_holds h on h.device_id = r.id
+left join gangq.device_readings d on d.device_id = r.id
+left join (select x.uuid, count(distinct x.job_id) as trips from gangq.device_trips x group by x.uuid) t on t.uuid = r.uuid;
+comment on view gangq.devices is
+  'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). health: ok, degraded (its '
+  'latest reading shows it throttled, with memory errors, or its driver asking for an action), exiting (withheld until '
+  'the worker that tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, as its '
+  'quarantine counts them. reading: the latest one a worker brought.';
+
+create view gangq.trips as
+select e.at, n.code, e.data ->> 'class' as class, e.reason, e.data ->> 'outcome' as outcome,
+  e.data ->> 'task' as task, e.data ->> 'queue' as queue, e.job_id, e.gang_id, e.epoch, n.rank, e.worker, e.data ->> 'host' as host,
+  array(select d #>> '{}' from jsonb_array_elements(case jsonb_typeof(e.data -> 'devices') when 'array' then e.data -> 'devices' else '[]' end) as d) as devices,
+  n.trips, exists (select 1 from gangq.events p where p.job_id = e.job_id and p.kind = 'poison') as poison,
+  case when (select gangq.may_read_payloads()) then (
+    select v.data from gangq.evidence v
+    where v.job_id = e.job_id and v.at = e.at and v.kind = e.kind and v.token is not distinct from e.token limit 1) end as evidence
+from gangq.events e
+-- requeue takes any error from anybody, whose keys may be called like ours.
+cross join lateral (
+  select case when e.data ->> 'code' ~ '^[0-9]{1,9}$' then (e.data ->> 'code')::integer end as code,
+    case when e.data ->> 'rank' ~ '^[0-9]{1,9}$' then (e.data ->> 'rank')::integer end as rank,
+    case when e.data ->> 'trips' ~ '^[0-9]{1,9}$' then (e.data ->> 'trips')::integer end as trips) n
+where e.kind in ('trip', 'notify', 'held');
+comment on view gangq.trips is
+  'Every trip of a watchdog, by code, task, device and host; outcome notify and held: it would have tripped, and nothing '
+  'was stopped. Evidence is shown to those who may read payloads. Give a range of at: it reads only those days.';
 
 create view gangq.capacity as
 select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(greatest(f.slots, 0)) as free_slots,
@@ -138,6 +177,10 @@ union all
 select 'device held by a placed job', 'device ' || r.uuid, 'job ' || h.job_id
 from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
 where h.kind = 'job' and not exists (select 1 from gangq.live_jobs j where j.id = h.job_id and j.incarnation is not null)
+union all
+select 'device is not one it avoids', 'job ' || j.id, 'device ' || r.uuid
+from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id join gangq.shapes s on s.id = j.shape_id
+where h.device_id = any (s.avoid)
 union all
 select 'device large enough', 'job ' || j.id, format('%s MiB of %s', r.vram_mb, s.vram_mb)
 from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id join gangq.shapes s on s.id = j.shape_id

@@ -42,8 +42,16 @@ begin
   detail := coalesce(why, 'the registered workers could hold it when idle');
   numbers := jsonb_build_object('members', members, 'gpus', s.gpus, 'vram_mb', s.vram_mb, 'memory_mb', s.memory_mb, 'cpus', s.cpus, 'labels', s.labels);
   return next;
-  select coalesce(sum(gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams)), 0) as room,
-    coalesce(max(gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams)), 0) as best,
+  if s.avoid is not null then
+    gate := 'avoids';
+    ok := why is null or n.labelled = 0;
+    detail := (select string_agg(format('avoids device %s (%s) after a trip there', r.uuid, r.host), '; ' order by r.id)
+      from gangq.device_registry r where r.id = any (s.avoid));
+    numbers := jsonb_build_object('devices', cardinality(s.avoid));
+    return next;
+  end if;
+  select coalesce(sum(gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids)), 0) as room,
+    coalesce(max(gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids)), 0) as best,
     coalesce(sum(f.slots), 0) as free_slots, coalesce(sum(cardinality(f.device_ids)), 0) as free_gpus
   into n
   from gangq.free_capacity(gangq.candidates(t)) f join gangq.incarnations i on i.id = f.incarnation where gangq.serves(i, s);

@@ -26,26 +26,29 @@ revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains,
-  gangq.capacity, gangq.violations, gangq.queues, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
+  gangq.trips, gangq.device_trips, gangq.flagged, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
-grant select on gangq.logs to gangq_submitter, gangq_worker, gangq_admin;
+grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
   gangq.caller(), gangq.may_read_payloads(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.infeasible(integer, integer)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text),
-  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text),
+  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text),
+  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text),
   gangq.set_priority(integer, bigint[], bigint[]), gangq.cancel(bigint[], bigint[], text), gangq.retry(bigint[], bigint[])
 to gangq_submitter, gangq_admin;
 
 grant execute on function
   gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real),
-  gangq.heartbeat(bigint, bigint[], bigint[], jsonb[]), gangq.claim(bigint, uuid, integer, integer[], boolean), gangq.barrier(bigint, bigint),
+  gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint),
   gangq.complete(bigint[], bigint[], jsonb[], boolean), gangq.fail(bigint, bigint, jsonb, boolean, text),
   gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
   gangq.save_checkpoint(bigint, bigint, bigint, bytea), gangq.load_checkpoint(bigint, bigint),
+  gangq.watch_terms(text, text, text), gangq.learn_gap(text, text, real, bigint),
+  gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text), gangq.suspect(bigint, bigint, bigint, text, jsonb),
+  gangq.predecessor(text), gangq.unproven(text), gangq.report_stuck(text, bigint, jsonb), gangq.bounce(bigint, text, boolean), gangq.bounced(bigint, boolean, jsonb),
   gangq.append_log(bigint[], bigint[], integer[], text[]), gangq.retire_worker(bigint, boolean), gangq.report_dead(text, bigint, jsonb),
   gangq.tick(boolean), gangq.admit(integer), gangq.reserve_gang(bigint, bigint[]), gangq.rollback_gang(bigint, text),
   gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer)
@@ -53,7 +56,9 @@ to gangq_worker, gangq_admin;
 
 grant execute on function
   gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
-  gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer),
+  gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
+    real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
+  gangq.set_task(text, real, real, real, real, real, text[], boolean),
   gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text), gangq.decide(integer),
   gangq.keep_partitions(boolean)
 to gangq_admin;

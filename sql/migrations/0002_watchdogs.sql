@@ -73,11 +73,12 @@ create table gangq.evidence (
   data jsonb not null
 ) partition by range (at);
 create index evidence_job on gangq.evidence (job_id, at) where job_id is not null;
+create index evidence_kind on gangq.evidence (kind, at);
 create table gangq.evidence_rest partition of gangq.evidence default;
 comment on table gangq.evidence is 'What a watchdog saw: stacks, readings, beats, log tail. Apart from events, because stacks and logs may show what a viewer must not see.';
 comment on table gangq.evidence_rest is 'Catches rows of days without a partition.';
 comment on column gangq.evidence.at is 'When; the same instant as its event.';
-comment on column gangq.evidence.kind is 'suspect, trip, dead or stuck.';
+comment on column gangq.evidence.kind is 'As its event: suspect, trip, notify, held, dead or stuck.';
 comment on column gangq.evidence.job_id is 'The job.';
 comment on column gangq.evidence.token is 'Its claim.';
 comment on column gangq.evidence.incarnation is 'The worker''s incarnation.';
@@ -94,6 +95,13 @@ comment on column gangq.progress.phase is 'load, run, save or long; null: not sa
 comment on column gangq.progress.step_at is 'When the step last changed.';
 comment on column gangq.progress.rate is 'Steps a second, smoothed; null until two steps were seen.';
 comment on column gangq.progress.lags_since is 'Since when this member has been much slower than its gang; null: it is not.';
+
+alter table gangq.tick_state
+  add column judged_gang bigint not null default 0,
+  add column judged_at timestamptz;
+comment on column gangq.tick_state.judged_gang is 'The last running gang whose progress was judged; 0: every one of them, at judged_at.';
+comment on column gangq.tick_state.judged_at is 'When progress was last judged.';
+create index live_gangs_running on gangq.live_gangs (id) where state = 'running';
 
 create table gangq.device_readings (
   device_id bigint primary key references gangq.device_registry (id) on delete cascade,
@@ -129,3 +137,6 @@ alter table gangq.device_holds
   add column until timestamptz;
 comment on column gangq.device_holds.incarnation is 'Quarantine of a device whose worker is about to exit after a trip: lifted by proof of its death.';
 comment on column gangq.device_holds.until is 'When that quarantine ends by itself: the lease of that worker would have ended then.';
+
+comment on column gangq.live_jobs.ran_on is
+  'Members: where the last attempt was claimed; it stays when the placement ends. A solo job that tripped: which worker has to be gone before it runs again.';

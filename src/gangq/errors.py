@@ -71,6 +71,10 @@ class NotAllowed(GangqError):
     """This database login lacks the role that the call needs."""
 
 
+class Unfit(GangqError):
+    """This host, or this worker on it, must not take work (exit code 88); the message says why and what to do."""
+
+
 class SchemaMismatch(GangqError):
     """The schema in the database and this library do not fit; the message says which side to upgrade."""
 

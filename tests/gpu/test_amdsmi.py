@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
-from gpu_fakes import HERE, clean_environ, compile_library, line
+from gpu_fakes import card, line
 
 from gangq.gpu import Detection, Device, DriverUnavailable, detect
 from gangq.gpu.rocm import AmdsmiDriver
 
 Script = Callable[..., dict[str, str]]
-
-
-@pytest.fixture(scope="session")
-def rocm_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a ROCM_PATH with a fake library that has every symbol the installed binding wants."""
-    binding = find_spec("amdsmi")
-    if binding is None or binding.origin is None:
-        pytest.skip("amdsmi is not installed (pip install 'gangq[rocm]')")
-    wrapper = (Path(binding.origin).parent / "amdsmi_wrapper.py").read_text()
-    wanted = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper))
-    written = (HERE / "fake_amdsmi.c").read_text()
-    stubs = sorted(name for name in wanted if f"EXPORT int {name}(" not in written)
-    folder = tmp_path_factory.mktemp("rocm")
-    (folder / "lib").mkdir()
-    source = folder / "amdsmi.c"
-    source.write_text(
-        written + "".join(f"EXPORT int {name}(void) {{ return NOT_SUPPORTED; }}\n" for name in stubs)
-    )
-    compile_library(source, folder / "lib" / "libamd_smi.so")
-    sizes = "amdsmi_wrapper as w; from ctypes import sizeof as s; "
-    sizes += "print(s(w.amdsmi_asic_info_t), s(w.amdsmi_enumeration_info_t))"
-    said = subprocess.run(
-        [sys.executable, "-c", f"from amdsmi import {sizes}"],
-        env={**clean_environ(), "ROCM_PATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    if said.stdout.split() != ["896", "272"]:
-        pytest.skip(f"this amdsmi's structures differ from the fake library's: {said.stdout}{said.stderr}")
-    return folder
-
-
-@pytest.fixture
-def fake_amdsmi(rocm_path: Path, tmp_path: Path) -> Script:
-    """Return a function that scripts the fake library and returns the environment in which it is found."""
-
-    def script(*lines: str, **environ: str) -> dict[str, str]:
-        state = tmp_path / "amdsmi.txt"
-        state.write_text("".join(f"{line}\n" for line in lines))
-        # An NVIDIA library that is empty keeps a real one out of the way.
-        (tmp_path / "libnvidia-ml.so.1").touch()
-        return {
-            **clean_environ(),
-            "LD_LIBRARY_PATH": str(tmp_path),
-            "ROCM_PATH": str(rocm_path),
-            "FAKE_AMDSMI": str(state),
-            **environ,
-        }
-
-    return script
-
-
-def card(digit: str, hip_id: int, **fields: object) -> str:
-    defaults = {"serial": f"0x{digit * 16}", "name": "AMD Instinct MI300X", "total_mib": 196592}
-    return line("gpu", **{**defaults, "hip_id": hip_id, "hip_uuid": f"GPU-{digit * 16}", **fields})
 
 
 def uuids(detection: Detection) -> list[str]:

@@ -174,7 +174,7 @@ class Worker:
     def claim(self, max_jobs: int = 10, **named: Any) -> list[Claim]:
         named.setdefault("request_id", uuid.uuid4())
         rows = self.q.call("claim", incarnation=self.incarnation, max_jobs=max_jobs, **named)
-        return [Claim(self.q, row) for row in rows]
+        return [Claim(self.q, row, self.incarnation) for row in rows]
 
     def take(self, **named: Any) -> Claim:
         """Claim, and expect exactly one job."""
@@ -182,7 +182,7 @@ class Worker:
         assert len(claims) == 1, f"{self.name} got {[c.row for c in claims]}"
         return claims[0]
 
-    def beat(self, *claims: Claim, beats: list[Row | None] | None = None) -> dict[int, str]:
+    def beat(self, *claims: Claim, beats: list[Row | None] | None = None, **more: Any) -> dict[int, str]:
         """Heartbeat; what to do, by job."""
         rows = self.q.call(
             "heartbeat",
@@ -190,6 +190,7 @@ class Worker:
             job_ids=[c.job_id for c in claims],
             tokens=[c.token for c in claims],
             beats=beats,
+            **more,
         )
         return {row["job_id"]: row["action"] for row in rows}
 
@@ -218,8 +219,8 @@ class Worker:
 class Claim:
     """A claimed job and its token."""
 
-    def __init__(self, q: Q, row: Row) -> None:
-        self.q, self.row = q, row
+    def __init__(self, q: Q, row: Row, incarnation: int | None = None) -> None:
+        self.q, self.row, self.incarnation = q, row, incarnation
         self.job_id: int = row["job_id"]
         self.token: int = row["token"]
 
@@ -245,6 +246,16 @@ class Claim:
         return str(
             self.q.one("requeue", job_id=self.job_id, token=self.token, error={"message": message}, **named)
         )
+
+    def trip(self, code: int = 76, message: str = "stalled", **named: Any) -> str:
+        """Trip as a watchdog of its worker does; with exit_in_s the whole worker goes."""
+        named.setdefault("incarnation", self.incarnation)
+        error = {"type": "Stalled", "message": message}
+        return str(self.q.one("trip", job_id=self.job_id, token=self.token, code=code, error=error, **named))
+
+    def suspect(self, kind: str = "stall", **evidence: Any) -> str:
+        named = {"incarnation": self.incarnation, "class": kind, "evidence": evidence}
+        return str(self.q.one("suspect", job_id=self.job_id, token=self.token, **named))
 
     def release(self) -> str:
         return str(self.q.one("release", job_ids=[self.job_id], tokens=[self.token])["outcome"])

@@ -126,7 +126,9 @@ def test_silence_over_30_s_flags_a_worker_and_frees_nothing(q: Q) -> None:
 
 
 def test_a_flag_goes_when_the_worker_is_heard_again(q: Q) -> None:
+    q.submit()
     worker = q.worker()
+    worker.take()
     held_silent(q, 40)
     assert worker.row["flagged_at"] is not None
     worker.beat()
@@ -185,7 +187,9 @@ def test_an_outage_also_delays_forcing_those_who_were_told_to_stop(q: Q) -> None
 
 
 def test_an_outage_flags_nobody_at_once(q: Q) -> None:
+    q.submit()
     worker = q.worker()
+    worker.take()
     q.tick()
     q.later(25)
     q.sql(OUTAGES["the server restarted"])

@@ -32,7 +32,16 @@ WORK = {
     "save_checkpoint",
     "load_checkpoint",
     "append_log",
+    "watch_terms",
+    "learn_gap",
     "retire_worker",
+    "trip",
+    "suspect",
+    "predecessor",
+    "unproven",
+    "report_stuck",
+    "bounce",
+    "bounced",
     "report_dead",
     "tick",
     "admit",
@@ -43,7 +52,16 @@ WORK = {
     "flag_dead_workers",
     "promote_due",
 }
-RUN = {"set_queue", "configure", "quarantine", "unquarantine", "preempt_gang", "decide", "keep_partitions"}
+RUN = {
+    "set_queue",
+    "configure",
+    "set_task",
+    "quarantine",
+    "unquarantine",
+    "preempt_gang",
+    "decide",
+    "keep_partitions",
+}
 MAY = {
     "gangq_viewer": LOOK,
     "gangq_submitter": LOOK | SUBMIT,
@@ -58,9 +76,13 @@ VIEWS = (
     "waiting",
     "timeline",
     "drains",
+    "trips",
+    "device_trips",
+    "flagged",
     "capacity",
     "violations",
     "queues",
+    "tasks",
 )
 FUNCTIONS = (
     "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "
@@ -197,6 +219,19 @@ def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
     secret = "hunter2"
     error = {"type": "E", "message": "failed", "traceback": secret, "log_tail": secret}
     worker = q.worker(slots=3)
+    q.submit()
+    wedged = worker.take()
+    wedged.suspect(reason="silent", stack=secret)
+    q.one(
+        "trip",
+        incarnation=worker.incarnation,
+        job_id=wedged.job_id,
+        token=wedged.token,
+        code=76,
+        error=error,
+        evidence={"stack": secret},
+    )
+    q.call("cancel", job_ids=[wedged.job_id])
     q.submit(count=4, payloads=[{"password": secret}] * 4)
     done, failed, tripped = worker.claim()
     q.call("append_log", job_ids=[done.job_id], tokens=[done.token], seqs=[0], chunks=[secret])
@@ -223,7 +258,7 @@ def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
         for row in readable:
             if secret in str(q.sql(f"select * from gangq.{row['relname']}")):
                 leaks.append(row["relname"])
-        for table in ("live_jobs", "history", "checkpoints", "logs"):
+        for table in ("live_jobs", "history", "checkpoints", "logs", "evidence"):
             with refused(NOT_ALLOWED), q.db.transaction():
                 q.sql(f"select * from gangq.{table}")
     assert leaks == []

@@ -188,7 +188,7 @@ def test_explain_job_says_why_it_waits_and_sends_members_to_their_gang(q: Q) -> 
 
 
 def test_schema_version_is_a_migrations_name(q: Q) -> None:
-    assert q.one("schema_version").startswith("0001_foundation")
+    assert q.one("schema_version").startswith("0002_watchdogs")
 
 
 # Violations are not blind -----------------------------------------------------------------------------------
@@ -204,6 +204,7 @@ CORRUPTIONS = {
     "holds as many devices as it asks for": "delete from gangq.device_holds where job_id in (select id "
     "from gangq.live_jobs where gang_id is null)",
     "device held by a placed job": "update gangq.device_holds set job_id = 999",
+    "device is not one it avoids": "update gangq.shapes set avoid = array(select id from gangq.device_registry)",
     "device large enough": "update gangq.device_registry set vram_mb = 1",
     "worker may run it": "update gangq.incarnations set queues = '{}'",
     "token is unique": "update gangq.live_jobs set token = 5 where token is not null",

@@ -22,7 +22,10 @@ EXIT_NO_CHECKPOINT = 4
 @click.command()
 @click.option("--step", type=int, help="The step reached: what the stall watchdog looks at.")
 @click.option("--total", type=int, help="The last step.")
-@click.option("--phase", help="What is being done.")
+@click.option(
+    "--phase",
+    help="What comes next: load or save (slow: the load grace), run, or long (exempt for a while); else any word.",
+)
 @click.option("--loss", type=float, help="The loss.")
 @click.argument("data", nargs=-1, type=KeyValue(typed=True), metavar="[K=V]...")
 @json_option
@@ -37,7 +40,9 @@ def beat(
 ) -> None:
     """Report progress from inside a command.
 
-    gangq beat --step 120 --total 400 --phase train --loss 0.3 lr=0.01
+    From the first beat on the stall watchdog expects the next one in time.
+
+    gangq beat --step 120 --total 400 --phase run --loss 0.3 lr=0.01
     """
     from gangq.worker.child_context import Link
     from gangq.worker.context_impl import progress

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from gangq import embedded, schema
-from gangq.cli import output, queries
+from gangq.cli import checks, output, queries
+from gangq.cli.checks import Check, some
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client import Client
@@ -22,16 +22,6 @@ _SKEW_S = 1.0
 _SNAPSHOT_S = 300.0
 _SNAPSHOT_BAD_S = 3600.0
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok."""
-
-    check: str
-    status: str
-    detail: str
-    advice: str = ""
 
 
 @click.command()
@@ -78,12 +68,24 @@ def examine(session: Session) -> Iterator[Check]:
         yield Check("schema", "fail", str(e))
         return
     yield Check("schema", "ok", f"{client.schema_version()}, as this library wants it")
-    for check in (_code, _roles, _tick, _workers, _devices, _violations, _partitions):
+    for look in (
+        _code,
+        _roles,
+        _tick,
+        checks.workers,
+        checks.reboot,
+        checks.devices,
+        checks.watchdogs,
+        checks.sensors,
+        checks.trips,
+        _violations,
+        _partitions,
+    ):
         try:
-            yield check(client, facts)
+            yield look(client, facts)
         except GangqError as e:
             yield Check(
-                check.__name__.strip("_"), "warn", str(e), "run gangq doctor as gangq_admin to see all"
+                look.__name__.strip("_"), "warn", str(e), "run gangq doctor as gangq_admin to see all"
             )
 
 
@@ -226,55 +228,12 @@ def _tick(client: Client, facts: dict[str, Any]) -> Check:
     )
 
 
-def _workers(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
-    flag_after = client.execute(queries.last_tick())["flag_after_s"]
-    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
-    if not present:
-        return Check("workers", "warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
-    silent = [w for w in present if w.state == "silent" or (w.silent_s or 0) > flag_after]
-    if silent:
-        listed = _some([f"{w.name} on {w.host} for {seconds(w.silent_s)}" for w in silent])
-        return Check(
-            "workers",
-            "warn",
-            f"{len(silent)} of {len(present)} workers are silent: {listed}",
-            "look at their hosts. Their work is theirs until the lease ends; restarting a worker frees it "
-            "sooner",
-        )
-    held = [w for w in present if w.quarantined]
-    if held:
-        listed = _some([f"{w.name} ({w.quarantined})" for w in held])
-        return Check(
-            "workers",
-            "warn",
-            f"{len(held)} of {len(present)} workers are quarantined: {listed}",
-            f"when it is well: gangq unquarantine --worker {held[0].name}",
-        )
-    return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
-
-
-def _devices(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
-    devices = client.devices()
-    held = [d for d in devices if d.state == "quarantined"]
-    if held:
-        listed = _some([f"{d.host}:{d.index} ({d.reason})" for d in held])
-        return Check(
-            "devices",
-            "warn",
-            f"{len(held)} of {len(devices)} devices are quarantined: {listed}",
-            f"when it is well: gangq unquarantine --device {held[0].uuid}",
-        )
-    return Check("devices", "ok", f"{len(devices)} devices, none quarantined")
-
-
 def _violations(client: Client, facts: dict[str, Any]) -> Check:
     del facts
     found = client.violations()
     if not found:
         return Check("invariants", "ok", "no violation")
-    listed = _some([f"{v.rule}: {v.subject} ({v.detail})" for v in found])
+    listed = some([f"{v.rule}: {v.subject} ({v.detail})" for v in found])
     return Check(
         "invariants",
         "fail",
@@ -288,7 +247,7 @@ def _partitions(client: Client, facts: dict[str, Any]) -> Check:
     found = client.execute(queries.stray_rows())
     if not found:
         return Check("partitions", "ok", "no row is outside the partitions of its day")
-    listed = _some([f"about {row['rows']} in gangq.{row['name']}" for row in found])
+    listed = some([f"about {row['rows']} in gangq.{row['name']}" for row in found])
     return Check(
         "partitions",
         "warn",
@@ -296,8 +255,3 @@ def _partitions(client: Client, facts: dict[str, Any]) -> Check:
         "no tick made partitions in time. They are deleted at the end of their retention instead of dropped; "
         "see that a tick runs",
     )
-
-
-def _some(texts: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more

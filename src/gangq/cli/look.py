@@ -1,4 +1,4 @@
-"""gangq ls, show, explain, workers, devices, drains."""
+"""gangq ls, show, explain, drains."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
-from gangq.cli import output, parsing
+from gangq.cli import evidence as seen
+from gangq.cli import output, parsing, queries
 from gangq.cli.output import Column, gang, megabytes, seconds, when, words
 from gangq.cli.parsing import Which, WhichType
-from gangq.cli.session import Session, common_options, pass_session
-from gangq.client.rows import DrainRow, GangRow, JobRow, Reason, TimelineRow, WorkerRow
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import Client
+from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
+from gangq.errors import NotAllowed
 
 _JOBS = [
     Column("id", lambda j: j.id, right=True),
@@ -50,35 +53,6 @@ _GANGS = [
     Column("submitted", lambda g: when(g.submitted_at)),
     Column("ended", lambda g: when(g.finished_at)),
     Column("what", lambda g: g.reason or g.drain_cause or g.note),
-]
-_WORKERS = [
-    Column("name", lambda w: w.name),
-    Column("state", lambda w: "quarantined" if w.quarantined else w.state, state=True),
-    Column("host", lambda w: w.host),
-    Column("kind", lambda w: w.kind),
-    Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
-    Column("gpus", lambda w: w.gpus, right=True),
-    Column("memory", lambda w: megabytes(w.memory_mb), right=True),
-    Column("cpus", lambda w: f"{w.cpus:g}", right=True),
-    Column("queues", lambda w: words(w.queues)),
-    Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()])),
-    Column("heard", lambda w: seconds(w.silent_s), right=True),
-    Column("lease left", lambda w: seconds(w.lease_left_s), right=True),
-    Column("pid", lambda w: w.pid, right=True),
-    Column("why", lambda w: w.quarantined),
-]
-_DEVICES = [
-    Column("host", lambda d: d.host),
-    Column("index", lambda d: d.index, right=True),
-    Column("state", lambda d: d.state, state=True),
-    Column("vram", lambda d: megabytes(d.vram_mb), right=True),
-    Column("model", lambda d: d.model),
-    Column("source", lambda d: d.source),
-    Column("worker", lambda d: d.worker),
-    Column("job", lambda d: d.job_id, right=True),
-    Column("since", lambda d: when(d.since)),
-    Column("reason", lambda d: d.reason),
-    Column("uuid", lambda d: d.uuid),
 ]
 _DRAINS = [
     Column("gang", lambda d: gang(d.gang_id), right=True),
@@ -156,18 +130,22 @@ def ls(
 def show(session: Session, which: Which | None, gang: int | None) -> None:
     """Show a job (12) or a gang (g12).
 
-    With --json one object: {"job", "events"}, or {"gang", "members", "timeline", "drains"}.
+    Of a job that tripped a watchdog, also what was seen: readings, beats, where its threads waited, stacks, the
+    end of its output; newest trip first. With --json one object: {"job", "events", "evidence"} (evidence is null
+    for a role that may not see it), or {"gang", "members", "timeline", "drains"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
     if not target.gang:
         job = client.job(id=target.id)
         events = client.events(job_id=job.id)
+        evidence = _evidence(client, job.id, events)
         if session.json:
-            session.answer({"job": job, "events": events})
+            session.answer({"job": job, "events": events, "evidence": evidence})
             return
         output.pairs(_job_pairs(job))
         _error(job.error)
+        _show_trips(events, evidence)
         return
     row = client.gang(id=target.id)
     members = sorted(client.jobs(gang_id=row.id), key=lambda member: member.rank or 0)
@@ -183,6 +161,38 @@ def show(session: Session, which: Which | None, gang: int | None) -> None:
     if failed is not None:
         click.echo(f"\nrank {failed.rank}:")
         _error(failed.error)
+    tripped = list(
+        dict.fromkeys(trip.job_id for trip in session.client().execute(queries.trips(gang_id=row.id)))
+    )
+    if tripped:
+        click.echo(f"\nwhat the watchdogs saw: gangq show {' or '.join(map(str, tripped))}")
+
+
+def _evidence(client: Client, job_id: int, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
+    if not any(event.kind in seen.KINDS for event in events):
+        return []
+    try:
+        return client.evidence(job_id=job_id)
+    except NotAllowed:
+        return None
+
+
+def _show_trips(events: Sequence[EventRow], evidence: Sequence[EvidenceRow] | None) -> None:
+    """What the watchdogs did, and what they saw: stacks and output may show what a viewer must not see."""
+    if not any(event.kind in seen.KINDS for event in events):
+        return
+    click.echo()
+    told = seen.history(events, evidence)
+    if evidence is None:
+        say("what the watchdogs saw is shown to gangq_submitter, gangq_worker and gangq_admin")
+        return
+    found = seen.by_event(evidence)
+    for event in told:
+        what = found.get((event.at, event.kind))
+        if what:
+            click.echo()
+            click.echo(output.plain(f"{event.kind} at {output.instant(event.at)}: {seen.said(event, what)}"))
+            seen.show(what)
 
 
 def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
@@ -216,29 +226,6 @@ def explain(session: Session, which: Which | None, gang: int | None) -> None:
 def _gate(reason: Reason) -> str:
     mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
     return f"{mark}  {reason.gate.ljust(8)}  {reason.detail}"
-
-
-@click.command()
-@click.option("--host", help="Only workers of this host.")
-@click.option("--name", help="Only this worker.")
-@common_options
-@pass_session
-def workers(session: Session, host: str | None, name: str | None) -> None:
-    """List the workers, each by its latest start."""
-    found: list[WorkerRow] = session.client().workers(name=name, host=host)
-    session.rows(found, _WORKERS, "no workers: start one with gangq worker")
-
-
-@click.command()
-@click.option("--host", help="Only devices of this host.")
-@click.option(
-    "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
-)
-@common_options
-@pass_session
-def devices(session: Session, host: str | None, state: str | None) -> None:
-    """List the devices and who holds them."""
-    session.rows(session.client().devices(host=host, state=state), _DEVICES, "no devices")
 
 
 @click.command()
@@ -313,6 +300,7 @@ def _job_pairs(job: JobRow) -> list[tuple[str, object]]:
         ("priority", job.priority),
         ("gang", f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None),
         ("needs", _needs(job)),
+        ("model", job.model),
         ("worker", f"{job.worker} on {job.host}" if job.worker else None),
         ("attempts", f"{job.attempts} of {job.max_attempts}"),
         ("crashes", job.crashes or None),
@@ -363,5 +351,4 @@ def _error(error: Mapping[str, Any] | None) -> None:
     click.echo(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
     for key, title in (("traceback", "traceback"), ("log_tail", "end of its output")):
         if error.get(key):
-            click.echo(f"{title}:")
-            click.echo("\n".join("  " + line for line in str(error[key]).rstrip("\n").splitlines()))
+            output.block(title, str(error[key]))

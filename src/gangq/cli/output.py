@@ -23,6 +23,8 @@ STATE_COLOURS = {
     "failed": "red",
     "dead": "red",
     "quarantined": "red",
+    "exiting": "yellow",
+    "degraded": "yellow",
     "silent": "yellow",
     "preempting": "yellow",
     "preempted": "yellow",
@@ -104,6 +106,13 @@ def words(values: Sequence[object] | None) -> str:
     return ",".join(str(value) for value in values or ())
 
 
+def known(value: object, unit: str = "") -> str:
+    """A measured value with its unit; ? for what nobody knows, which is not 0."""
+    if value is None:
+        return "?"
+    return f"{value:.4g}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
 def colourful() -> bool:
     """Whether standard output may carry colours."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -116,7 +125,7 @@ def coloured(text: str, colour: str | None) -> str:
 
 def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
     """Print a table: drawn on a terminal, aligned text with two spaces between columns elsewhere."""
-    cells = [[_text(column.cell(row)) for column in columns] for row in rows]
+    cells = [[plain(column.cell(row)) for column in columns] for row in rows]
     if sys.stdout.isatty():
         _drawn(cells, columns)
         return
@@ -132,10 +141,19 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
 
 def pairs(items: Sequence[tuple[str, object]]) -> None:
     """Print names and values below each other; empty values are left out."""
-    shown = [(name, _text(value)) for name, value in items if value not in (None, "", [], {})]
+    shown = [(name, plain(value)) for name, value in items if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
         click.echo(f"{name.ljust(width)}  {text}")
+
+
+def block(title: str, text: str, *, most: int | None = None) -> None:
+    """Print text of others below a title, line by line, indented; of more than `most` lines the last ones."""
+    lines = text.rstrip("\n").expandtabs().splitlines()
+    left = len(lines) - most if most is not None else 0
+    click.echo(f"{title}:" if left <= 0 else f"{title} (the last {most} lines of {len(lines)}):")
+    for line in lines[max(0, left) :]:
+        click.echo(f"  {plain(line)}")
 
 
 def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
@@ -158,7 +176,8 @@ def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
     Console(highlight=False).print(drawn)
 
 
-def _text(value: object) -> str:
+def plain(value: object) -> str:
+    """A cell's text: of one line, and nothing in it that a terminal would obey."""
     if value is None:
         return ""
     if isinstance(value, datetime):

@@ -6,12 +6,14 @@ They are `Query`s like those of `gangq.client.calls`, over the same views and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
+
+from psycopg.rows import args_row
 
 from gangq.client import rows
 from gangq.client.calls import Query
-from gangq.client.rows import EventRow, LogRow
+from gangq.client.rows import EventRow, LogRow, TripRow
 
 Position = tuple[int, int]
 """How far a job's output is known: its attempt's token, and the number of the piece."""
@@ -43,6 +45,55 @@ def newest_events(limit: int, since: datetime | None = None) -> Query[list[Event
     )
     return Query(
         "gangq.events", text, {"since": since, "limit": limit}, lambda found: [EventRow(**r) for r in found]
+    )
+
+
+def trips(
+    *,
+    code: int | None = None,
+    class_: str | None = None,
+    task: str | None = None,
+    device: str | None = None,
+    host: str | None = None,
+    gang_id: int | None = None,
+    within_s: float | None = None,
+    limit: int | None = None,
+    evidence: bool = False,
+) -> Query[list[TripRow]]:
+    """Trips of watchdogs, newest first; `within_s`: of the last so many seconds by the database's clock.
+
+    The evidence of one may be megabytes, so it is read only when asked for: without `evidence` it is None.
+    """
+    columns = rows.columns(TripRow)
+    if not evidence:
+        columns = columns.replace("evidence", "null::jsonb as evidence")
+    conditions = {
+        "code": (code, "code = %(code)s::integer"),
+        "class": (class_, "class = %(class)s"),
+        "task": (task, "task = %(task)s"),
+        "device": (device, "%(device)s = any (devices)"),
+        "host": (host, "host = %(host)s"),
+        "gang_id": (gang_id, "gang_id = %(gang_id)s::bigint"),
+        "within": (
+            None if within_s is None else timedelta(seconds=within_s),
+            # Asked once, so that the days to read are chosen by it.
+            "at >= (select gangq.now()) - %(within)s::interval",
+        ),
+    }
+    given = {key: value for key, (value, _) in conditions.items() if value is not None}
+    where = " and ".join(text for value, text in conditions.values() if value is not None) or "true"
+    text = f"select {columns} from gangq.trips where {where} order by at desc, job_id"  # noqa: S608 - texts of this package
+    text += f" limit {limit:d}" if limit is not None else ""
+    return Query("gangq.trips", text, given, list, factory=args_row(TripRow))
+
+
+def notify_only() -> Query[list[str]]:
+    """Classes of trips that report and stop nothing, in the whole installation."""
+    return Query(
+        "gangq.settings",
+        "select notify_only from gangq.settings",
+        {},
+        lambda found: _first(found)["notify_only"],
     )
 
 

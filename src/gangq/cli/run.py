@@ -269,13 +269,19 @@ class _Watcher:
         rank = self._watched.ranks.get(event.job_id) if event.job_id is not None else None
         why = self._why(event)
         reason = f": {'' if rank is None else f'rank {rank} '}{why}" if why else ""
+        watchdog = f" ({data['class']})" if data.get("class") else ""
         text = {
             "drain": f"drains ({data.get('cause')}){reason}",
             "rollback": f"is blocked again{reason}",
             "retry": f"failed{reason}; tried again",
             "reap": f"lost its worker{reason}",
             "release": f"was handed back{reason}",
-            "trip": f"tripped a watchdog{reason}",
+            "suspect": f"is suspected{watchdog}{reason}",
+            "trip": f"tripped a watchdog{watchdog}{reason}",
+            "notify": f"would have tripped a watchdog that only notifies{watchdog}{reason}",
+            "held": f"goes on, although a watchdog tripped{watchdog}: too many workers are suspect{reason}",
+            "poison": f"is poison{reason}",
+            "straggler": f"has a straggler{reason}",
             "force": "did not confirm that it stopped; taken from its worker",
         }.get(event.kind)
         if event.kind == "drained" and data.get("outcome") == "blocked":
@@ -293,7 +299,11 @@ class _Watcher:
             )
 
     def _why(self, event: EventRow) -> str | None:
-        """Events name an error by its type, because viewers read them; its message is the job's."""
+        """Events name an error by its type, because viewers read them; its message is the job's, or a
+        watchdog's.
+        """
+        if (event.data or {}).get("message"):
+            return str((event.data or {})["message"])
         if event.kind not in ("drain", "retry", "trip") or event.job_id is None:
             return event.reason
         error = self._client.job(id=event.job_id).error or {}

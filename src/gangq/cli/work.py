@@ -43,6 +43,9 @@ def work_options(command: F) -> F:
             metavar="K=V",
             help="A label the worker must carry.",
         ),
+        click.option(
+            "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
+        ),
         click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
         click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
         click.option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),

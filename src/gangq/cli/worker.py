@@ -1,4 +1,4 @@
-"""gangq worker: serve queues in this process until told to stop."""
+"""gangq worker: serve queues until told to stop, under a supervisor that sees it freeze."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,11 +94,41 @@ class LogFormat(logging.Formatter):
 @click.option("--commands/--no-commands", default=True, help="Whether it runs submitted commands [it does].")
 @click.option("--once", is_flag=True, help="End when nothing is left to claim.")
 @click.option(
+    "--expect-gpus",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Do not start with fewer GPUs [as many as the last time]; GANGQ_EXPECT_GPUS says the same.",
+)
+@click.option(
+    "--silence-s",
+    type=Seconds(),
+    help="Seconds without a sign of life after which it is killed, code 80 [30]; GANGQ_SILENCE_S says the same.",
+)
+@click.option(
+    "--start-s",
+    type=Seconds(),
+    help="The same for the time before the first one, imports included [600]; GANGQ_START_S says the same.",
+)
+@click.option(
+    "--supervisor/--no-supervisor",
+    default=True,
+    help="Whether a small process around it ends it when it freezes; without, a debugger can read the terminal "
+    "[it does, on Linux].",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @common_options
 @pass_session
-def worker(session: Session, /, app: str | None, log_level: str, **options: Any) -> None:
+def worker(
+    session: Session,
+    /,
+    app: str | None,
+    log_level: str,
+    supervisor: bool,
+    start_s: float | None,
+    **options: Any,
+) -> None:
     """Run a worker until told to stop.
 
     It runs the tasks of MODULE:APP (training:app, or jobs.py:app), and commands. Without MODULE:APP it runs
@@ -105,6 +136,9 @@ def worker(session: Session, /, app: str | None, log_level: str, **options: Any)
     skips the grace. It logs to standard error; with --json to standard output, one object per record:
     {"at", "level", "logger", "message", ...}.
     """
+    _into_environment(options)
+    if supervisor and _is_process_of_its_own():
+        _become_supervisor(session, start_s)
     handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
@@ -129,6 +163,48 @@ def worker(session: Session, /, app: str | None, log_level: str, **options: Any)
         raise
     end_soon(code)
     click.get_current_context().exit(code)
+
+
+def _into_environment(options: dict[str, Any]) -> None:
+    """What a worker reads from its environment, also where nobody gave it a command line."""
+    from gangq.worker.fitness import EXPECT_VARIABLE
+    from gangq.worker.liveness import SILENCE_VARIABLE
+
+    for name, variable in (("expect_gpus", EXPECT_VARIABLE), ("silence_s", SILENCE_VARIABLE)):
+        given = options.pop(name)
+        if given is not None:
+            os.environ[variable] = str(given)
+
+
+def _is_process_of_its_own() -> bool:
+    """Whether this process is the command `gangq worker` and nothing else: not yet the child of a supervisor,
+    and not a program that calls the command line as a function.
+    """
+    from gangq.worker.liveness_memory import VARIABLE
+
+    called = Path(sys.argv[0])
+    ours = called.name == "gangq" or called.parts[-2:] == ("gangq", "__main__.py")
+    return sys.platform == "linux" and VARIABLE not in os.environ and ours and "worker" in sys.argv
+
+
+def _become_supervisor(session: Session, start_s: float | None) -> None:
+    """Turn this process into the supervisor, which runs this very command line again as its child.
+
+    The process a service manager or a terminal has started so remains the one it talks to.
+    """
+    from gangq.worker import supervisor
+    from gangq.worker.liveness import SILENCE_VARIABLE, START_VARIABLE, number_of
+
+    limits = [
+        ("--silence", number_of(os.environ, SILENCE_VARIABLE, supervisor.SILENCE_S)),
+        ("--start", start_s or number_of(os.environ, START_VARIABLE, supervisor.START_S)),
+    ]
+    argv = [sys.executable, "-I", "-S", supervisor.__file__]
+    argv += [word for name, value in limits for word in (name, str(value))]
+    argv += ["--json"] if session.json else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*argv, "--", sys.executable, *sys.orig_argv[1:]])
 
 
 def _target(app: str) -> str:

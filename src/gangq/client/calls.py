@@ -37,7 +37,8 @@ class Query(Generic[R]):
     factory: Any = field(default=dict_row, compare=False)
 
 
-# SQL types of arguments, written once; a value of None is left out of the call.
+# SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
+# stands under function.name.
 _TYPES: dict[str, str] = {
     **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations"), "bigint[]"),
     **dict.fromkeys(("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "pid",
@@ -46,35 +47,46 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
-         "max_stops", "most"),
+         "max_stops", "most", "device_trips", "bounces_per_hour", "code"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
-         "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause"),
+         "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause", "model",
+         "device_class", "class"),
         "text",
     ),
-    **dict.fromkeys(("queues", "tasks", "chunks"), "text[]"),
+    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only"), "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
-    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence"), "jsonb"),
+    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
-         "gang_backoff_max_s", "backoff_s", "backoff_max_s"),
+         "gang_backoff_max_s", "backoff_s", "backoff_max_s", "budget_gpu_s", "stall_timeout_s", "exit_in_s",
+         "load_grace_s", "health_window_s", "long_phase_s", "gang_stall_s", "straggler_s", "brake_share",
+         "warm_s", "longest_s"),
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
-    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused"), "boolean"),
+    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget",
+                     "report_only", "ok"), "boolean"),
     "cpus": "numeric",
     "due_at": "timestamptz",
     "request_id": "uuid",
     "data": "bytea",
+    "learn_gap.beats": "bigint",
+    "trip.devices": "text[]",
 }  # fmt: skip
+
+
+def _type_of(name: str, argument: str) -> str:
+    """The type of an argument of this SQL function."""
+    return _TYPES.get(f"{name}.{argument}") or _TYPES[argument]
 
 
 def _call(name: str, select: str, args: Mapping[str, object]) -> tuple[str, dict[str, object]]:
     given = {key: value for key, value in args.items() if value is not None}
-    named = ", ".join(f"{key} => %({key})s::{_TYPES[key]}" for key in given)
+    named = ", ".join(f"{key} => %({key})s::{_type_of(name, key)}" for key in given)
     return f"select {select} from gangq.{name}({named})", given  # noqa: S608 - names from this module only
 
 
@@ -153,11 +165,13 @@ def submit(
     max_crashes: int | None = None,
     max_trips: int | None = None,
     after: Sequence[int] | None = None,
+    model: str | None = None,
     connection: object | None = None,
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
 
-    `vram_mb` is per GPU, `budget_s` wall-clock seconds. Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    `vram_mb` is per GPU, `budget_s` wall-clock seconds, `model` what it needs loaded (a worker that has it is
+    preferred, any other may take it). Raises `InvalidInput`, `NotFound`, `TooLarge`.
     """
     text, given = _call(
         "submit",
@@ -178,6 +192,7 @@ def submit(
             "max_crashes": max_crashes,
             "max_trips": max_trips,
             "after": None if after is None else list(after),
+            "model": model,
             # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
             # transaction that look would be stale by the time it commits.
             "wake": "sleepers" if connection is None else "commit",
@@ -208,11 +223,13 @@ def submit_gang(
     checkpoint_mode: str = "each",
     claim_deadline_s: float | None = None,
     name: str | None = None,
+    model: str | None = None,
     connection: object | None = None,
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang of `size` members that start together or not at all; resources are per member.
 
     `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode` is "each" or "rank0".
+    `model`: what each member needs loaded, for its workers to know.
     With `connection`, in its transaction. Raises `InvalidInput`, `NotFound`, `TooLarge`.
     """
     if payload is not None and payloads is not None:
@@ -243,6 +260,7 @@ def submit_gang(
         checkpoint_mode=checkpoint_mode,
         claim_deadline_s=claim_deadline_s,
         name=name,
+        model=model,
     )
 
 
@@ -328,8 +346,24 @@ def configure(
     retention_long: timedelta | None = None,
     incarnation_retention: timedelta | None = None,
     max_stops: int | None = None,
+    budget_s: float | None = None,
+    budget_gpu_s: float | None = None,
+    stall_timeout_s: float | None = None,
+    load_grace_s: float | None = None,
+    health_window_s: float | None = None,
+    long_phase_s: float | None = None,
+    gang_stall_s: float | None = None,
+    straggler_s: float | None = None,
+    brake_share: float | None = None,
+    device_trips: int | None = None,
+    bounces_per_hour: int | None = None,
+    warm_s: float | None = None,
+    notify_only: Sequence[str] | None = None,
 ) -> Query[None]:
-    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
+    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+
+    `notify_only`: watchdog classes that report and stop nothing (budget, stall, health, fault, gang); [] for none.
+    """
     return _void(
         "configure",
         heartbeat_s=heartbeat_s,
@@ -350,6 +384,48 @@ def configure(
         retention_long=retention_long,
         incarnation_retention=incarnation_retention,
         max_stops=max_stops,
+        budget_s=budget_s,
+        budget_gpu_s=budget_gpu_s,
+        stall_timeout_s=stall_timeout_s,
+        load_grace_s=load_grace_s,
+        health_window_s=health_window_s,
+        long_phase_s=long_phase_s,
+        gang_stall_s=gang_stall_s,
+        straggler_s=straggler_s,
+        brake_share=brake_share,
+        device_trips=device_trips,
+        bounces_per_hour=bounces_per_hour,
+        warm_s=warm_s,
+        notify_only=_texts(notify_only, "notify_only"),
+    )
+
+
+def set_task(
+    *,
+    task: str,
+    budget_s: float | None = None,
+    stall_timeout_s: float | None = None,
+    load_grace_s: float | None = None,
+    health_window_s: float | None = None,
+    long_phase_s: float | None = None,
+    notify_only: Sequence[str] | None = None,
+    forget: bool = False,
+) -> Query[None]:
+    """Set what the watchdogs allow the jobs of one task; None leaves a setting as it is.
+
+    `forget`: first drop what was set before and what was learned of its beats. `notify_only` as in `configure`.
+    For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    """
+    return _void(
+        "set_task",
+        task=task,
+        budget_s=budget_s,
+        stall_timeout_s=stall_timeout_s,
+        load_grace_s=load_grace_s,
+        health_window_s=health_window_s,
+        long_phase_s=long_phase_s,
+        notify_only=_texts(notify_only, "notify_only"),
+        forget=forget,
     )
 
 
@@ -407,10 +483,12 @@ def heartbeat(
     job_ids: Sequence[int] = (),
     tokens: Sequence[int] = (),
     beats: Sequence[object | None] | None = None,
+    readings: Sequence[Mapping[str, Any]] | None = None,
 ) -> Query[list[rows.Instruction]]:
     """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim.
 
-    `beats` is aligned with `job_ids`; None: no news. Raises `IncarnationEnded`.
+    `beats` is aligned with `job_ids`; None: no news. `readings`: one mapping per device that this worker offers,
+    with its "uuid"; the latest of each is kept. Raises `IncarnationEnded`.
     """
     return _rows(
         "heartbeat",
@@ -419,6 +497,7 @@ def heartbeat(
         job_ids=list(job_ids),
         tokens=list(tokens),
         beats=_each_or_null(beats, "beats"),
+        readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
     )
 
 
@@ -429,8 +508,12 @@ def claim(
     max_jobs: int = 1,
     ports: Sequence[int] = (),
     sleep: bool = False,
+    model: str | None = None,
 ) -> Query[list[rows.Claim]]:
     """Take up to `max_jobs`: reserved members first, then solo jobs that fit.
+
+    `model`: what this worker has loaded; a job that needs it may go before others of its priority that are at
+    most `warm_s` older.
 
     The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
     bound. `sleep`: when there is nothing, put it on the list of those to wake. Raises `IncarnationEnded`.
@@ -443,6 +526,7 @@ def claim(
         max_jobs=max_jobs,
         ports=list(ports),
         sleep=sleep,
+        model=model,
     )
 
 
@@ -555,7 +639,85 @@ def retire_worker(*, incarnation: int, final: bool = True) -> Query[None]:
     return _void("retire_worker", incarnation=incarnation, final=final)
 
 
+# Watchdogs --------------------------------------------------------------------------------------------------
+
+
+def watch_terms(*, task: str, device_class: str = "", queue: str | None = None) -> Query[rows.WatchTerms]:
+    """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
+    return _row("watch_terms", rows.WatchTerms, task=task, device_class=device_class, queue=queue)
+
+
+def learn_gap(*, task: str, device_class: str = "", longest_s: float, beats: int) -> Query[None]:
+    """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
+    how many beats were seen. Raises `InvalidInput`.
+    """
+    return _void("learn_gap", task=task, device_class=device_class, longest_s=longest_s, beats=beats)
+
+
 # Evidence ---------------------------------------------------------------------------------------------------
+
+
+def trip(
+    *,
+    incarnation: int,
+    job_id: int,
+    token: int,
+    code: int,
+    error: Mapping[str, Any],
+    evidence: Mapping[str, Any] | None = None,
+    devices: Sequence[str] = (),
+    exit_in_s: float | None = None,
+    class_: str | None = None,
+) -> Query[str]:
+    """Stop a job as a watchdog; return what came of it.
+
+    `code` is the exit code, `error` as for `fail`, `evidence` what was seen (for those who may read
+    payloads), `devices` the UUIDs to blame of those the job holds. `exit_in_s`: the whole worker process is
+    gone within so many seconds whatever happens, so its incarnation ends now; None: the work is proven dead
+    and the worker lives on. `class_`: as `notify_only` knows it; None: that of the code.
+
+    Returns pending, scheduled, failed, preempted (its gang drains) or cancelled; notify or held: nothing was
+    stopped, go on; repeated. Raises `StaleToken`, `InvalidInput`.
+    """
+    return _scalar(
+        "trip",
+        **{
+            "incarnation": incarnation,
+            "job_id": job_id,
+            "token": token,
+            "code": int(code),
+            "error": dumps(error, "error"),
+            "evidence": _json(evidence, "evidence"),
+            "devices": _texts(devices, "devices"),
+            "exit_in_s": exit_in_s,
+            "class": class_,
+        },
+    )
+
+
+def suspect(
+    *, incarnation: int, job_id: int, token: int, class_: str, evidence: Mapping[str, Any] | None = None
+) -> Query[str]:
+    """Put a doubt about a job on record, with its evidence; nothing is stopped.
+
+    `class_`: budget, stall, health, fault, gang, frozen or memory. Returns noted, or held while so many
+    workers are suspect that no stall or health trip would be carried out. Raises `StaleToken`.
+    """
+    return _scalar(
+        "suspect",
+        **{
+            "incarnation": incarnation,
+            "job_id": job_id,
+            "token": token,
+            "class": class_,
+            "evidence": _json(evidence, "evidence"),
+        },
+    )
+
+
+def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:
+    """The latest incarnation of this name, ended or not; a list of one, or empty."""
+    return _rows("predecessor", rows.Predecessor, worker=worker)
 
 
 def report_dead(*, worker: str, incarnation: int, evidence: Mapping[str, Any]) -> Query[int]:
@@ -563,6 +725,35 @@ def report_dead(*, worker: str, incarnation: int, evidence: Mapping[str, Any]) -
     return _scalar(
         "report_dead", worker=worker, incarnation=incarnation, evidence=dumps(evidence, "evidence")
     )
+
+
+def unproven(*, worker: str) -> Query[list[rows.Unproven]]:
+    """Incarnations of this worker that ended by a trip and are not yet proven gone: `report_dead` them."""
+    return _rows("unproven", rows.Unproven, worker=worker)
+
+
+def report_stuck(*, worker: str, incarnation: int, evidence: Mapping[str, Any]) -> Query[int]:
+    """Say that a process of this incarnation survived SIGKILL; return how many devices that withholds.
+
+    The worker is quarantined by name. Raises `InvalidInput` without evidence, `NotFound`.
+    """
+    return _scalar(
+        "report_stuck", worker=worker, incarnation=incarnation, evidence=dumps(evidence, "evidence")
+    )
+
+
+def bounce(*, incarnation: int, host: str, report_only: bool = False) -> Query[str]:
+    """Ask whether this host may restart its flagged worker: "go", or why not.
+
+    heard, replaced, too_often, fleet (too many are flagged at once), taken, unknown. `report_only`: leave no
+    trace. After "go", say how it went with `bounced`.
+    """
+    return _scalar("bounce", incarnation=incarnation, host=host, report_only=report_only)
+
+
+def bounced(*, incarnation: int, ok: bool, detail: Mapping[str, Any] | None = None) -> Query[None]:
+    """Say how a restart went; `ok`: a new incarnation of that worker is heard. Raises `NotFound`."""
+    return _void("bounced", incarnation=incarnation, ok=ok, detail=_json(detail, "detail"))
 
 
 def quarantine(
@@ -803,6 +994,50 @@ def events(
     )
 
 
+def trips(
+    *,
+    job_id: int | None = None,
+    gang_id: int | None = None,
+    worker: str | None = None,
+    host: str | None = None,
+    code: int | None = None,
+    since: datetime | None = None,
+    limit: int | None = None,
+) -> Query[list[rows.TripRow]]:
+    """Trips of watchdogs, newest first, also those that only notified or were held. `since`: not older."""
+    return _view(
+        "trips",
+        rows.TripRow,
+        "at desc, job_id",
+        limit,
+        job_id=("job_id = {}::bigint", job_id),
+        gang_id=("gang_id = {}::bigint", gang_id),
+        worker=("worker = {}", worker),
+        host=("host = {}", host),
+        code=("code = {}::integer", code),
+        since=("at >= {}::timestamptz", since),
+    )
+
+
+def flagged(*, host: str | None = None) -> Query[list[rows.FlaggedRow]]:
+    """Workers that fell silent while they held jobs, neither heard nor replaced since."""
+    return _view("flagged", rows.FlaggedRow, "host, worker", host=("host = {}", host))
+
+
+def evidence(
+    *, job_id: int, kind: str | None = None, limit: int | None = None
+) -> Query[list[rows.EvidenceRow]]:
+    """What watchdogs saw of a job, in order; `kind` as of its event. Not for gangq_viewer."""
+    return _view(
+        "evidence",
+        rows.EvidenceRow,
+        "at",
+        limit,
+        job_id=("job_id = {}::bigint", job_id),
+        kind=("kind = {}", kind),
+    )
+
+
 def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None) -> Query[list[rows.LogRow]]:
     """A job's output in order, of every attempt or of the one with `token`; `after_seq` for following it."""
     return _view(
@@ -818,3 +1053,8 @@ def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None)
 def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
     """Queues by name."""
     return _view("queues", rows.QueueRow, "name", name=("name = {}", name))
+
+
+def tasks(*, task: str | None = None) -> Query[list[rows.TaskRow]]:
+    """What was set for each task and learned of its beats, by task and class of devices."""
+    return _view("tasks", rows.TaskRow, "task, device_class", task=("task = {}", task))

@@ -83,9 +83,29 @@ class Instruction:
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """The latest incarnation of a name. `devices` are the UUIDs it saw that a driver vouched for; `exits_at` and
+    `exit_code` belong to a trip whose process is not proven gone yet.
+    """
+
+    incarnation: int
+    state: str
+    host: str
+    boot_id: str | None
+    pid: int | None
+    identity: dict[str, Any]
+    ended_at: datetime | None
+    quarantined: str | None
+    reboot_needed: bool
+    exits_at: datetime | None
+    exit_code: int | None
+    devices: list[str]
+
+
+@dataclass(frozen=True)
 class Claim:
     """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
-    a solo job, `master_port` for every rank but 0."""
+    a solo job, `master_port` for every rank but 0. `model`: what it needs loaded."""
 
     job_id: int
     token: int
@@ -105,6 +125,23 @@ class Claim:
     checkpoint_step: int | None
     devices: list[dict[str, Any]]
     submitted_at: datetime
+    model: str | None = _as("model_needed as model")
+
+
+@dataclass(frozen=True)
+class WatchTerms:
+    """What the watchdogs allow jobs of one task. `budget_gpu_s` is for jobs that hold devices; `learned`: the
+    stall timeout comes from the gaps seen between beats.
+    """
+
+    budget_s: float
+    budget_gpu_s: float
+    stall_timeout_s: float
+    load_grace_s: float
+    health_window_s: float
+    long_phase_s: float
+    notify_only: list[str]
+    learned: bool
 
 
 @dataclass(frozen=True)
@@ -170,6 +207,19 @@ class Reason:
     numbers: dict[str, Any] | None
 
 
+@dataclass(frozen=True)
+class Unproven:
+    """An incarnation that ended by a trip, with `exit_code`, and is to be gone by `exits_at`; not yet proven."""
+
+    incarnation: int
+    host: str
+    boot_id: str | None
+    pid: int | None
+    identity: dict[str, Any]
+    exits_at: datetime
+    exit_code: int | None
+
+
 # Views ------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +254,7 @@ class JobRow:
     result: Any
     error: dict[str, Any] | None
     submitter: str
+    model: str | None
     gpus: int
     vram_mb: int
     memory_mb: int
@@ -243,7 +294,10 @@ class GangRow:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed."""
+    """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
+
+    `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
+    """
 
     name: str
     host: str
@@ -264,6 +318,11 @@ class WorkerRow:
     flagged_at: datetime | None
     passed_over_until: datetime | None
     quarantined: str | None
+    model: str | None
+    exits_at: datetime | None
+    exit_code: int | None
+    reboot_needed: bool
+    last_beat_at: datetime | None
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
@@ -271,7 +330,11 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn."""
+    """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn.
+
+    `health`: ok, degraded, exiting (withheld until a worker that tripped is gone) or quarantined. `trips_day`
+    counts jobs that tripped on it within a day; `reading` is the latest one that a worker brought.
+    """
 
     uuid: str
     host: str
@@ -284,6 +347,61 @@ class DeviceRow:
     job_id: int | None
     reason: str | None
     since: datetime | None
+    health: str
+    trips_day: int
+    reading: dict[str, Any] | None
+    read_at: datetime | None
+
+
+@dataclass(frozen=True)
+class TripRow:
+    """One trip. `outcome`: what became of the job; notify, held: nothing was stopped. `poison`: it tripped on
+    two hosts. `evidence` is None for those who may not read payloads.
+    """
+
+    at: datetime
+    code: int | None
+    reason: str | None
+    outcome: str | None
+    task: str | None
+    queue: str | None
+    job_id: int
+    gang_id: int | None
+    epoch: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    devices: list[str]
+    trips: int | None
+    poison: bool
+    evidence: dict[str, Any] | None
+    class_: str | None = _as("class")
+
+
+@dataclass(frozen=True)
+class FlaggedRow:
+    """A worker silent while it holds `jobs`: what its host may restart (`bounce`)."""
+
+    worker: str
+    host: str
+    incarnation: int
+    flagged_at: datetime
+    jobs: list[int]
+    pid: int | None
+    identity: dict[str, Any]
+    silent_s: float = _as("silent_s::float8 as silent_s")
+
+
+@dataclass(frozen=True)
+class EvidenceRow:
+    """What a watchdog saw, at the instant of its event."""
+
+    at: datetime
+    kind: str
+    job_id: int | None
+    token: int | None
+    incarnation: int | None
+    data: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -404,3 +522,22 @@ class QueueRow:
     max_payload_bytes: int
     retention_done: str
     retention_failed: str
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
+    learned). None: the installation's number.
+    """
+
+    task: str
+    budget_s: float | None
+    stall_timeout_s: float | None
+    load_grace_s: float | None
+    health_window_s: float | None
+    long_phase_s: float | None
+    notify_only: list[str] | None
+    device_class: str | None
+    longest_gap_s: float | None
+    beats: int | None
+    learned_at: datetime | None

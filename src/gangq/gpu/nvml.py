@@ -44,7 +44,7 @@ class NvmlDriver:
     def devices(self) -> list[Device]:
         """List the devices; a card that does not answer is left out with a warning and the rest are kept."""
         self.warnings = []
-        nvml = self._open()
+        nvml = self.attach()
         try:
             count = int(nvml.nvmlDeviceGetCount())
             if count == 0:
@@ -63,7 +63,8 @@ class NvmlDriver:
         """
         return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices)}
 
-    def _open(self) -> Any:
+    def attach(self) -> Any:
+        """Return the binding with NVML initialised; raises `DriverUnavailable`. Blocks as the driver likes."""
         try:
             # The retired `pynvml` distribution makes the import warn, which under -W error would look like a
             # missing binding.

@@ -37,9 +37,9 @@ class AmdsmiDriver:
     def devices(self) -> list[Device]:
         """List the devices; a card that does not answer is left out with a warning and the rest are kept."""
         self.warnings = []
-        smi = self._open()
+        smi = self.attach()
         try:
-            candidates = self._candidates(smi)
+            candidates = self.candidates(smi)
         finally:
             with contextlib.suppress(Exception):
                 smi.amdsmi_shut_down()
@@ -60,7 +60,8 @@ class AmdsmiDriver:
             "HIP_VISIBLE_DEVICES": ",".join(str(position) for position in range(len(chosen))),
         }
 
-    def _open(self) -> Any:
+    def attach(self) -> Any:
+        """Return the binding, initialised; raises `DriverUnavailable`. Blocks for as long as the driver likes."""
         try:
             import amdsmi
         # Without libamd_smi.so the import raises KeyError, with another release's AttributeError.
@@ -81,14 +82,15 @@ class AmdsmiDriver:
             ) from error
         return amdsmi
 
-    def _candidates(self, smi: Any) -> list[Candidate]:
+    def candidates(self, smi: Any) -> list[Candidate]:
+        """List every card and partition with its handle, before the operator's restriction."""
         handles = list(smi.amdsmi_get_processor_handles())
         if not handles:
             raise DriverUnavailable("the AMD driver lists no card", absent=True)
-        found: list[tuple[int, Device]] = []
+        found: list[tuple[int, Device, Any]] = []
         for position, handle in enumerate(handles):
             try:
-                found.append(self._device(smi, handle, position))
+                found.append((*self._device(smi, handle, position), handle))
             except Exception as error:
                 self.warnings.append(
                     f"AMD GPU {position} of {len(handles)} is left out, it does not answer "
@@ -96,11 +98,11 @@ class AmdsmiDriver:
                     "--gpureset or a reboot of the host."
                 )
         # Partitions of one card carry the card's UUID, and the runtime then takes the first of them for it.
-        shared = {uuid for uuid, count in Counter(device.uuid for _, device in found).items() if count > 1}
+        shared = {uuid for uuid, count in Counter(device.uuid for _, device, _ in found).items() if count > 1}
         candidates = []
-        for ordinal, device in sorted(found, key=lambda pair: pair[0]):
+        for ordinal, device, handle in sorted(found, key=lambda row: row[0]):
             unique = replace(device, uuid=f"{device.uuid}/{ordinal}") if device.uuid in shared else device
-            candidates.append(Candidate(unique, ordinal, (unique.uuid,)))
+            candidates.append(Candidate(unique, ordinal, (unique.uuid,), handle))
         return candidates
 
     def _device(self, smi: Any, handle: Any, position: int) -> tuple[int, Device]:

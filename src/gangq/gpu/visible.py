@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gangq.gpu.device import Device
 
@@ -19,12 +20,14 @@ _NOTHING = frozenset({"", "none", "nodevfiles"})
 class Candidate:
     """A device with the names an operator may call it by: its runtime's ordinal, and whole or cut UUIDs.
 
-    A MIG instance also answers to the ordinal and the UUID of its card.
+    A MIG instance also answers to the ordinal and the UUID of its card. `handle` is the driver's, where it is
+    needed to read the device.
     """
 
     device: Device
     ordinal: int
     uuids: tuple[str, ...]
+    handle: Any = field(default=None, compare=False)
 
 
 def entries(value: str) -> list[str]:

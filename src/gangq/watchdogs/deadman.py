@@ -63,14 +63,14 @@ class _Itimerspec(ctypes.Structure):
 
 
 class _Timer:
-    """One POSIX timer on ``CLOCK_BOOTTIME``."""
+    """One POSIX timer on this clock."""
 
-    def __init__(self, libc: ctypes.CDLL, event: _Sigevent) -> None:
+    def __init__(self, libc: ctypes.CDLL, event: _Sigevent, clock: int) -> None:
         self._libc = libc
         self._id = ctypes.c_void_p()
-        if libc.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._id)) != 0:
+        if libc.timer_create(clock, ctypes.byref(event), ctypes.byref(self._id)) != 0:
             code = ctypes.get_errno()
-            raise Unsupported(f"this kernel gives no timer on CLOCK_BOOTTIME: {os.strerror(code)}")
+            raise Unsupported(f"this kernel gives no timer on clock {clock}: {os.strerror(code)}")
 
     def set(self, at: float) -> None:
         """Fire at this instant, at once if it is past; 0 disarms."""
@@ -96,21 +96,25 @@ class Deadman:
     ) -> None:
         """Create the timers, unarmed.
 
+        ``clock`` is what :meth:`arm` counts on: ``boottime``, as leases do, or ``monotonic``, which stands
+        still while the host sleeps (seconds of ``time.monotonic()``).
         ``dump_file`` (a real file, kept open) is where stacks go when :meth:`arm` is given a grace; the
         signal for it is ``dump_signal`` [SIGRTMIN + 7], which nothing else in this process may use.
         ``kill_signal_too=False`` leaves out the later SIGKILL.
 
         Raises:
             Unsupported: not Linux, or a C library without POSIX timers.
-            ValueError: a clock other than ``boottime``, the only one that runs on while the host sleeps.
+            ValueError: another clock; all others can be set back.
         """
-        if clock != "boottime":
-            raise ValueError(f"clock {clock!r}: leases are counted on 'boottime' and nothing else")
+        if clock not in ("boottime", "monotonic"):
+            raise ValueError(f"clock {clock!r}: leases are counted on 'boottime', silence on 'monotonic'")
         if not sys.platform.startswith("linux"):
             raise Unsupported(
                 f"inline work needs Linux timers to keep its lease; this is {sys.platform}: use Linux"
             )
         self._libc = _load_libc()
+        self._now = boottime if clock == "boottime" else time.monotonic
+        self._clock = time.CLOCK_BOOTTIME if clock == "boottime" else time.CLOCK_MONOTONIC
         self._exit_address = ctypes.cast(self._libc._exit, ctypes.c_void_p).value
         self._lock = threading.Lock()
         self._code: int | None = None
@@ -121,15 +125,16 @@ class Deadman:
         self._dump_timer: _Timer | None = None
         if kill_signal_too:
             event = _Sigevent(signo=signal.SIGKILL, notify=_SIGEV_SIGNAL)
-            self._kill_timer = _Timer(self._libc, event)
+            self._kill_timer = _Timer(self._libc, event, self._clock)
         if dump_file is not None:
             number = signal.SIGRTMIN + 7 if dump_signal is None else dump_signal
             faulthandler.register(number, file=dump_file, all_threads=True)
-            self._dump_timer = _Timer(self._libc, _Sigevent(signo=number, notify=_SIGEV_SIGNAL))
+            event = _Sigevent(signo=number, notify=_SIGEV_SIGNAL)
+            self._dump_timer = _Timer(self._libc, event, self._clock)
 
     def arm(self, at_boottime: float, code: int = 77, *, grace_s: float = 0.0) -> None:
-        """Die with exit status ``code`` at ``at_boottime`` (seconds of :func:`boottime`), at once if that is
-        past.
+        """Die with exit status ``code`` at ``at_boottime`` (seconds of the clock, as a rule of
+        :func:`boottime`), at once if that is past.
 
         Again with a later instant to live on; again with the same arguments costs next to nothing. With
         ``grace_s`` > 0 and a ``dump_file``, stacks are written that much earlier. Should the exit itself not
@@ -157,7 +162,7 @@ class Deadman:
 
     def _set(self, at_boottime: float, code: int, grace_s: float) -> None:
         # A past instant counts from now: else the backstop, past too, would take the exit code away.
-        at = max(at_boottime, boottime())
+        at = max(at_boottime, self._now())
         # The later one first: at no instant between these calls may the process be without a switch.
         if self._kill_timer is not None:
             self._kill_timer.set(at + _BACKSTOP_S)
@@ -173,7 +178,7 @@ class Deadman:
 
     def _exit_on_timer(self, code: int) -> _Timer:
         event = _Sigevent(value=code, signo=0, notify=_SIGEV_THREAD, function=self._exit_address)
-        return _Timer(self._libc, event)
+        return _Timer(self._libc, event, self._clock)
 
 
 def _load_libc() -> ctypes.CDLL:

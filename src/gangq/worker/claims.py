@@ -94,6 +94,7 @@ class ClaimSource:
             max_jobs=self._most,
             ports=self._ports.offer(),
             sleep=True,
+            model=self._session.model,
         )
         self._request = None
         for row in rows:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound
 from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.worker.watching import Watching
 
 log = logging.getLogger("gangq.worker.lease")
 
@@ -27,8 +31,10 @@ _STRANGE_BEATS = 3
 class LeaseKeeper:
     """Sends heartbeats: every ``heartbeat_s``, and at once when told that orders wait."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, watching: Watching | None = None) -> None:
+        """``watching``: whose devices' readings go along, and whose limits are kept fresh."""
         self._session = session
+        self._watching = watching
         self._now = threading.Event()
         self._stop = threading.Event()
         self._strange: dict[tuple[int, int], int] = {}
@@ -69,6 +75,8 @@ class LeaseKeeper:
                 wait = next(waits)
                 log.exception("heartbeat_fault")
             else:
+                if self._watching is not None:
+                    self._watching.limits.exchange()
                 waits = backoff()
                 wait = self._session.terms.heartbeat_s * random.uniform(0.8, 1.0)
             self._now.wait(wait)
@@ -89,6 +97,7 @@ class LeaseKeeper:
                 job_ids=[job.id for job in jobs],
                 tokens=[job.token for job in jobs],
                 beats=beats,
+                readings=None if self._watching is None else self._watching.readings(),
             )
         except GangqError:
             for job, beat in zip(jobs, beats, strict=True):

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, UnknownTask
-from gangq.gpu import detect
+from gangq.gpu import detect, device_sampler
+from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.worker import fitness
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import ClaimSource
 from gangq.worker.drain import Drain
@@ -33,6 +35,7 @@ from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.lines import LineWatch
 from gangq.worker.listener import Listener
+from gangq.worker.liveness import Liveness
 from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
@@ -44,13 +47,13 @@ from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
+from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
 if TYPE_CHECKING:
     from gangq.app import Task
 
 log = logging.getLogger("gangq.worker")
 
-EXIT_STUCK = 87
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
 _CONNECTION_S = 3.0
@@ -77,10 +80,12 @@ class Worker:
         self._drain = Drain(self.options.drain_timeout_s)
         self._signals = SignalWatch(self.stop)
         self._deadman: Deadman | None = None
+        self._liveness = Liveness.of_environment(dump_file=_stderr())
         self._ports = PortHolder(min(self.options.slots, 16))
         self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
+        self._sampler = device_sampler(self._detection, self._environ)
         self._waiting: deque[ActiveJob] = deque()
 
     @property
@@ -103,6 +108,7 @@ class Worker:
         """Serve until stopped and return the exit code: 0, or 87 when a process could not be killed.
 
         Raises:
+            Unfit: this host or worker must not take work; the message says why (exit code 88).
             WorkerNameTaken: another live worker has this name.
             GangqError: the database is not there or refuses.
         """
@@ -117,9 +123,14 @@ class Worker:
         directory = _private_directory()
         lines = LineWatch(self.client.lines)
         lines.start()
+        self._liveness.start()
+        self._sampler.start()
         try:
+            fitness.check(self.client, self.options, self._detection, self._environ)
             return self._incarnations(directory, lines)
         finally:
+            self._liveness.stop()
+            self._sampler.stop()
             lines.stop()
             self._ports.close()
             if in_main:
@@ -129,19 +140,31 @@ class Worker:
     # -- incarnations ----------------------------------------------------------------------------------------
 
     def _incarnations(self, directory: Path, lines: LineWatch) -> int:
+        model: str | None = None
         first = True
         while True:
             session = self._register(directory, patient=not first)
             if session is None:
                 return 0
             first = False
+            session.model = model
+            self._liveness.registered(
+                worker=session.name,
+                host=session.host,
+                incarnation=session.incarnation,
+                mark=session.mark,
+                directory=directory,
+                dsn=self.client.target.conninfo,
+            )
             lines.answer_s = session.terms.answer_s
             with self._threads(session) as serve:
                 serve()
                 self._settle(session)
                 if session.stuck:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
-                    return EXIT_STUCK
+                    return ExitCode.UNKILLABLE
+                self._liveness.ended()
+                model = session.model
                 if not session.ended.is_set():
                     self._retire(session)
                     log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
@@ -175,7 +198,8 @@ class Worker:
     def _threads(self, session: Session) -> Iterator[Callable[[], None]]:
         """The threads around one incarnation; yields what the main thread does meanwhile."""
         reporter = Reporter(session, lambda: self._drain.impatient(session))
-        keeper = LeaseKeeper(session)
+        watching = Watching(session, self._detection, self._sampler)
+        keeper = LeaseKeeper(session, watching)
         maintenance = Maintenance(session)
         server = SocketServer(session, session.directory / "s")
         claims = ClaimSource(session, keeper, self._ports)
@@ -193,7 +217,7 @@ class Worker:
             list(self.options.queues),
             {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
         )
-        commands = CommandRunner(session, reporter, self._ports, self._detection, server)
+        commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching)
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
         )
@@ -201,8 +225,14 @@ class Worker:
         def serve() -> None:
             if self._deadman is not None:
                 hard_exit = HardExit(session, reporter, self._deadman)
-                inline = InlineRunner(session, reporter, self._ports, self._deadman, hard_exit)
-                self._serve_inline(session, claims, inline, commands, reporter)
+                watch = JobWatch(watching, ProcessTrip(watching, reporter))
+                inline = InlineRunner(
+                    session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness
+                )
+                try:
+                    self._serve_inline(session, claims, inline, commands, reporter)
+                finally:
+                    watch.close()
             else:
                 self._serve_commands(session, claims, commands, reporter)
 
@@ -319,7 +349,7 @@ class Worker:
             return
         if self._target is None:
             self._target = app_target(self.app)
-        commands.run(job, Command.of_handler(self._target, task))
+        commands.run(job, Command.of_handler(self._target, task, found.watch))
 
     def _find(self, task: str) -> Task[..., Any]:
         if self.app is None:

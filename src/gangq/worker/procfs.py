@@ -207,3 +207,56 @@ def user_ids(pid: int) -> set[int]:
     except (FileNotFoundError, ProcessLookupError):
         return set()
     return set()
+
+
+def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
+    """Where each thread of a process is in the kernel: tid, name, state letter, signals pending (a mask in hex,
+    the process's own among them), wait channel and system call.
+
+    None of these files waits for the process: unlike its environment or command line they are not read from
+    its memory, which somebody stuck in the kernel may have locked.
+    """
+    found: list[dict[str, object]] = []
+    try:
+        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        return found
+    for name in names[:most]:
+        place = f"/proc/{pid}/task/{name}"
+        status = dict(line.partition(":")[::2] for line in _text(f"{place}/status").splitlines())
+        if not status:
+            continue
+        found.append(
+            {
+                "tid": int(name),
+                "name": status.get("Name", "").strip(),
+                "state": status.get("State", "?").strip()[:1],
+                "pending": f"{int(status.get('SigPnd', '0'), 16) | int(status.get('ShdPnd', '0'), 16):x}",
+                "wchan": _text(f"{place}/wchan"),
+                "syscall": _text(f"{place}/syscall"),
+            }
+        )
+    return found
+
+
+def kill_pending(pid: int) -> bool:
+    """Whether a thread of this process has been sent SIGKILL and has not died of it yet."""
+    mask = 1 << (signal.SIGKILL - 1)
+    return any(int(str(entry["pending"]), 16) & mask for entry in threads(pid))
+
+
+def unkillable(pid: int) -> bool:
+    """Whether SIGKILL has reached this process and it does not die: it is in state D, or the signal is pending.
+
+    One that the signal never reached belongs to another user, and is not meant. Ask some seconds after the
+    signal: everybody dies a little later than it.
+    """
+    return kill_pending(pid) or any(entry["state"] == "D" for entry in threads(pid))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(8192).strip()
+    except OSError:
+        return ""

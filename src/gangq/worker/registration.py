@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gangq.errors import WorkerNameTaken
 from gangq.gpu import Detection
 from gangq.watchdogs.deadman import boottime
+from gangq.worker import fitness, procfs
 from gangq.worker.options import WorkerOptions
 from gangq.worker.proof import (
     HostIdentity,
@@ -26,14 +27,16 @@ from gangq.worker.proof import (
     is_same_process,
     process_identity,
 )
+from gangq.worker.report import DIRECTORY_PREFIX as DIRECTORY_PREFIX
+from gangq.worker.report import own_directory
 from gangq.worker.session import Session, Terms, blameless
+from gangq.worker.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from gangq.client import Client
 
 log = logging.getLogger("gangq.worker.registration")
 
-DIRECTORY_PREFIX = "gangq-w-"
 _LET_END_S = 8.0
 """Longer than the grace that guardians give a command whose worker died (5 s)."""
 _KILL_S = 10.0
@@ -48,10 +51,12 @@ def register(
     detection: Detection,
     directory: Path,
 ) -> Session:
-    """Register and return the session; a dead predecessor of this name is reported dead first.
+    """Register and return the session; a dead predecessor of this name is reported dead first, and the memory
+    of its devices waited for.
 
     Raises:
         WorkerNameTaken: a live worker has the name, or one that cannot be proven dead from here.
+        Unfit: processes of a predecessor cannot be ended, or the memory of its devices stays taken.
         GangqError: the database refused, or is not there.
     """
     mark = secrets.token_hex(8)
@@ -61,7 +66,15 @@ def register(
         "host": asdict(host),
         "process": asdict(process_identity(os.getpid())),
         "directory": str(directory),
+        **{key: value for key, value in asdict(whereabouts()).items() if value is not None},
     }
+    # What ended by a trip has given up its name already, and was to be gone by now.
+    exiting = client.unproven(worker=options.name)
+    buried = [
+        _bury(client, options.name, row.incarnation, row.identity, directory, exiting=True) for row in exiting
+    ]
+    if any(buried):
+        fitness.memory_back(client, options, detection, os.environ)
     for last_try in (False, True):
         sent_at = boottime()
         try:
@@ -84,8 +97,12 @@ def register(
                 lease_s=options.lease_s,
             )
         except WorkerNameTaken as taken:
-            if last_try or not _bury(client, options.name, taken.holder, directory):
+            holder = taken.holder
+            if last_try or not _bury(
+                client, options.name, holder.get("incarnation"), holder.get("identity") or {}, directory
+            ):
                 raise
+            fitness.memory_back(client, options, detection, os.environ)
             continue
         break
     if row.withheld:
@@ -108,16 +125,31 @@ def register(
     )
 
 
-def _bury(client: Client, name: str, holder: dict[str, Any], directory: Path) -> bool:
-    """Report the holder of our name dead, if nothing of it lives; False when that cannot be said."""
-    identity = holder.get("identity") or {}
+def _bury(
+    client: Client,
+    name: str,
+    incarnation: object,
+    identity: dict[str, Any],
+    directory: Path,
+    *,
+    exiting: bool = False,
+) -> bool:
+    """Report an incarnation of our name dead, if nothing of it lives; False when that cannot be said.
+
+    ``exiting``: it has announced its end, so whatever of it still lives is ended.
+    """
     try:
         mark = str(identity["mark"])
         host = HostIdentity(**identity["host"])
         process = ProcessIdentity(**identity["process"])
     except (KeyError, TypeError):
         return False
-    if process.pid != os.getpid() and host == HostIdentity.here() and is_same_process(process):
+    if not isinstance(incarnation, int):
+        return False
+    lives = process.pid != os.getpid() and host == HostIdentity.here() and is_same_process(process)
+    if lives and not exiting:
+        if procfs.kill_pending(process.pid):
+            raise fitness.beside(name, [process.pid])
         return False
     # First let guardians end their commands in peace, then insist.
     evidence = confirm_gone(mark, [process], host=host, timeout_s=_LET_END_S)
@@ -126,14 +158,15 @@ def _bury(client: Client, name: str, holder: dict[str, Any], directory: Path) ->
     log.warning(
         "predecessor",
         extra={
-            "incarnation": holder.get("incarnation"),
+            "incarnation": incarnation,
             "dead": evidence.proves_death,
             "survivors": [survivor.pid for survivor in evidence.survivors],
         },
     )
+    if evidence.survivors:
+        raise fitness.beside(name, [survivor.pid for survivor in evidence.survivors])
     if not evidence.proves_death:
         return False
-    incarnation = holder["incarnation"]
     left = _its_directory(identity.get("directory"), directory)
     excuse = None if left is None else blameless(left, incarnation)
     if excuse is not None:
@@ -153,13 +186,6 @@ def _bury(client: Client, name: str, holder: dict[str, Any], directory: Path) ->
 
 
 def _its_directory(left: object, ours: Path) -> Path | None:
-    """Its directory, which it could not remove itself. The name comes from the database: believe little."""
-    if not isinstance(left, str):
-        return None
-    path = Path(left)
-    try:
-        mine = path.lstat().st_uid == os.getuid()
-    except OSError:
-        return None
-    named = path.parent == ours.parent and path != ours and path.name.startswith(DIRECTORY_PREFIX)
-    return path if mine and named and not path.is_symlink() else None
+    """Its directory, which it could not remove itself."""
+    path = own_directory(left)
+    return path if path is not None and path.parent == ours.parent and path != ours else None

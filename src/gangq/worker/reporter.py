@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, WrongState
+from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
@@ -155,6 +156,35 @@ class Reporter:
             "job_failed",
             extra={**job.extra, "state": state, "error_type": error["type"], "error": error["message"][:500]},
         )
+
+    def tripped(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> None:
+        """A watchdog has ended it, and nothing of it runs any more."""
+        try:
+            outcome = self._said(job, "trip", lambda: self._trip(job, trip, evidence))
+            if outcome in ("notify", "held"):
+                # Decided otherwise while it was being killed. It is dead all the same.
+                outcome = self._said(
+                    job,
+                    "requeue",
+                    lambda: self._session.client.requeue(
+                        job_id=job.id, token=job.token, error=error_of(trip)
+                    ),
+                )
+            log.warning("job_tripped", extra={**job.extra, "code": int(trip.code), "state": outcome})
+        finally:
+            self._session.table.remove(job)
+
+    def _trip(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> str:
+        outcome: str = self._session.client.trip(
+            incarnation=self._session.incarnation,
+            job_id=job.id,
+            token=job.token,
+            code=int(trip.code),
+            error=error_of(trip),
+            evidence=evidence,
+            devices=list(trip.devices),
+        )
+        return outcome
 
     def completed_by_handler(self, job: ActiveJob, error: dict[str, Any] | None) -> None:
         """``ctx.complete(connection)`` was called: whether it *happened* depends on the caller's commit.

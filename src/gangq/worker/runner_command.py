@@ -16,10 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangq.context import GangInfo
 from gangq.gpu import Detection
+from gangq.gpu.memory import container_memory
+from gangq.watchdogs import ExitCode, Trip
 from gangq.worker import facts
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, CommandStartError, Exit
@@ -30,6 +32,10 @@ from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, describe
 from gangq.worker.session import Session
 from gangq.worker.socket_server import SocketServer
+from gangq.worker.watching import CommandTrip, JobWatch, Watching
+
+if TYPE_CHECKING:
+    from gangq.app import WatchOptions
 
 log = logging.getLogger("gangq.worker.command")
 
@@ -51,6 +57,7 @@ class Command:
     env: Mapping[str, str]
     cwd: str | None
     isolated: bool = False
+    watch: WatchOptions | None = None
 
     @classmethod
     def of_payload(cls, payload: Any) -> Command:
@@ -75,11 +82,11 @@ class Command:
         return cls(argv, env, cwd)
 
     @classmethod
-    def of_handler(cls, target: str, task: str) -> Command:
+    def of_handler(cls, target: str, task: str, watch: WatchOptions | None = None) -> Command:
         """The Python handler of this task, found at ``module:app`` or ``/path/to/file.py:app``."""
         # The child must import what this process imports, wherever it was started.
         env = {"GANGQ_SYS_PATH": json.dumps(sys.path)}
-        return cls([sys.executable, "-c", _CHILD, target, task], env, None, isolated=True)
+        return cls([sys.executable, "-c", _CHILD, target, task], env, None, isolated=True, watch=watch)
 
 
 class CommandWork:
@@ -113,7 +120,9 @@ class CommandRunner:
         ports: PortHolder,
         detection: Detection,
         server: SocketServer,
+        watching: Watching,
     ) -> None:
+        self._watching = watching
         self._session = session
         self._reporter = reporter
         self._ports = ports
@@ -160,6 +169,7 @@ class CommandRunner:
         if job.claim.master_port is not None:
             self._ports.release(job.claim.master_port)
         started_at = time.monotonic()
+        oom_kills = container_memory().oom_kills
         try:
             child = self._start(command, env, directory)
         except CommandStartError as problem:
@@ -171,9 +181,17 @@ class CommandRunner:
                 self._reporter.failed(job, describe("CommandStartError", str(problem)))
             return
         with child:
-            ended = self._attend(job, child)
+            tripped = CommandTrip(self._watching, job, child)
+            ended = self._attend(job, child, command, tripped)
             tail = child.log_tail(_TAIL_BYTES).decode("utf-8", "replace")
-        self._report(job, command, ended, tail, gang, time.monotonic() - started_at)
+        if tripped.trip is None and _out_of_memory(ended, oom_kills):
+            tripped.trip = Trip(
+                ExitCode.MEMORY,
+                "OutOfMemory",
+                "the kernel killed a process of it for want of memory",
+                job=job,
+            )
+        self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped)
 
     def _start(self, command: Command, env: dict[str, str], directory: Path) -> Child:
         session = self._session
@@ -193,20 +211,23 @@ class CommandRunner:
             log_tail=max(0, session.terms.log_bytes - head - 128),
         )
 
-    def _attend(self, job: ActiveJob, child: Child) -> Exit:
+    def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit:
         """Watch it until its whole tree is gone."""
         session = self._session
         shipper = LogShipper(session, job, child)
         work = CommandWork(child)
+        watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
         if job.start(work):
             # A renewal between the start and this line went past it.
             child.set_deadline(session.kill_at, session.terms.grace_s)
+            watch.begin(job, command.watch)
         elif job.lost is not None:
             child.kill()
         else:
             child.stop(session.terms.grace_s)
         while (ended := child.wait(_SLICE_S)) is None:
             shipper.ship()
+        watch.close()
         if not ended.tree_dead:
             session.stuck[job.token] = ended.stuck
             log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
@@ -235,6 +256,7 @@ class CommandRunner:
         tail: str,
         gang: GangInfo | None,
         ran_s: float,
+        tripped: CommandTrip,
     ) -> None:
         outcome = job.outcome or {}
         if job.lost is not None:
@@ -243,6 +265,8 @@ class CommandRunner:
             self._reporter.completed_by_handler(job, outcome.get("error"))
         elif outcome.get("kind") == "result":
             self._reporter.done(job, outcome["result"])
+        elif tripped.trip is not None:
+            self._reporter.tripped(job, tripped.trip, {**tripped.evidence, "log_tail": tail})
         elif ended.cause in ("deadline", "orphan") or (
             job.stop_reason is not None
             and (ended.cause in ("stop", "kill") or outcome.get("kind") == "stopped")
@@ -266,6 +290,13 @@ class CommandRunner:
                 describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail),
                 cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
             )
+
+
+def _out_of_memory(ended: Exit, oom_kills_before: int | None) -> bool:
+    """Whether it died of the kernel's hunt for memory: a plain SIGKILL looks the same but for the counter."""
+    if ended.signal != signal.SIGKILL or ended.cause != "exit" or oom_kills_before is None:
+        return False
+    return (container_memory().oom_kills or 0) > oom_kills_before
 
 
 def _how(ended: Exit) -> str:

@@ -15,24 +15,28 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangq.client.encoding import Encoded, dumps
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError, NotSerializable
+from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import facts
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.liveness import Liveness
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
 from gangq.worker.session import Session
+from gangq.worker.watching import JobWatch
+
+if TYPE_CHECKING:
+    from gangq.app import Task
 
 log = logging.getLogger("gangq.worker.inline")
 
-EXIT_LOST = 77
-EXIT_UNSTOPPED = 79
 _EVIDENCE_S = 1.0
 _STACKS_S = 0.2
 
@@ -127,7 +131,7 @@ class InlineWork:
         with self._lock:
             if not self._active:
                 return
-        self._exit(EXIT_LOST, reason, self._job)
+        self._exit(ExitCode.LOST, reason, self._job)
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """The lease was renewed."""
@@ -141,15 +145,15 @@ class InlineWork:
         with self._lock:
             if not self._active:
                 return
-        self._exit(EXIT_UNSTOPPED, "it was told to stop and did not stop within its grace", self._job)
+        self._exit(ExitCode.UNSTOPPED, "it was told to stop and did not stop within its grace", self._job)
 
     def _arm(self) -> None:
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
-            self._deadman.arm(hardest, EXIT_UNSTOPPED, grace_s=_STACKS_S)
+            self._deadman.arm(hardest, ExitCode.UNSTOPPED, grace_s=_STACKS_S)
         else:
-            self._deadman.arm(self._kill_at, EXIT_LOST, grace_s=_STACKS_S)
+            self._deadman.arm(self._kill_at, ExitCode.LOST, grace_s=_STACKS_S)
 
 
 class InlineRunner:
@@ -162,12 +166,16 @@ class InlineRunner:
         ports: PortHolder,
         deadman: Deadman,
         hard_exit: HardExit,
+        watch: JobWatch,
+        liveness: Liveness,
     ) -> None:
         self._session = session
         self._reporter = reporter
         self._ports = ports
         self._deadman = deadman
         self._hard_exit = hard_exit
+        self._watch = watch
+        self._liveness = liveness
 
     def rest(self) -> None:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
@@ -177,7 +185,7 @@ class InlineRunner:
         """
         self._deadman.disarm()
 
-    def run(self, job: ActiveJob, handler: Callable[..., Any], *, more_follow: bool = False) -> None:
+    def run(self, job: ActiveJob, task: Task[..., Any], *, more_follow: bool = False) -> None:
         """Run one job to its end and report it. Whatever it does, this returns or the process ends.
 
         With ``more_follow`` another one comes at once, or a :meth:`rest`.
@@ -202,8 +210,15 @@ class InlineRunner:
                 self._session, job, self._session.directory / f"{job.id}-{job.token}"
             ),
         )
+        if job.claim.model is not None:
+            self._session.model = job.claim.model
         work.begin()
-        result, problem = self._call(handler, context, job)
+        self._liveness.job(job.id, job.token)
+        self._watch.begin(job, task.watch)
+        result, problem = self._call(task, context, job)
+        # From here on no watchdog ends this process for it; where one was about to, this does not return.
+        self._watch.end()
+        self._liveness.job(0, 0)
         job.end_work()
         work.end()
         self._report(job, context, result, problem, more_follow)

@@ -1,0 +1,421 @@
+-- A watchdog has acted, or would: trip and suspect; what a trip leaves behind (devices withheld, a death not yet
+-- proven, a process that nothing can kill); and the host that restarts a silent worker.
+-- Locks: the gang, its members or the job, the brake's advisory lock, this worker's row; then other jobs of the
+-- worker with skip locked only. The caller of trip is dying and has two seconds.
+
+-- Writes what a watchdog saw: the event for everybody, the evidence for those who may read payloads, at one instant.
+create function gangq.witness(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
+) returns void language plpgsql set search_path = '' as $$
+declare
+  what jsonb := coalesce(nullif(witness.evidence, 'null'), '{}');
+  s gangq.shapes;
+  i gangq.incarnations;
+begin
+  select x.* into s from gangq.shapes x where x.id = (j).shape_id;
+  select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
+  perform gangq.log_event(t, witness.kind, (j).gang_id, (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
+    (j).token, (j).incarnation, witness.reason,
+    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', (j).rank));
+  -- A trip must not fail because a log was long.
+  if pg_column_size(what) > 4194304 then
+    what := jsonb_build_object('dropped', format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
+  end if;
+  insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
+  values (t, witness.kind, (j).id, (j).token, (j).incarnation, what);
+end $$;
+comment on function gangq.witness(timestamptz, text, gangq.live_jobs, text, jsonb, jsonb) is
+  'Internal. Appends an event of a job and, apart from it, its evidence; both carry the same instant.';
+
+create function gangq.class_of(code integer) returns text language sql immutable as $$
+  select case code when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health' when 79 then 'unstopped'
+    when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory' when 87 then 'unkillable' when 88 then 'unfit' end
+$$;
+comment on function gangq.class_of(integer) is 'Internal. The word for an exit code; null: it is none of ours.';
+
+-- Many workers suspect at once is no many faults but one, elsewhere: the detector, the database or the shared store.
+create function gangq.braking(incarnation bigint, t timestamptz) returns boolean language sql volatile as $$
+  with suspects as (
+    select e.worker as name from gangq.events e
+    where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
+      and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
+    union
+    select i.name from gangq.incarnations i where i.id = braking.incarnation
+  ),
+  -- Who was tripped within the minute has ended: it counts on both sides.
+  fleet as (
+    select i.name from gangq.incarnations i where i.ended_at is null
+    union
+    select s.name from suspects s
+  )
+  select (select count(*) from suspects) >= 3
+    and (select count(*) from suspects) > c.brake_share::numeric * (select count(*) from fleet)
+  from gangq.settings c
+$$;
+comment on function gangq.braking(bigint, timestamptz) is
+  'Internal. Whether so many workers, this one among them, were suspect within the last minute that nobody is to be stopped '
+  'on suspicion: at least three, and more than brake_share of the fleet.';
+
+create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
+language plpgsql set search_path = '' as $$
+declare
+  wanted bigint[] := nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}');
+  found_id integer;
+begin
+  select n.id into found_id
+  from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
+    and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
+  where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
+  order by n.id limit 1;
+  if found_id is null then
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, avoid)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, wanted
+    from gangq.shapes s where s.id = shape_avoiding.shape_id
+    returning id into found_id;
+  end if;
+  return found_id;
+end $$;
+comment on function gangq.shape_avoiding(integer, bigint[]) is
+  'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
+
+-- Whether a gang or job of this shape could ever be placed without these devices, on workers as they are registered.
+create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[]) returns boolean
+language sql stable as $$
+  select coalesce(sum(d.enough / s.gpus), 0) >= members
+  from gangq.shapes s
+  join gangq.incarnations i on i.ended_at is null and gangq.serves(i, s)
+  cross join lateral (
+    select count(*) as enough from gangq.device_registry r
+    where r.offered_by = i.id and r.vram_mb >= s.vram_mb and r.id <> all (device_ids)
+      and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
+  where s.id = placeable_without.shape_id and s.gpus > 0
+$$;
+comment on function gangq.placeable_without(integer, bigint, bigint[]) is
+  'Internal. Whether the registered workers have devices enough for so many members besides these.';
+
+-- What the quarantine rule counts. A budget or the host''s memory says nothing about a device, nor does a fault that
+-- the driver lays to the application, nor a job that trips wherever it runs.
+create view gangq.device_trips as
+select d.uuid, e.job_id, e.at, (e.data ->> 'code')::integer as code
+from (select gangq.now() as t offset 0) c
+join gangq.evidence v on v.kind = 'trip' and v.at > c.t - interval '1 day' and v.at <= c.t
+join gangq.events e on e.job_id = v.job_id and e.at = v.at and e.token = v.token and e.kind = 'trip'
+cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
+where (e.data ->> 'code')::integer not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
+  and not exists (select 1 from gangq.events p where p.job_id = e.job_id and p.kind = 'poison');
+comment on view gangq.device_trips is
+  'Which jobs tripped on which device within the last day, as the quarantine of a device counts them: without budgets, '
+  'memory, faults of the application, and jobs called poison.';
+
+create function gangq.trip(
+  incarnation bigint, job_id bigint, token bigint, code integer, error jsonb, evidence jsonb default '{}',
+  devices text[] default '{}', exit_in_s real default null, class text default null
+) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz;
+  kind_of text := coalesce(trip.class, gangq.class_of(trip.code));
+  why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
+  application boolean := coalesce(trip.evidence ->> 'application' = 'true', false);
+  said jsonb;
+  j gangq.live_jobs;
+  me gangq.incarnations;
+  s gangq.shapes;
+  held bigint[];
+  blamed bigint[];
+  bad bigint[];
+  outcome text;
+  gone_at timestamptz;
+  lease_ends timestamptz;
+  new_shape integer;
+begin
+  if gangq.class_of(trip.code) is null or trip.code in (77, 88) then
+    perform gangq.refuse('GQ001', format('code is %s; no watchdog trips with that', coalesce(trip.code::text, 'null')),
+      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, 87 unkillable.');
+  end if;
+  if kind_of not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen', 'memory', 'unkillable') then
+    perform gangq.refuse('GQ001', format('class is %L', kind_of), 'Leave it null for that of the code; notify_only knows budget, stall, health, fault and gang.');
+  end if;
+  if trip.exit_in_s is not null and not (trip.exit_in_s >= 0 and trip.exit_in_s <= 600) then
+    perform gangq.refuse('GQ001', format('exit_in_s is %s', trip.exit_in_s),
+      'Seconds within which this process is gone whatever happens, 600 at most; null: the work is dead already and the worker lives on.');
+  end if;
+  if coalesce(jsonb_typeof(trip.error), 'null') <> 'object' then
+    perform gangq.refuse('GQ001', 'a trip needs its error as a JSON object', 'For example {"type": "Stalled", "message": "no step for 130 s"}.');
+  end if;
+  j := gangq.lock_job(trip.job_id);
+  -- Read under the locks: the process is gone exit_in_s after the call was sent, so counted from here even safer.
+  t := gangq.now();
+  if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting') then
+    -- Only a trip's own repetition is one: to a process whose job ended otherwise a moment ago, this is a false alarm.
+    if exists (select 1 from gangq.events e where e.job_id = trip.job_id and e.kind = 'trip' and e.token = trip.token) then
+      return 'repeated';
+    end if;
+    perform gangq.refuse_stale(trip.job_id, trip.token);
+  end if;
+  if j.incarnation is distinct from trip.incarnation then
+    perform gangq.refuse('GQ001', format('job %s runs on incarnation %s, not %s', j.id, j.incarnation, coalesce(trip.incarnation::text, 'null')),
+      'A worker trips its own claims only: pass the incarnation that register_worker returned.');
+  end if;
+  select x.* into s from gangq.shapes x where x.id = j.shape_id;
+  held := array(
+    select h.device_id from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+    where h.job_id = j.id and h.kind = 'job' order by r.index, r.id);
+  blamed := array(select r.id from gangq.device_registry r where r.id = any (held) and r.uuid = any (trip.devices) order by r.index, r.id);
+  if blamed = '{}' then
+    blamed := held;
+  end if;
+  said := jsonb_build_object('code', trip.code, 'class', kind_of, 'message', trip.error ->> 'message', 'trips', j.trips,
+    'exit_in_s', trip.exit_in_s, 'application', application,
+    'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (held)),
+    'blamed', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (blamed)));
+
+  if kind_of = any (coalesce(
+    (select ts.notify_only from gangq.task_settings ts where ts.task = s.task), (select c.notify_only from gangq.settings c))) then
+    perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
+    return 'notify';
+  end if;
+  -- Wall clock, faults and dead interpreters are facts; a stall and an idle device are conclusions, and those can be
+  -- wrong all at once. One at a time, or a whole fleet could trip in the instant before the first is counted.
+  if trip.code in (76, 78) and kind_of in ('stall', 'health') then
+    perform pg_advisory_xact_lock(1734438260, 0);
+    t := gangq.now();
+    if gangq.braking(trip.incarnation, t) then
+      perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
+      return 'held';
+    end if;
+  end if;
+
+  if trip.exit_in_s is not null then
+    select i.* into me from gangq.incarnations i where i.id = j.incarnation for update;
+    -- Ended already: by another trip, which then says when it is gone; or proven dead, or its lease is over, this very
+    -- moment, and nothing is to be waited for.
+    gone_at := case when me.ended_at is null then t + make_interval(secs => trip.exit_in_s) when me.exits_at > t then me.exits_at end;
+  end if;
+  outcome := case
+    when j.gang_id is not null then 'preempted'
+    when j.state = 'preempting' then 'cancelled'
+    when j.trips >= j.max_trips then 'failed'
+    when gone_at is not null then 'scheduled'
+    else 'pending' end;
+  said := said || jsonb_build_object('outcome', outcome,
+    'trips', j.trips + case when j.state = 'running' then 1 else 0 end);
+  perform gangq.witness(t, 'trip', j, why, said, trip.evidence);
+  if not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison') and (
+    select count(distinct e.data ->> 'host') from gangq.events e where e.job_id = j.id and e.kind = 'trip') > 1 then
+    perform gangq.log_event(t, 'poison', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
+      j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices', (
+        select jsonb_build_object('hosts', jsonb_agg(distinct e.data ->> 'host')) from gangq.events e where e.job_id = j.id and e.kind = 'trip'));
+  end if;
+
+  -- Never again on a device that failed. Of one that was only idle the job keeps away as long as there is another.
+  if trip.code in (78, 85) and blamed <> '{}' and ((trip.code = 85 and not application) or gangq.placeable_without(
+    j.shape_id, coalesce((select g.size from gangq.live_gangs g where g.id = j.gang_id), 1), coalesce(s.avoid, '{}') || blamed)) then
+    new_shape := gangq.shape_avoiding(j.shape_id, coalesce(s.avoid, '{}') || blamed);
+  else
+    new_shape := j.shape_id;
+  end if;
+  bad := array(
+    select r.id from gangq.device_registry r
+    where r.id = any (blamed) and ((trip.code = 85 and not application) or (
+      select count(distinct d.job_id) from gangq.device_trips d where d.uuid = r.uuid) >= (select c.device_trips from gangq.settings c))
+    order by r.id);
+  if bad <> '{}' then
+    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = t,
+      reason = case when trip.code = 85 and not application then format('fault under job %s: %s', j.id, coalesce(trip.error ->> 'message', why))
+        else format('%s different jobs tripped on it within a day, the last one was job %s (%s)',
+          (select c.device_trips from gangq.settings c), j.id, why) end
+    where h.job_id = j.id and h.device_id = any (bad);
+    perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation, reason => h.reason,
+      data => jsonb_build_object('device', r.uuid))
+    from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id where h.device_id = any (bad) order by r.index, r.id;
+  end if;
+  if gone_at is not null then
+    lease_ends := greatest(gone_at, (select l.expires_at from gangq.leases l where l.incarnation = j.incarnation));
+    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)',
+      (select i.name from gangq.incarnations i where i.id = j.incarnation), trip.code), lease_ends, t);
+  end if;
+
+  if me.id is not null and me.ended_at is null then
+    -- Before the job moves: complete_drain, called below, places no member again while the old one may still run.
+    perform gangq.end_incarnation(me.id, 'dead', t);
+    update gangq.incarnations i set exits_at = gone_at, exit_code = trip.code, flagged_at = null where i.id = me.id;
+  end if;
+  if j.gang_id is not null then
+    if new_shape <> j.shape_id then
+      update gangq.live_gangs g set shape_id = new_shape where g.id = j.gang_id;
+      update gangq.live_jobs x set shape_id = new_shape where x.gang_id = j.gang_id;
+    end if;
+    if j.state = 'preempting' then
+      perform gangq.stopped(j, trip.error, t);
+    else
+      perform gangq.drain(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
+    end if;
+  elsif j.state = 'preempting' then
+    outcome := gangq.stopped(j, trip.error, t);
+  elsif outcome = 'failed' then
+    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
+    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], trip.error || jsonb_build_object('code', trip.code), t);
+  else
+    update gangq.live_jobs x set state = outcome, due_at = gone_at, trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token,
+      token = null, incarnation = null, ran_on = case when gone_at is not null then x.incarnation end, request_id = null,
+      shape_id = new_shape, error = trip.error || jsonb_build_object('code', trip.code),
+      order_key = gangq.order_key(x.priority, gangq.front_pos())
+    where x.id = j.id;
+    delete from gangq.device_holds h where h.job_id = j.id;
+    if outcome = 'pending' then
+      perform gangq.wake_sleepers(s.queue, 1, 'sleepers');
+    end if;
+  end if;
+
+  if me.id is not null then
+    perform gangq.free_orphans(array[me.id]);
+  end if;
+  -- Always: when the job becomes due is news to whoever runs the next tick.
+  perform gangq.wake_tick(true);
+  return outcome;
+end $$;
+comment on function gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text) is
+  'A watchdog stops a job, in one statement: event, evidence, and the job goes to the front of its priority with a trip '
+  'counted and its attempt given back, or fails when its trips are spent; a member drains its gang as the culprit. '
+  'code: the exit code. exit_in_s null: the work is proven dead (a command''s tree) and the worker lives on; else the whole worker process '
+  'is gone within so many seconds (a kernel timer was armed before this call): its incarnation ends now, other jobs of it '
+  'go back uncharged, the job is due again when the process is gone, and its devices are withheld until that is proven '
+  '(report_dead) or its lease would have ended. devices: those to blame of the ones it holds; 85 quarantines them, 78 and '
+  '85 keep the job away from them. evidence: what was seen; {"application": true} when the driver lays a fault to the '
+  'application. class: as notify_only knows it, by default that of the code. '
+  'Returns pending, scheduled, failed, preempted, cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. '
+  'Raises GQ001, GQ002, GQ003.';
+
+-- Takes what a job holds out of its hands, for a worker that may not be gone yet.
+create function gangq.withhold(j gangq.live_jobs, reason text, until timestamptz, t timestamptz) returns void
+language sql volatile as $$
+  update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = withhold.t, reason = withhold.reason,
+    incarnation = (j).incarnation, until = withhold.until
+  where h.job_id = (j).id and h.kind = 'job'
+$$;
+comment on function gangq.withhold(gangq.live_jobs, text, timestamptz, timestamptz) is
+  'Internal. Turns a job''s devices over to a quarantine that proof of its worker''s death lifts, or this time; null: nobody but an operator.';
+
+create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200) returns integer
+language plpgsql set search_path = '' as $$
+declare
+  lifted record;
+  n integer := 0;
+begin
+  for lifted in
+    with free as (
+      delete from gangq.device_holds h where h.device_id = any (array(
+        select z.device_id from gangq.device_holds z
+        where z.kind = 'quarantine' and z.until is not null
+          and case when of_incarnation is null then z.until <= lift_withheld.t else z.incarnation = of_incarnation end
+        order by z.device_id limit most for update skip locked))
+      returning h.device_id, h.incarnation
+    )
+    select r.uuid, r.offered_by, f.incarnation from free f join gangq.device_registry r on r.id = f.device_id order by r.id
+  loop
+    n := n + 1;
+    perform gangq.log_event(lift_withheld.t, 'unquarantine', incarnation => lifted.incarnation,
+      reason => case when of_incarnation is null then 'its worker''s lease would be over' else 'its worker is proven gone' end,
+      data => jsonb_build_object('device', lifted.uuid));
+    perform gangq.wake(array[lifted.offered_by], 'claim');
+  end loop;
+  if n > 0 then
+    perform gangq.wake_tick();
+  end if;
+  return n;
+end $$;
+comment on function gangq.lift_withheld(bigint, timestamptz, integer) is
+  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, or (null) those whose time is over.';
+
+create function gangq.suspect(incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}') returns text
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  j gangq.live_jobs;
+begin
+  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen', 'memory') then
+    perform gangq.refuse('GQ001', format('class is %L', suspect.class), 'It is budget, stall, health, fault, gang, frozen or memory.');
+  end if;
+  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
+  if not found or j.token is distinct from suspect.token or j.incarnation is distinct from suspect.incarnation then
+    perform gangq.refuse_stale(suspect.job_id, suspect.token);
+  end if;
+  perform gangq.witness(t, 'suspect', j, coalesce(suspect.evidence ->> 'reason', suspect.class),
+    jsonb_build_object('class', suspect.class, 'devices', (
+      select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+      where h.job_id = j.id)), suspect.evidence);
+  return case when suspect.class in ('stall', 'health') and gangq.braking(suspect.incarnation, t) then 'held' else 'noted' end;
+end $$;
+comment on function gangq.suspect(bigint, bigint, bigint, text, jsonb) is
+  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" is shown to everybody). '
+  'Changes nothing. Returns noted, or held while so many workers are suspect that no stall or health trip would be '
+  'carried out. Raises GQ001, GQ002, GQ003.';
+
+create function gangq.unproven(worker text)
+returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
+language sql stable security definer set search_path = '' as $$
+  select i.id, i.host, i.boot_id, i.pid, i.identity, i.exits_at, i.exit_code::integer
+  from gangq.incarnations i where i.name = unproven.worker and i.exits_at is not null order by i.id
+$$;
+comment on function gangq.unproven(text) is
+  'Incarnations of this worker that ended by a trip and are not yet proven gone: its next start looks for each and, when '
+  'every process of it is gone, says so with report_dead, which gives their devices back.';
+
+create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz;
+  i gangq.incarnations;
+  why text;
+  lease_ends timestamptz;
+  stuck bigint[];
+begin
+  if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object' or report_stuck.evidence = '{}' then
+    perform gangq.refuse('GQ001', format('worker %L is reported stuck without evidence', report_stuck.worker),
+      'Say which process survived SIGKILL, as a JSON object: {"pid": 4711, "state": "D", "wchan": "..."}.');
+  end if;
+  -- Against a registration of this name, as quarantine does.
+  perform pg_advisory_xact_lock(1734438257, hashtext(report_stuck.worker));
+  select x.* into i from gangq.incarnations x
+  where x.id = report_stuck.incarnation and x.name = report_stuck.worker for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_stuck.worker, coalesce(report_stuck.incarnation::text, 'null')),
+      'Take both from select name, incarnation from gangq.workers.');
+  end if;
+  t := gangq.now();
+  why := format('process %s cannot be killed: reboot host %s', coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
+  -- What it still holds by jobs is withheld when its lease ends and they are freed: see free_orphans.
+  stuck := array(
+    select h.device_id from gangq.device_holds h left join gangq.live_jobs j on j.id = h.job_id
+    where j.incarnation = i.id or (h.kind = 'quarantine' and h.incarnation = i.id) order by h.device_id);
+  if i.reboot_needed then
+    return cardinality(stuck);
+  end if;
+  update gangq.incarnations x set reboot_needed = true where x.id = i.id;
+  update gangq.incarnations x set quarantined = why
+  where x.id = (select y.id from gangq.incarnations y where y.name = i.name order by y.id desc limit 1);
+  update gangq.device_holds h set reason = why, until = null
+  where h.kind = 'quarantine' and h.incarnation = i.id;
+  -- Announced as gone by exits_at, and it is not: then its lease decides, as for any worker that went silent.
+  if i.exits_at > t then
+    lease_ends := greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id));
+    update gangq.live_jobs j set due_at = lease_ends
+    where j.id = any (array(
+      select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+      order by z.id for update skip locked));
+    update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
+  end if;
+  perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why, data => gangq.for_events(report_stuck.evidence) || jsonb_build_object(
+    'host', i.host, 'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (stuck))));
+  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'stuck', i.id, report_stuck.evidence);
+  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine)',
+    i.name, i.host, i.id, why;
+  return cardinality(stuck);
+end $$;
+comment on function gangq.report_stuck(text, bigint, jsonb) is
+  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed early; the worker is '
+  'quarantined by name, and every device it holds from when its lease ends, until an operator lifts it. Returns how many '
+  'devices. Repeats are harmless. Raises GQ001, GQ002.';

@@ -1,0 +1,162 @@
+"""gangq bounce: restart the workers of this host that are flagged dead."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gangq.cli import deaths
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.output import to_json
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.errors import GangqError
+from gangq.host import Action, Bouncer, Choice, WorkerMap, choose
+
+_RETRY_FIRST_S = 1.0
+_RETRY_LAST_S = 30.0
+_VERIFY_EVERY_S = 1.0
+_OUTAGE_S = 60.0
+"""How much longer than its verification --once lasts when the database is away."""
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Look once, act, see it through, and end: for cron.")
+@click.option("--loop", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
+@click.option("--host", help="Whose workers, as they registered [this host's name].")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="NAME=HOW",
+    help="How workers called NAME (* and ? fit any) are restarted: unit:UNIT, user-unit:UNIT, docker:CONTAINER or "
+    "command:PROGRAM ARG..., where {worker} is the name; may be repeated [what they registered as].",
+)
+@click.option(
+    "--trust",
+    multiple=True,
+    metavar="PATTERN",
+    help="Units and containers that may be restarted because a worker says it is one; may be repeated [gangq-*].",
+)
+@click.option("--report-only", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--kill-after",
+    "kill_after_s",
+    type=Seconds(),
+    default=15,
+    show_default=True,
+    help="What a worker gets to stop by itself before SIGKILL.",
+)
+@click.option(
+    "--verify",
+    "verify_s",
+    type=Seconds(),
+    default=120,
+    show_default=True,
+    help="How long its successor may take to its first heartbeat.",
+)
+@click.option(
+    "--every", "every_s", type=Seconds(), default=5, show_default=True, help="How often --loop looks."
+)
+@common_options
+@pass_session
+def bounce(
+    session: Session,
+    once: bool,
+    loop: bool,
+    host: str | None,
+    maps: tuple[str, ...],
+    trust: tuple[str, ...],
+    report_only: bool,
+    kill_after_s: float,
+    verify_s: float,
+    every_s: float,
+) -> None:
+    """Restart the workers of this host that are flagged dead.
+
+    A worker is flagged when it has been silent for half a minute while it holds jobs. What is gone already is
+    reported dead, so that its jobs run elsewhere at once; what is not is restarted: as its systemd unit, its
+    Docker container, or by a command. Not more often than the installation allows, and not when more than a
+    fifth of the fleet is flagged: then the fault is elsewhere.
+
+    One line per action, nothing when there is nothing to do; with --json one object per action: {"worker",
+    "incarnation", "action", "ok", "text"}. With --once the exit code is 0 when all went well, 1 when somebody
+    has to look, 3 when the database cannot be reached. With --loop the database may go and come.
+    """
+    if once == loop:
+        raise click.UsageError("say --once (for cron) or --loop, one of them")
+    if min(kill_after_s, verify_s) < 0 or every_s <= 0:
+        raise click.UsageError("--kill-after and --verify are 0 or more, --every is more than 0 seconds")
+    mapped = tuple(WorkerMap.parse(each) for each in maps)
+
+    def chosen(worker: str, identity: Mapping[str, Any]) -> Choice:
+        return choose(worker, identity, maps=mapped, trusted=trust or ("gangq-*",))
+
+    def tell(action: Action) -> None:
+        click.echo(to_json(action) if session.json else f"gangq: {action.text}")
+
+    bouncer = Bouncer(
+        session.client(),
+        host=host or socket.gethostname(),
+        choose=chosen,
+        prove=deaths.prove,
+        bury=deaths.bury,
+        kill_after_s=kill_after_s,
+        verify_s=verify_s,
+        report_only=report_only,
+        say=tell,
+    )
+    with Interrupts() as interrupts:
+        if loop:
+            _forever(bouncer, interrupts, every_s)
+            return
+        _once(bouncer, interrupts, verify_s + _OUTAGE_S)
+    if not bouncer.ok:
+        click.get_current_context().exit(1)
+
+
+def _once(bouncer: Bouncer, interrupts: Interrupts, patience_s: float) -> None:
+    """One look; then until it is known what became of each restart, if the database is there to say so."""
+    not_seen: GangqError | None = None
+    try:
+        bouncer.round()
+    except GangqError as problem:
+        not_seen = problem
+    until = time.monotonic() + patience_s
+    while bouncer.waiting and not interrupts.count:
+        try:
+            bouncer.verify()
+        except GangqError as problem:
+            if time.monotonic() > until:
+                raise
+            say(f"{problem}; trying again")
+        if bouncer.waiting:
+            interrupts.wait(_VERIFY_EVERY_S)
+    if not_seen is not None:
+        raise not_seen
+
+
+def _forever(bouncer: Bouncer, interrupts: Interrupts, every_s: float) -> None:
+    retry_s = _RETRY_FIRST_S
+    while not interrupts.count:
+        try:
+            # What has been restarted comes first: its outcome must not wait for the next restart.
+            bouncer.verify()
+            bouncer.round()
+            retry_s = _RETRY_FIRST_S
+            wait_s = min(every_s, _VERIFY_EVERY_S) if bouncer.waiting else every_s
+        except GangqError as problem:
+            # Also one that will not go by itself, such as a schema that is being migrated: a host without its
+            # bouncer would go unnoticed, this line does not.
+            wait_s = retry_s
+            say(f"{problem}; trying again in {wait_s:.1f} s")
+            retry_s = min(retry_s * 2, _RETRY_LAST_S)
+        interrupts.wait(wait_s * random.uniform(0.9, 1.1))
+
+
+__all__ = ["bounce"]

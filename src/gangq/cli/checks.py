@@ -1,0 +1,171 @@
+"""What `gangq doctor` looks at in the fleet: workers, devices, and what the watchdogs do and see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gangq.cli import queries
+from gangq.cli.fleet import is_fresh
+from gangq.cli.output import seconds
+from gangq.client import Client
+from gangq.client.rows import DeviceRow
+
+_DAY_S = 86400.0
+_FIRST_READING_S = 60.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok."""
+
+    check: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+def workers(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether all workers are heard and take work."""
+    del facts
+    flag_after = client.execute(queries.last_tick())["flag_after_s"]
+    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
+    if not present:
+        return Check("workers", "warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
+    silent = [w for w in present if w.state == "silent" or (w.silent_s or 0) > flag_after]
+    if silent:
+        listed = some([f"{w.name} on {w.host} for {seconds(w.silent_s)}" for w in silent])
+        return Check(
+            "workers",
+            "warn",
+            f"{len(silent)} of {len(present)} workers are silent: {listed}",
+            "look at their hosts. Their work is theirs until the lease ends; restarting a worker frees it "
+            "sooner",
+        )
+    held = [w for w in present if w.quarantined]
+    if held:
+        listed = some([f"{w.name} ({w.quarantined})" for w in held])
+        return Check(
+            "workers",
+            "warn",
+            f"{len(held)} of {len(present)} workers are quarantined: {listed}",
+            f"when it is well: gangq unquarantine --worker {held[0].name}",
+        )
+    return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
+
+
+def reboot(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether a process anywhere survived SIGKILL."""
+    del facts
+    stuck = [w for w in client.workers() if w.reboot_needed]
+    if not stuck:
+        return Check("reboot", "ok", "no host needs a reboot")
+    listed = some([f"{w.host} (worker {w.name}: {w.quarantined or 'unkillable process'})" for w in stuck])
+    return Check(
+        "reboot",
+        "fail",
+        f"a process that nothing can kill is on: {listed}",
+        f"reboot the host, then: gangq unquarantine --worker {stuck[0].name}, and its devices (gangq devices)",
+    )
+
+
+def devices(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether any device is kept from taking work."""
+    del facts
+    found = client.devices()
+    held = [d for d in found if d.health == "quarantined"]
+    exiting = sum(d.health == "exiting" for d in found)
+    waits = f"; {exiting} withheld until a worker that tripped is gone" if exiting else ""
+    if held:
+        listed = some([f"{d.host}:{d.index} ({d.reason})" for d in held])
+        return Check(
+            "devices",
+            "warn",
+            f"{len(held)} of {len(found)} devices are quarantined: {listed}{waits}",
+            f"when it is well: gangq unquarantine --device {held[0].uuid}",
+        )
+    return Check("devices", "ok", f"{len(found)} devices, none quarantined{waits}")
+
+
+def watchdogs(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether all watchdogs act."""
+    del facts
+    everywhere = client.execute(queries.notify_only())
+    # A task has a row for each class of devices, all with the same setting.
+    tasks = {task.task: task.notify_only for task in client.tasks() if task.notify_only is not None}
+    quiet = {name: classes for name, classes in tasks.items() if classes}
+    if not everywhere and not quiet:
+        return Check("watchdogs", "ok", "all of them act")
+    told = [f"{', '.join(everywhere)} everywhere"] if everywhere else []
+    told += [f"{', '.join(classes)} for task {name}" for name, classes in sorted(quiet.items())]
+    loose = "select gangq.configure(notify_only => '{}')" if everywhere else ""
+    loose = loose or f"gangq task set {next(iter(sorted(quiet)))} --notify none"
+    return Check(
+        "watchdogs",
+        "warn",
+        f"these classes only notify: {some(told)}",
+        f"what hangs in that way is not freed. If that is not meant: {loose}",
+    )
+
+
+def sensors(client: Client, facts: dict[str, Any]) -> Check:
+    """Devices of live workers that a driver vouches for and that nobody reads: there only the clock acts."""
+    del facts
+    now = client.execute(queries.database_time())
+    live = {
+        w.name
+        for w in client.workers()
+        # A worker that has just started has not brought its first reading yet.
+        if w.state in ("live", "draining") and (now - w.registered_at).total_seconds() > _FIRST_READING_S
+    }
+    read = [d for d in client.devices() if d.worker in live and d.source != "declared"]
+    blind = [d for d in read if not is_fresh(d, now) or (d.reading or {}).get("gpu_pct") is None]
+    if not blind:
+        return Check("sensors", "ok", f"{len(read)} devices of live workers are read")
+    listed = some([f"{d.host}:{d.index} of worker {d.worker} ({_blind(d, now)})" for d in blind])
+    return Check(
+        "sensors",
+        "warn",
+        f"{len(blind)} of {len(read)} devices of live workers are not read: {listed}",
+        "unknown convicts nobody, so of a hung job there only the wall clock and beats are left: look at the "
+        "driver (nvidia-smi, amd-smi) and at the worker's log (sampler)",
+    )
+
+
+def _blind(device: DeviceRow, now: datetime) -> str:
+    if device.reading is None or device.read_at is None:
+        return "never read"
+    if not is_fresh(device, now):
+        return f"last read {seconds((now - device.read_at).total_seconds())} ago"
+    return str(
+        (device.reading.get("unknown") or {}).get("gpu_pct") or "its driver does not say how busy it is"
+    )
+
+
+def trips(client: Client, facts: dict[str, Any]) -> Check:
+    """What watchdogs did within a day, by class."""
+    del facts
+    found = client.execute(queries.trips(within_s=_DAY_S))
+    if not found:
+        return Check("trips", "ok", "no watchdog has tripped within a day")
+    done = Counter(trip.class_ or "?" for trip in found if trip.outcome not in ("notify", "held"))
+    let = Counter(trip.outcome for trip in found if trip.outcome in ("notify", "held"))
+    told = [f"{count} {word}" for word, count in done.most_common()]
+    told += [f"{count} {word} (nothing was stopped)" for word, count in let.most_common()]
+    poison = sorted({trip.job_id for trip in found if trip.poison})
+    told += [f"poison: job {some(list(map(str, poison)))}"] if poison else []
+    return Check(
+        "trips",
+        "warn",
+        f"watchdogs tripped {len(found)} times within a day: {', '.join(told)}",
+        f"see what they saw: gangq trips, gangq show {found[0].job_id}",
+    )
+
+
+def some(texts: Sequence[str], most: int = 3) -> str:
+    """The first few of a list, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more

@@ -1,0 +1,156 @@
+"""Reporting workers of this host dead: what `gangq bounce` and `gangq systemd report-death` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangq.client import Client
+from gangq.host.bouncer import Proof
+from gangq.worker import procfs
+from gangq.worker.proof import HostIdentity, ProcessIdentity, confirm_gone, is_same_process
+from gangq.worker.report import DIRECTORY_PREFIX
+from gangq.worker.session import blameless
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What an incarnation recorded of itself, by which its work is found."""
+
+    mark: str
+    host: HostIdentity
+    process: ProcessIdentity
+    directory: Path | None
+
+    @classmethod
+    def of(cls, identity: Mapping[str, Any]) -> Registered | None:
+        """Out of the database; None where it is not what gangq's workers record."""
+        try:
+            directory = identity.get("directory")
+            return cls(
+                str(identity["mark"]),
+                HostIdentity(**identity["host"]),
+                ProcessIdentity(**identity["process"]),
+                Path(directory) if isinstance(directory, str) else None,
+            )
+        except (KeyError, TypeError):
+            return None
+
+    def excuse(self, incarnation: int) -> str | None:
+        """Why it ended its own work for no fault of the jobs', if it left word of that."""
+        left = self.directory
+        if left is None or not left.name.startswith(DIRECTORY_PREFIX) or left.is_symlink():
+            return None
+        return blameless(left, incarnation)
+
+
+def prove(identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
+    """Look for the work of an incarnation for `within_s` seconds; None: this host cannot know."""
+    registered = Registered.of(identity)
+    if registered is None:
+        return None
+    evidence = confirm_gone(
+        registered.mark,
+        [registered.process],
+        host=registered.host,
+        kill=kill and _is_worker(registered.process.pid),
+        timeout_s=within_s,
+    )
+    if not (evidence.proves_death or evidence.survivors):
+        return None
+    return Proof(
+        dead=evidence.proves_death,
+        evidence=evidence.as_json(),
+        left=tuple(survivor.pid for survivor in evidence.survivors),
+        stuck=tuple(survivor.pid for survivor in evidence.survivors if procfs.kill_pending(survivor.pid)),
+    )
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether it looks like a worker from here, too. Which process to kill comes from the database, where every
+    worker's login can write it: root's bouncer must not end whatever stands there, with all that descends from it.
+    """
+    for file in ("cmdline", "environ"):
+        try:
+            if b"gangq" in Path(f"/proc/{pid}/{file}").read_bytes().lower():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def bury(
+    client: Client, worker: str, incarnation: int, identity: Mapping[str, Any], evidence: Mapping[str, Any]
+) -> int:
+    """Tell the database that an incarnation is proven dead; return how many jobs that freed.
+
+    One that had ended its own work, for a reason that is no fault of the jobs', is retired: nobody is charged.
+    """
+    registered = Registered.of(identity)
+    excuse = None if registered is None else registered.excuse(incarnation)
+    if excuse is not None:
+        client.retire_worker(incarnation=incarnation, final=True)
+        return 0
+    return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One incarnation that `report` looked at. `jobs` is how many were freed."""
+
+    worker: str
+    incarnation: int
+    dead: bool
+    jobs: int
+    detail: str
+
+
+def report(client: Client, worker: str, *, within_s: float, evidence: Mapping[str, Any]) -> Iterator[Found]:
+    """Report every incarnation of this name dead that is, and whose death is not on record yet."""
+    for incarnation, identity in _unproven(client, worker):
+        yield _looked_for(client, worker, incarnation, identity, within_s, evidence)
+
+
+def _looked_for(
+    client: Client,
+    worker: str,
+    incarnation: int,
+    identity: Mapping[str, Any],
+    within_s: float,
+    evidence: Mapping[str, Any],
+) -> Found:
+    registered = Registered.of(identity)
+    called = f"worker {worker}, incarnation {incarnation}"
+    if (
+        registered is not None
+        and registered.host == HostIdentity.here()
+        and is_same_process(registered.process)
+    ):
+        pid = registered.process.pid
+        return Found(worker, incarnation, False, 0, f"{called} lives (process {pid}): nothing was reported")
+    proof = prove(identity, within_s=within_s)
+    if proof is None or not proof.dead:
+        left = f"processes {', '.join(map(str, proof.left))} of it live" if proof else "it ran elsewhere"
+        return Found(
+            worker,
+            incarnation,
+            False,
+            0,
+            f"{called} cannot be proven dead from here ({left}): what it holds is free when its lease ends",
+        )
+    jobs = bury(client, worker, incarnation, identity, {**evidence, **proof.evidence})
+    return Found(worker, incarnation, True, jobs, f"{called} is dead and was reported so; jobs freed: {jobs}")
+
+
+def _unproven(client: Client, worker: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What ended by a trip, and the latest if it has not ended."""
+    for tripped in client.unproven(worker=worker):
+        yield tripped.incarnation, tripped.identity
+    for last in client.predecessor(worker=worker):
+        if last.ended_at is None:
+            yield last.incarnation, last.identity
+
+
+__all__ = ["Found", "Registered", "bury", "prove", "report"]

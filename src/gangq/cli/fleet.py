@@ -1,0 +1,159 @@
+"""gangq workers, devices: who and what there is, how it does, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from gangq.cli import queries
+from gangq.cli.output import Column, known, megabytes, seconds, when, words
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.client.rows import DeviceRow, WorkerRow
+
+STALE_S = 60.0
+"""A reading older than this says nothing about now: six times as long as workers take to bring the next."""
+
+
+@click.command()
+@click.option("--host", help="Only workers of this host.")
+@click.option("--name", help="Only this worker.")
+@common_options
+@pass_session
+def workers(session: Session, host: str | None, name: str | None) -> None:
+    """List the workers, each by its latest start.
+
+    BEAT is how long ago a job of it last said how far it is, GPU how busy its devices are (?: nobody knows),
+    WHY what keeps it from working. With --json the columns of gangq.workers.
+    """
+    client = session.client()
+    found: list[WorkerRow] = client.workers(name=name, host=host)
+    held: dict[str, list[DeviceRow]] = {}
+    now = None
+    if found and not session.json:
+        now = client.execute(queries.database_time())
+        for device in client.devices(host=host):
+            held.setdefault(device.worker or "", []).append(device)
+    session.rows(found, _worker_columns(now, held), "no workers: start one with gangq worker")
+
+
+def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
+    return [
+        Column("name", lambda w: w.name),
+        Column("state", lambda w: "quarantined" if w.quarantined else w.state, state=True),
+        Column("host", lambda w: w.host),
+        Column("kind", lambda w: w.kind),
+        Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
+        Column("gpus", lambda w: w.gpus, right=True),
+        Column("gpu", lambda w: _busy(held.get(w.name, ()), now)),
+        Column("memory", lambda w: megabytes(w.memory_mb), right=True),
+        Column("cpus", lambda w: f"{w.cpus:g}", right=True),
+        Column("queues", lambda w: words(w.queues)),
+        Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()])),
+        Column("heard", lambda w: seconds(w.silent_s), right=True),
+        Column("lease left", lambda w: seconds(w.lease_left_s), right=True),
+        Column("beat", lambda w: _age(w.last_beat_at, now), right=True),
+        Column("model", lambda w: w.model),
+        Column("pid", lambda w: w.pid, right=True),
+        Column("why", why),
+    ]
+
+
+def why(worker: WorkerRow) -> str:
+    """What is wrong with a worker, the worst first; empty: nothing."""
+    said = []
+    if worker.reboot_needed:
+        said.append(worker.quarantined or f"a process of it cannot be killed: reboot host {worker.host}")
+    elif worker.exits_at is not None:
+        said.append(f"exiting after a trip ({worker.exit_code}), not yet proven gone")
+    elif worker.exit_code is not None:
+        said.append(f"ended by a trip ({worker.exit_code})")
+    if worker.state == "silent":
+        said.append(
+            f"silent for {seconds(worker.silent_s)} while it holds jobs: gangq bounce --once on {worker.host}"
+        )
+    if worker.quarantined and not worker.reboot_needed:
+        said.append(worker.quarantined)
+    return "; ".join(said)
+
+
+@click.command()
+@click.option("--host", help="Only devices of this host.")
+@click.option(
+    "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
+)
+@common_options
+@pass_session
+def devices(session: Session, host: str | None, state: str | None) -> None:
+    """List the devices, who holds them, and how they do.
+
+    A ? is what nobody knows: no driver says it, or no worker reads it. READ is how old the rest is, TRIPS how
+    many jobs tripped on the device within a day. With --json the columns of gangq.devices.
+    """
+    client = session.client()
+    found = client.devices(host=host, state=state)
+    now = client.execute(queries.database_time()) if found and not session.json else None
+    session.rows(found, _device_columns(now), "no devices")
+
+
+def _device_columns(now: datetime | None) -> list[Column]:
+    return [
+        Column("host", lambda d: d.host),
+        Column("index", lambda d: d.index, right=True),
+        Column("state", lambda d: d.state, state=True),
+        Column("health", lambda d: d.health, state=True),
+        Column("trips", lambda d: d.trips_day, right=True),
+        Column("busy", lambda d: known(_of(d, "gpu_pct"), "%"), right=True),
+        Column("memory", _memory, right=True),
+        Column("temp", lambda d: known(_of(d, "temperature_c"), "C"), right=True),
+        Column("power", lambda d: known(_of(d, "power_w"), "W"), right=True),
+        Column("throttle", _throttle),
+        Column("read", lambda d: _age(d.read_at, now) or "never", right=True),
+        Column("vram", lambda d: megabytes(d.vram_mb), right=True),
+        Column("model", lambda d: d.model),
+        Column("source", lambda d: d.source),
+        Column("worker", lambda d: d.worker),
+        Column("job", lambda d: d.job_id, right=True),
+        Column("since", lambda d: when(d.since)),
+        Column("reason", lambda d: d.reason),
+        Column("uuid", lambda d: d.uuid),
+    ]
+
+
+def _of(device: DeviceRow, name: str) -> Any:
+    return (device.reading or {}).get(name)
+
+
+def _memory(device: DeviceRow) -> str:
+    used, total = _of(device, "used_mb"), _of(device, "total_mb")
+    return f"{'?' if used is None else megabytes(used)}/{'?' if total is None else megabytes(total)}"
+
+
+def _throttle(device: DeviceRow) -> str:
+    held_down = _of(device, "throttle")
+    if held_down:
+        return words(held_down)
+    # An empty list is what the driver says, or what a driver that says nothing leaves.
+    silent = held_down is None or "throttle" in (_of(device, "unknown") or {})
+    return "?" if silent else "-"
+
+
+def _busy(devices: Sequence[DeviceRow], now: datetime | None) -> str:
+    return ",".join(
+        known(_of(device, "gpu_pct") if is_fresh(device, now) else None, "%") for device in devices
+    )
+
+
+def is_fresh(device: DeviceRow, now: datetime | None) -> bool:
+    """Whether its latest reading is about now."""
+    return (
+        now is not None and device.read_at is not None and (now - device.read_at).total_seconds() <= STALE_S
+    )
+
+
+def _age(at: datetime | None, now: datetime | None) -> str:
+    if at is None or now is None:
+        return ""
+    return seconds(max(0.0, (now - at).total_seconds()))

@@ -1,0 +1,140 @@
+"""gangq systemd: put the units in place, show them, and what they call when a worker has ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, json_option, pass_session, say
+from gangq.errors import DatabaseUnreachable
+from gangq.host import units
+
+if TYPE_CHECKING:
+    from gangq.client import Client
+
+_RETRY_FIRST_S = 0.5
+_RETRY_LAST_S = 10.0
+_LET_END_S = 8.0
+
+
+@click.group()
+def systemd() -> None:
+    """Run workers, the tick and the bouncer as systemd units."""
+
+
+@systemd.command()
+@click.option("--user", is_flag=True, help="For your own service manager, without root.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put all of it there, and tell no service manager.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@json_option
+@pass_session
+def install(session: Session, user: bool, directory: Path | None, dry_run: bool) -> None:
+    """Put the units in place: gangq-worker@, gangq-tick, gangq-bounce and its timer.
+
+    They start the gangq that installs them. Repeating it brings them up to date; changes of your own belong in
+    drop-ins (systemctl edit), and worker.env, once it is there, is yours. Nothing is enabled or started. With
+    --json one object per file: {"file", "action"}; action is written, updated, unchanged or kept.
+    """
+    version = units.manager_version()
+    places = units.Places.of(user=user, directory=directory)
+    argv = units.program()
+    steps = version is not None and version >= units.STEPS_SINCE
+    for file in units.files(places, user=user, steps=steps, argv=argv):
+        placed = units.place(file, dry_run=dry_run)
+        session.answer(placed, f"{'would be ' if dry_run else ''}{placed.action}  {placed.file}")
+    if dry_run or directory is not None:
+        return
+    reach = None if user else units.out_of_reach(argv)
+    if reach is not None:
+        say(reach)
+    told = units.reload(user=user)
+    systemctl = f"systemctl{' --user' if user else ''}"
+    if not told.ok:
+        say(f"{told.why}; when the service manager runs: {systemctl} daemon-reload")
+    say(
+        f"next: fill in {places.environment}, then {systemctl} enable --now gangq-worker@0 gangq-bounce.timer"
+        + (" (loginctl enable-linger keeps them running when you log out)" if user else "")
+    )
+
+
+@systemd.command()
+@click.argument("name", required=False)
+@click.option("--user", is_flag=True, help="As it is for your own service manager.")
+@json_option
+@pass_session
+def show(session: Session, name: str | None, user: bool) -> None:
+    """Print the units, or the one called NAME, as install would write them.
+
+    With --json one object per file: {"name", "text"}.
+    """
+    argv = units.program()
+    names = (name,) if name else (*units.UNITS, units.RESTART_STEPS, units.ENVIRONMENT)
+    for each in names:
+        text = units.as_installed(each, user=user, argv=argv)
+        heading = "" if name else f"# ---- {each}\n"
+        session.answer({"name": each, "text": text}, heading + text)
+
+
+@systemd.command("report-death")
+@click.option("--name", required=True, help="The worker's name.")
+@click.option("--wait", is_flag=True, help="Until the database answers; else it is tried once.")
+@click.option(
+    "--within",
+    type=Seconds(),
+    default=_LET_END_S,
+    show_default=True,
+    help="How long the rest of its processes may take to end.",
+)
+@common_options
+@pass_session
+def report_death(session: Session, name: str, wait: bool, within: float) -> None:
+    """Report a worker of this host dead, if nothing of it lives.
+
+    What it ran need not wait for the end of its lease then. The units call it before each start and after each
+    end. It kills nothing: of a worker that lives, it says so and reports nothing. With --json one object per
+    incarnation: {"worker", "incarnation", "dead", "jobs", "detail"}.
+    """
+    # Not at the top: install and show need no database.
+    from gangq.cli import deaths
+
+    client = _patiently(session) if wait else session.client()
+    for found in deaths.report(client, name, within_s=within, evidence=_unit_evidence()):
+        session.answer(found, f"gangq: {found.detail}")
+
+
+def _patiently(session: Session) -> Client:
+    """The client, once the database is there. Another schema is no reason to wait: the worker will say so."""
+    wait_s = _RETRY_FIRST_S
+    while True:
+        try:
+            return session.client()
+        except DatabaseUnreachable as problem:
+            say(f"{problem}; trying again in {wait_s:.1f} s")
+        time.sleep(wait_s * random.uniform(0.8, 1.2))
+        wait_s = min(wait_s * 2, _RETRY_LAST_S)
+
+
+def _unit_evidence() -> dict[str, str]:
+    """What the service manager says of the end, when it is the one that calls."""
+    said = {
+        "result": "SERVICE_RESULT",
+        "exit": "EXIT_CODE",
+        "status": "EXIT_STATUS",
+        "invocation": "INVOCATION_ID",
+    }
+    found = {key: os.environ[name] for key, name in said.items() if os.environ.get(name)}
+    return {"by": "its service manager" if "invocation" in found else "gangq systemd report-death", **found}
+
+
+__all__ = ["systemd"]

@@ -1,0 +1,95 @@
+"""gangq task: what the watchdogs allow the jobs of a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gangq.cli.output import Column, seconds
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.client.rows import TaskRow
+from gangq.watchdogs.codes import NOTIFY_CLASSES
+
+_NONE = "none"
+_NOTHING_SET = TaskRow("", None, None, None, None, None, None, None, None, None, None)
+
+_COLUMNS = [
+    Column("task", lambda t: t.task),
+    Column("budget", lambda t: seconds(t.budget_s) or "-", right=True),
+    Column("stall timeout", lambda t: _stall(t), right=True),
+    Column("load grace", lambda t: seconds(t.load_grace_s) or "-", right=True),
+    Column("health window", lambda t: seconds(t.health_window_s) or "-", right=True),
+    Column("long phase", lambda t: seconds(t.long_phase_s) or "-", right=True),
+    Column("notify only", lambda t: _classes(t.notify_only)),
+    Column("devices", lambda t: "none" if t.device_class == "" else t.device_class),
+    Column("longest gap", lambda t: seconds(t.longest_gap_s), right=True),
+    Column("beats", lambda t: t.beats, right=True),
+]
+
+
+def _stall(task: TaskRow) -> str:
+    if task.stall_timeout_s is None:
+        return "learned" if task.beats else "-"
+    return seconds(task.stall_timeout_s)
+
+
+def _classes(classes: list[str] | None) -> str:
+    if classes is None:
+        return "-"
+    return ",".join(classes) or _NONE
+
+
+@click.group()
+def task() -> None:
+    """See and change what the watchdogs allow the jobs of a task."""
+
+
+@task.command(name="set")
+@click.argument("name")
+@click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take.")
+@click.option("--stall-timeout", "stall_timeout_s", type=Seconds(), help="Time without a beat [learned].")
+@click.option("--load-grace", "load_grace_s", type=Seconds(), help="Time to load before idle devices count.")
+@click.option("--health-window", "health_window_s", type=Seconds(), help="Time of wholly idle devices.")
+@click.option("--long-phase", "long_phase_s", type=Seconds(), help="Longest exempt phase long.")
+@click.option(
+    "--notify",
+    "notify",
+    type=click.Choice([*NOTIFY_CLASSES, _NONE]),
+    multiple=True,
+    help="A class that only reports for this task and stops nothing; may be repeated. none: all of them act.",
+)
+@click.option("--forget", is_flag=True, help="First drop what was set and learned.")
+@common_options
+@pass_session
+def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, **settings: Any) -> None:
+    """Change what is given. What is not keeps the task's number, else the installation's.
+
+    Workers learn of it within a minute or two; a budget holds for jobs submitted from now on. "command" is the
+    task of commands.
+    """
+    if _NONE in notify and len(notify) > 1:
+        raise click.UsageError("--notify none means that every class acts: name no other with it")
+    only = None if not notify else [each for each in notify if each != _NONE]
+    if not forget and only is None and all(value is None for value in settings.values()):
+        raise click.UsageError("nothing to change: name at least one option, see gangq task set --help")
+    client = session.client()
+    client.set_task(task=name, **settings, notify_only=only, forget=forget)
+    found = client.tasks(task=name)
+    changed = found[0] if found else TaskRow(**{**vars(_NOTHING_SET), "task": name})
+    session.answer(changed, f"task {name}: {'changed' if found else 'has the numbers of the installation'}")
+
+
+@task.command(name="list")
+@common_options
+@pass_session
+def list_(session: Session) -> None:
+    """List the tasks with numbers of their own, and what was learned of their beats.
+
+    One line for each class of devices; - is the installation's number. A stall timeout that is learned is five
+    times the longest gap, and never less than the installation's.
+    """
+    session.rows(
+        session.client().tasks(), _COLUMNS, "no task has numbers of its own, and nothing has been learned"
+    )

@@ -1,0 +1,108 @@
+"""gangq trips: what watchdogs have ended, and what they would have."""
+
+from __future__ import annotations
+
+import click
+
+from gangq.cli import evidence as seen
+from gangq.cli import output, queries
+from gangq.cli.output import Column, gang, words
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client.rows import TripRow
+from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
+
+CLASSES = tuple(dict.fromkeys([*(code.word for code in ExitCode), *NOTIFY_CLASSES]))
+"""The words a trip may have: those of the codes, and gang."""
+
+COLUMNS = [
+    Column("at", lambda t: output.when(t.at)),
+    Column("code", lambda t: code_and_word(t.code, t.class_)),
+    Column("outcome", lambda t: t.outcome, state=True),
+    Column("job", lambda t: t.job_id, right=True),
+    Column("gang", lambda t: gang(t.gang_id)),
+    Column("rank", lambda t: t.rank, right=True),
+    Column("task", lambda t: t.task),
+    Column("trips", lambda t: t.trips, right=True),
+    Column("worker", lambda t: t.worker),
+    Column("host", lambda t: t.host),
+    Column("reason", lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}"),
+    Column("devices", lambda t: words(t.devices)),
+]
+
+
+def code_and_word(code: int | None, word: str | None) -> str:
+    """An exit code as people read it."""
+    return " ".join(str(part) for part in (code, word) if part is not None)
+
+
+@click.command()
+@click.option("--code", type=int, help="Only this exit code: 75 to 88, see the README.")
+@click.option("--class", "class_", type=click.Choice(CLASSES), help="Only this class.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--device", metavar="UUID", help="Only jobs that held this device.")
+@click.option("--host", help="Only on this host.")
+@click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
+@common_options
+@pass_session
+def trips(
+    session: Session,
+    code: int | None,
+    class_: str | None,
+    task: str | None,
+    device: str | None,
+    host: str | None,
+    within_s: float,
+    limit: int,
+    evidence: bool,
+) -> None:
+    """List the trips of watchdogs, newest first.
+
+    Outcome says what became of the job; notify and held: nothing was stopped. With --json the columns of
+    gangq.trips; evidence is null without --evidence, and for a role that may not read payloads.
+    """
+    found = session.client().execute(
+        queries.trips(
+            code=code,
+            class_=class_,
+            task=task,
+            device=device,
+            host=host,
+            within_s=within_s,
+            limit=limit,
+            evidence=evidence,
+        )
+    )
+    if session.json:
+        for trip in found:
+            click.echo(output.to_json(as_view(trip)))
+        return
+    if not evidence or not found:
+        session.rows(found, COLUMNS, f"no such trips within {output.seconds(within_s)}")
+        return
+    for trip in found:
+        click.echo(headline(trip))
+        if trip.evidence is not None:
+            seen.show(trip.evidence)
+        click.echo()
+    if all(trip.evidence is None for trip in found):
+        say(NOT_SHOWN)
+
+
+NOT_SHOWN = "what the watchdogs saw is shown to gangq_submitter, gangq_worker and gangq_admin"
+
+
+def headline(trip: TripRow) -> str:
+    """One trip in a line."""
+    where = f" on {trip.worker} ({trip.host})" if trip.worker else ""
+    return output.plain(
+        f"job {trip.job_id} at {output.instant(trip.at)}{where}: {code_and_word(trip.code, trip.class_)}, "
+        f"{trip.reason} -> {trip.outcome}"
+    )
+
+
+def as_view(trip: TripRow) -> dict[str, object]:
+    """A trip with the names of the view: class is no name in Python."""
+    return {name.rstrip("_"): value for name, value in vars(trip).items()}

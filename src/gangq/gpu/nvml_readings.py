@@ -1,0 +1,322 @@
+"""Readings and events of NVIDIA devices, through the true binding. Runs in the sampler's process only."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangq.gpu.nvml import NvmlDriver, text
+from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Use, Values, scoped, use
+from gangq.gpu.reading import DeviceReading, EventKind, boottime
+
+_REASONS = {3: "not_supported", 4: "no_permission", 6: "not_found", 10: "timeout", 13: "function_not_found"}
+_GONE: dict[int, EventKind] = {15: "lost", 16: "reset_required", 28: "lost"}
+_NOT_FOUND = 6
+_TIMEOUT = 10
+# No process worked: as an error of its own, or as a success without entries, which the binding raises too.
+_NO_SAMPLE = (_NOT_FOUND, 0)
+_RECOVERY_FIELD = 230
+
+# Clocks held down for these reasons cost the job speed; idleness, a power cap and settings do not count.
+_THROTTLE = {0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
+
+_DOUBLE_BIT, _XID, _RETIREMENT_FAILURE = 0x2, 0x8, 0x800
+_POISON, _FATAL_POISON, _UNAVAILABLE, _RECOVERY = 0x1000, 0x2000, 0x4000, 0x8000
+_EVENTS = _DOUBLE_BIT | _XID | _RETIREMENT_FAILURE | _POISON | _FATAL_POISON | _UNAVAILABLE | _RECOVERY
+
+_UTILISATION, _MEMORY_UTILISATION = 1, 2
+_MAX_WAIT_S = 3600.0
+
+
+@dataclass
+class _Handle:
+    """A device, the card it is on, and where its sample buffers were last read to (driver's microseconds)."""
+
+    device: Any
+    card: Any
+    mig: bool
+    seen: dict[int, int] = field(default_factory=dict)
+    processes_seen: int = 0
+    # Own processes that the driver has once listed with a utilisation: only for them is silence a zero.
+    visible: set[int] = field(default_factory=set)
+
+
+class NvmlReader:
+    """Reads devices by UUID, whatever CUDA_VISIBLE_DEVICES and lost cards do to their numbers."""
+
+    def __init__(self, environ: Mapping[str, str], *, poll_s: float = 1.0) -> None:
+        self._driver = NvmlDriver(environ)
+        self._poll_us = int(poll_s * 1e6)
+        self._nvml: Any = None
+        self._handles: dict[str, _Handle] = {}
+        self._cards: dict[int, list[str]] = {}
+        self._events: Any = None
+        self._subscribed: set[int] = set()
+
+    def open(self) -> None:
+        """Initialise NVML."""
+        self._nvml = self._driver.attach()
+
+    def subscribe(self, uuid: str) -> str | None:
+        """Subscribe to the events of the device's card."""
+        try:
+            card = self._handle(uuid).card
+            if _address(card) not in self._subscribed:
+                wanted = self._nvml.nvmlDeviceGetSupportedEventTypes(card) & _EVENTS
+                events = self._events or self._nvml.nvmlEventSetCreate()
+                self._nvml.nvmlDeviceRegisterEvents(card, wanted, events)
+                # Not before: to wait on a set that nothing was put into fails at once, every time.
+                self._events = events
+                self._subscribed.add(_address(card))
+        except DeviceGone as gone:
+            return gone.notice.kind
+        except Exception as error:
+            return self._reason(error)
+        return None
+
+    def count(self) -> int | None:
+        """Return the number of cards."""
+        try:
+            return int(self._nvml.nvmlDeviceGetCount())
+        except Exception:
+            return None
+
+    def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+        """Read one card or MIG instance."""
+        at = boottime()
+        try:
+            return self._read(uuid, at, pids), []
+        except DeviceGone as gone:
+            # The handle of a device that comes back is another one.
+            self._handles.pop(uuid, None)
+            return DeviceReading.nothing(uuid, at, f"failed: {gone.notice.kind}"), [gone.notice]
+        except Exception as error:
+            self._handles.pop(uuid, None)
+            return DeviceReading.nothing(uuid, at, self._reason(error)), []
+
+    def wait(self, timeout_s: float) -> list[Notice]:
+        """Wait for one event of any subscribed card."""
+        nvml = self._nvml
+        if self._events is None:
+            time.sleep(timeout_s)
+            return []
+        started = time.monotonic()
+        try:
+            data = nvml.nvmlEventSetWait(self._events, max(1, int(min(timeout_s, _MAX_WAIT_S) * 1000)))
+        except Exception as error:
+            if getattr(error, "value", None) != _TIMEOUT:
+                # A lost card makes the wait fail at once, again and again; the next round names it.
+                time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
+            return []
+        notice = self._event(int(data.eventType), int(data.eventData))
+        uuids: list[str] | list[str | None] = self._cards.get(_address(data.device)) or [
+            self._uuid(data.device)
+        ]
+        return [Notice(uuid, *notice) for uuid in uuids] if notice else []
+
+    def _event(self, kind: int, data: int) -> tuple[EventKind, int | None] | None:
+        if kind == _XID:
+            return "xid", data
+        if kind in (_DOUBLE_BIT, _RETIREMENT_FAILURE):
+            return "ecc", kind
+        if kind in (_POISON, _FATAL_POISON):
+            return "poison", kind
+        if kind == _UNAVAILABLE:
+            return "unavailable", None
+        # A changed recovery action is read by the round that follows every event.
+        return None
+
+    def _uuid(self, handle: Any) -> str | None:
+        try:
+            return text(self._nvml.nvmlDeviceGetUUID(handle))
+        except Exception:
+            return None
+
+    def _reason(self, error: Exception) -> str:
+        code = getattr(error, "value", None)
+        if code in _REASONS:
+            return _REASONS[code]
+        if isinstance(error, NotAvailable):
+            return "not_available"
+        if type(error).__name__ == "NVMLLibraryMismatchError":
+            return "library_mismatch"
+        if isinstance(error, AttributeError):
+            return "function_not_found"
+        return f"failed: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+    def _call(self, uuid: str, name: str, *args: Any) -> Any:
+        """Call a function of the binding; raises `DeviceGone` where it says that the device is."""
+        try:
+            return getattr(self._nvml, name)(*args)
+        except self._nvml.NVMLError as error:
+            kind = _GONE.get(getattr(error, "value", 0))
+            if kind is not None:
+                raise DeviceGone(Notice(uuid, kind, error.value)) from error
+            raise
+
+    def _handle(self, uuid: str) -> _Handle:
+        found = self._handles.get(uuid)
+        if found is not None:
+            return found
+        try:
+            device = self._call(uuid, "nvmlDeviceGetHandleByUUID", uuid.encode())
+        except self._nvml.NVMLError as error:
+            if getattr(error, "value", None) == _NOT_FOUND:
+                raise DeviceGone(Notice(uuid, "lost", _NOT_FOUND)) from error
+            raise
+        mig = uuid.startswith("MIG-")
+        card = self._call(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) if mig else device
+        found = self._handles[uuid] = _Handle(device, card, mig)
+        on_card = self._cards.setdefault(_address(card), [])
+        if uuid not in on_card:
+            on_card.append(uuid)
+        return found
+
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
+        handle = self._handle(uuid)
+        values = Values(self._reason)
+
+        def ask(name: str, function: str, *args: Any) -> Any:
+            return values.get(name, lambda: self._call(uuid, function, *args))
+
+        memory = values.get("used_mb", lambda: self._memory(uuid, handle.device))
+        if memory is None:
+            values.unknown["total_mb"] = values.unknown["used_mb"]
+        processes = values.get("own_mb", lambda: self._use(uuid, handle, pids))
+        own_mb = processes.own_mb if processes else None
+        if processes is not None and own_mb is None:
+            values.unknown["own_mb"] = "not_available" if processes.listed else "no_own_process"
+        gpu_pct, scope, memory_pct = self._utilisation(uuid, handle, values, processes, pids)
+        energy_mj = pcie = None
+        if handle.mig:
+            # The card's meters run for all of its instances.
+            values.unknown.update(energy_mj="not_supported", pcie_kb_s="not_supported")
+        else:
+            energy_mj = ask("energy_mj", "nvmlDeviceGetTotalEnergyConsumption", handle.card)
+            pcie = values.get(
+                "pcie_kb_s",
+                lambda: sum(
+                    int(self._call(uuid, "nvmlDeviceGetPcieThroughput", handle.card, c)) for c in (0, 1)
+                ),
+            )
+        power_mw = ask("power_w", "nvmlDeviceGetPowerUsage", handle.card)
+        return DeviceReading(
+            uuid,
+            at,
+            gpu_pct=gpu_pct,
+            gpu_scope="mig" if handle.mig else scope,
+            memory_pct=memory_pct,
+            used_mb=memory[0] if memory else None,
+            total_mb=memory[1] if memory else None,
+            own_mb=own_mb,
+            energy_mj=energy_mj,
+            pcie_kb_s=pcie,
+            temperature_c=ask("temperature_c", "nvmlDeviceGetTemperature", handle.card, 0),
+            power_w=None if power_mw is None else power_mw / 1000,
+            throttle=values.get("throttle", lambda: self._throttle(uuid, handle)) or (),
+            ecc_uncorrectable=ask("ecc_uncorrectable", "nvmlDeviceGetTotalEccErrors", handle.card, 1, 0),
+            recovery_action=values.get("recovery_action", lambda: self._recovery(uuid, handle)),
+            shared=processes.shared if processes else False,
+            unknown=values.unknown,
+        )
+
+    def _memory(self, uuid: str, device: Any) -> tuple[int, int]:
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        try:
+            # Only the second version leaves out what the driver keeps for itself, half a GiB and more.
+            info = self._call(uuid, "nvmlDeviceGetMemoryInfo", device, version)
+        except self._nvml.NVMLError:
+            info = self._call(uuid, "nvmlDeviceGetMemoryInfo", device)
+        return int(info.used) // 2**20, int(info.total) // 2**20
+
+    def _use(self, uuid: str, handle: _Handle, pids: Collection[int]) -> Use:
+        try:
+            listed = self._call(uuid, "nvmlDeviceGetComputeRunningProcesses_v3", handle.device)
+        except (self._nvml.NVMLError_FunctionNotFound, AttributeError):
+            listed = self._call(uuid, "nvmlDeviceGetComputeRunningProcesses_v2", handle.device)
+        sizes = {int(p.pid): None if p.usedGpuMemory is None else p.usedGpuMemory // 2**20 for p in listed}
+        return use(sizes, pids)
+
+    def _utilisation(
+        self, uuid: str, handle: _Handle, values: Values, processes: Use | None, pids: Collection[int]
+    ) -> tuple[float | None, Any, float | None]:
+        if handle.mig:
+            # Some drivers refuse, some answer for the whole card: neither is the instance's.
+            values.unknown.update(gpu_pct="not_supported", memory_pct="not_supported")
+            return None, None, None
+        rates: dict[str, Any] = {}
+
+        def rate(name: str) -> float:
+            if not rates:
+                rates["now"] = self._call(uuid, "nvmlDeviceGetUtilizationRates", handle.device)
+            return float(getattr(rates["now"], name))
+
+        def busiest(kind: int, name: str) -> float:
+            sampled = self._busiest(uuid, handle, kind)
+            return rate(name) if sampled is None else sampled
+
+        own_pct = self._own_utilisation(uuid, handle, pids) if pids else None
+        gpu_pct, scope = scoped(values, processes, own_pct, lambda: busiest(_UTILISATION, "gpu"))
+        return gpu_pct, scope, values.get("memory_pct", lambda: busiest(_MEMORY_UTILISATION, "memory"))
+
+    def _busiest(self, uuid: str, handle: _Handle, kind: int) -> float | None:
+        """Return the largest sample taken since the last look; None where the driver has no new one."""
+        last = handle.seen.get(kind)
+        try:
+            _, samples = self._call(uuid, "nvmlDeviceGetSamples", handle.device, kind, last or 0)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+        # Some drivers hand out the whole buffer whatever they are asked for.
+        newest = max((int(s.timeStamp) for s in samples), default=0)
+        since = newest - self._poll_us if last is None else last
+        handle.seen[kind] = max(newest, last or 0)
+        return max((float(s.sampleValue.uiVal) for s in samples if int(s.timeStamp) > since), default=None)
+
+    def _own_utilisation(self, uuid: str, handle: _Handle, pids: Collection[int]) -> float | None:
+        """Return the own processes' busiest moment; None where the driver has never listed one of them.
+
+        The driver lists only those who worked since it was last asked, and inside a container often under the
+        host's numbers: silence about a process that it never listed says nothing at all.
+        """
+        try:
+            samples = self._call(
+                uuid, "nvmlDeviceGetProcessUtilization", handle.device, handle.processes_seen
+            )
+        except self._nvml.NVMLError as error:
+            if getattr(error, "value", None) not in _NO_SAMPLE:
+                return None
+            samples = []
+        except AttributeError:
+            return None
+        newest = max((int(sample.timeStamp) for sample in samples), default=0)
+        since = handle.processes_seen or newest - self._poll_us
+        handle.processes_seen = max(newest, handle.processes_seen)
+        busiest: dict[int, float] = {}
+        for sample in samples:
+            if sample.timeStamp > since and sample.pid in pids:
+                handle.visible.add(int(sample.pid))
+                busiest[sample.pid] = max(busiest.get(sample.pid, 0.0), float(sample.smUtil))
+        if busiest:
+            return min(sum(busiest.values()), 100.0)
+        return 0.0 if any(pid in handle.visible for pid in pids) else None
+
+    def _throttle(self, uuid: str, handle: _Handle) -> tuple[str, ...]:
+        try:
+            reasons = self._call(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle.card)
+        except (self._nvml.NVMLError_FunctionNotFound, AttributeError):
+            reasons = self._call(uuid, "nvmlDeviceGetCurrentClocksThrottleReasons", handle.card)
+        return tuple(name for bit, name in _THROTTLE.items() if reasons & bit)
+
+    def _recovery(self, uuid: str, handle: _Handle) -> int:
+        (value,) = self._call(uuid, "nvmlDeviceGetFieldValues", handle.card, [_RECOVERY_FIELD])
+        # The call succeeds for a field that the device does not have; only the field's own code says so.
+        if value.nvmlReturn != 0:
+            raise self._nvml.NVMLError(value.nvmlReturn)
+        return int(value.value.uiVal)
+
+
+def _address(handle: Any) -> int:
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)

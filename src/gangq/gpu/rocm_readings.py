@@ -1,0 +1,244 @@
+"""Readings and events of AMD devices, through the true binding. Runs in the sampler's process only."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangq.gpu.amd_notices import NOTICES
+from gangq.gpu.reader import NotAvailable, Notice, Values, scoped, use, whole
+from gangq.gpu.reading import DeviceReading, boottime
+from gangq.gpu.rocm import AmdsmiDriver
+
+_REASONS = {
+    2: "not_supported",
+    3: "not_supported",
+    5: "function_not_found",
+    8: "timeout",
+    10: "no_permission",
+}
+# What a card that has left the bus answers; one call that says so proves nothing, all of them do.
+_LOST = frozenset({6, 31})
+_TIMEOUT = 8
+_NO_DATA = 40
+_NO_POWER = 0xFFFF
+
+# Flags of amdsmi's violation status; its power limit (ppt) is how these cards run, not a fault.
+_THROTTLE = {
+    "active_prochot_thrm": "hw_thermal",
+    "active_socket_thrm": "socket_thermal",
+    "active_vr_thrm": "regulator_thermal",
+    "active_hbm_thrm": "memory_thermal",
+}
+_THROTTLE_EVERY = 10
+"""Rounds between looks at the violation status, which takes the library 100 ms a card."""
+
+
+@dataclass
+class _Card:
+    """One card or partition, its throttle flags, and each own process's engine time when last read."""
+
+    handle: Any
+    rounds: int = 0
+    throttle: tuple[str, ...] = ()
+    throttle_unknown: str | None = None
+    engine_ns: dict[int, int] = field(default_factory=dict)
+    engine_at: float = 0.0
+    # Engine time stays 0 on bare metal: only a counter that has once moved is believed when it stands still.
+    moved: set[int] = field(default_factory=set)
+
+
+class AmdsmiReader:
+    """Reads cards and partitions by the UUID that detection gave them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._driver = AmdsmiDriver(environ)
+        self._smi: Any = None
+        self._cards: dict[str, _Card] = {}
+        self._listeners: list[Any] = []
+
+    def open(self) -> None:
+        """Initialise the library and find the cards."""
+        self._smi = self._driver.attach()
+        self._cards = {c.device.uuid: _Card(c.handle) for c in self._driver.candidates(self._smi)}
+
+    def subscribe(self, uuid: str) -> str | None:
+        """Subscribe to the card's notifications; the subscription lasts as long as this object."""
+        card = self._cards.get(uuid)
+        if card is None:
+            return "lost"
+        try:
+            wanted = [self._smi.AmdSmiEvtNotificationType[name] for name in NOTICES]
+            self._listeners.append(self._smi.AmdSmiEventReader(card.handle, wanted))
+        except Exception as error:
+            return self._reason(error)
+        return None
+
+    def count(self) -> int | None:
+        """Return the number of cards and partitions."""
+        try:
+            return len(self._smi.amdsmi_get_processor_handles())
+        except Exception:
+            return None
+
+    def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+        """Read one card or partition."""
+        at = boottime()
+        card = self._cards.get(uuid)
+        if card is None:
+            return DeviceReading.nothing(uuid, at, "failed: lost"), [Notice(uuid, "lost", None)]
+        codes: set[int | None] = set()
+
+        def reason(error: Exception) -> str:
+            codes.add(getattr(error, "err_code", None))
+            return self._reason(error)
+
+        reading = self._read(uuid, at, card, Values(reason), pids)
+        answered = any(
+            value is not None for value in (reading.memory_pct, reading.used_mb, reading.temperature_c)
+        )
+        lost = sorted(code for code in codes if code in _LOST)
+        return reading, [Notice(uuid, "lost", lost[0])] if lost and not answered else []
+
+    def wait(self, timeout_s: float) -> list[Notice]:
+        """Wait for events of the subscribed cards."""
+        if not self._listeners:
+            time.sleep(timeout_s)
+            return []
+        started = time.monotonic()
+        try:
+            # One wait serves every subscribed card, whichever listener is asked.
+            told = self._listeners[0].read(max(1, int(timeout_s * 1000)))
+        except Exception as error:
+            if getattr(error, "err_code", None) not in (_NO_DATA, _TIMEOUT):
+                time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
+            return []
+        uuids = {_address(card.handle): uuid for uuid, card in self._cards.items()}
+        return [
+            Notice(uuids.get(_address(entry["processor_handle"])), NOTICES[entry["event"]][1], code)
+            for entry in told
+            if entry["event"] in NOTICES
+            for code in (NOTICES[entry["event"]][0],)
+        ]
+
+    def _reason(self, error: Exception) -> str:
+        code = getattr(error, "err_code", None)
+        if code in _REASONS:
+            return _REASONS[code]
+        if isinstance(error, NotAvailable):
+            return "not_available"
+        if isinstance(error, AttributeError):
+            return "function_not_found"
+        return f"failed: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+    def _read(
+        self, uuid: str, at: float, card: _Card, values: Values, pids: Collection[int]
+    ) -> DeviceReading:
+        smi, handle = self._smi, card.handle
+        activity = values.get("memory_pct", lambda: smi.amdsmi_get_gpu_activity(handle))
+        vram = values.get("used_mb", lambda: smi.amdsmi_get_gpu_vram_usage(handle))
+        listed = values.get("own_mb", lambda: smi.amdsmi_get_gpu_process_list(handle))
+        power = values.get("power_w", lambda: smi.amdsmi_get_power_info(handle))
+        processes = own_mb = memory_pct = used_mb = total_mb = power_w = None
+        if activity is not None:
+            memory_pct = values.get("memory_pct", lambda: float(whole(activity["umc_activity"])))
+        if vram is None:
+            values.unknown["total_mb"] = values.unknown["used_mb"]
+        else:
+            used_mb = values.get("used_mb", lambda: whole(vram["vram_used"]))
+            total_mb = values.get("total_mb", lambda: whole(vram["vram_total"]))
+        if listed is not None:
+            processes = use({int(row["pid"]): int(row["mem"]) // 2**20 for row in listed}, pids)
+            own_mb = processes.own_mb
+            if own_mb is None:
+                values.unknown["own_mb"] = "no_own_process"
+        if power is not None:
+            power_w = values.get("power_w", lambda: _power(power))
+
+        def device_pct() -> float:
+            if activity is None:
+                # The same question again, for the reason to be kept under this name as well.
+                return float(whole(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]))
+            return float(whole(activity["gfx_activity"]))
+
+        own_pct = self._own_utilisation(card, listed or [], pids, at) if listed is not None else None
+        gpu_pct, scope = scoped(values, processes, own_pct, device_pct)
+        values.unknown["recovery_action"] = "not_supported"
+        return DeviceReading(
+            uuid,
+            at,
+            gpu_pct=gpu_pct,
+            gpu_scope=scope,
+            memory_pct=memory_pct,
+            used_mb=used_mb,
+            total_mb=total_mb,
+            own_mb=own_mb,
+            energy_mj=values.get("energy_mj", lambda: _energy(smi.amdsmi_get_energy_count(handle))),
+            pcie_kb_s=values.get("pcie_kb_s", lambda: _pcie(smi.amdsmi_get_pcie_info(handle))),
+            temperature_c=values.get("temperature_c", lambda: self._temperature(handle)),
+            power_w=power_w,
+            throttle=self._throttle(card, values),
+            ecc_uncorrectable=values.get(
+                "ecc_uncorrectable",
+                lambda: whole(smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"]),
+            ),
+            shared=processes.shared if processes else False,
+            unknown=values.unknown,
+        )
+
+    def _own_utilisation(
+        self, card: _Card, listed: list[Any], pids: Collection[int], at: float
+    ) -> float | None:
+        """Return the own processes' share of the time since the last look; None where it cannot be told."""
+        now = {int(row["pid"]): whole(row["engine_usage"]["gfx"]) for row in listed if row["pid"] in pids}
+        grown = {pid: max(ns - card.engine_ns[pid], 0) for pid, ns in now.items() if pid in card.engine_ns}
+        elapsed_ns = (at - card.engine_at) * 1e9
+        card.engine_ns, card.engine_at = now, at
+        card.moved |= {pid for pid, ns in grown.items() if ns}
+        if not card.moved.intersection(grown) or elapsed_ns <= 0:
+            return None
+        return min(100.0 * sum(grown.values()) / elapsed_ns, 100.0)
+
+    def _temperature(self, handle: Any) -> int:
+        smi = self._smi
+        current = smi.AmdSmiTemperatureMetric.CURRENT
+        try:
+            return int(smi.amdsmi_get_temp_metric(handle, smi.AmdSmiTemperatureType.HOTSPOT, current))
+        except smi.AmdSmiException:
+            return int(smi.amdsmi_get_temp_metric(handle, smi.AmdSmiTemperatureType.EDGE, current))
+
+    def _throttle(self, card: _Card, values: Values) -> tuple[str, ...]:
+        if card.rounds % _THROTTLE_EVERY == 0:
+            flags = values.get("throttle", lambda: self._smi.amdsmi_get_violation_status(card.handle)) or {}
+            card.throttle = tuple(name for flag, name in _THROTTLE.items() if flags.get(flag) is True)
+            card.throttle_unknown = values.unknown.get("throttle")
+        card.rounds += 1
+        if card.throttle_unknown is not None:
+            values.unknown["throttle"] = card.throttle_unknown
+        return card.throttle
+
+
+def _power(power: Mapping[str, Any]) -> float:
+    # Which of the two is filled depends on the generation; the other one is "N/A" or 0.
+    for name in ("current_socket_power", "average_socket_power"):
+        value = power.get(name)
+        if isinstance(value, int) and 0 < value < _NO_POWER:
+            return float(value)
+    raise NotAvailable(power)
+
+
+def _energy(counter: Mapping[str, Any]) -> int:
+    """Millijoules, from a counter and the microjoules that one step of it is worth."""
+    return int(whole(counter["energy_accumulator"]) * counter["counter_resolution"] / 1000)
+
+
+def _pcie(info: Mapping[str, Any]) -> int:
+    """Kilobytes a second, from megabits."""
+    return whole(info["pcie_metric"]["pcie_bandwidth"]) * 125
+
+
+def _address(handle: Any) -> int:
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)

@@ -1,0 +1,77 @@
+"""Who reads the devices: the protocol, and the sampler of a host without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from gangq.gpu.reading import DeviceEvent, DeviceReading
+
+
+class DeviceSampler(Protocol):
+    """Knows the latest readings and events of devices; no method but `start` and `stop` ever blocks."""
+
+    def start(self) -> None:
+        """Begin to read. Starting twice is the same as once."""
+        ...
+
+    def stop(self) -> None:
+        """Stop reading and release what the sampler holds; bounded, whatever the driver does."""
+        ...
+
+    def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
+        """Read these devices from now on; the processes that `pids` names count as the caller's own.
+
+        `pids` is called again for every round, in the sampler's thread.
+        """
+        ...
+
+    def readings(self) -> dict[str, DeviceReading]:
+        """Return the latest reading of each watched device that has one, by UUID."""
+        ...
+
+    def history(self, uuid: str, since: float) -> list[DeviceReading]:
+        """Return the kept readings of a device taken after `since` (boottime seconds), oldest first."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Return the processes the sampler itself has started: below the caller's, and nobody's work."""
+        ...
+
+    def events(self, since: float) -> list[DeviceEvent]:
+        """Return the kept events learned of after `since` (boottime seconds), oldest first.
+
+        Who asks again with the `at` of the last event it got misses none.
+        """
+        ...
+
+
+class HostSampler:
+    """The sampler of a host without devices: it reads nothing and never has anything to say."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
+        """Do nothing."""
+
+    def readings(self) -> dict[str, DeviceReading]:
+        """Return no readings."""
+        return {}
+
+    def history(self, uuid: str, since: float) -> list[DeviceReading]:
+        """Return no readings."""
+        del uuid, since
+        return []
+
+    def pids(self) -> list[int]:
+        """Return no processes."""
+        return []
+
+    def events(self, since: float) -> list[DeviceEvent]:
+        """Return no events."""
+        del since
+        return []

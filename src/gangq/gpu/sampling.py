@@ -1,0 +1,173 @@
+"""Reads devices in a process that its owner can afford to lose.
+
+    python -m gangq.gpu.sampling nvml|amdsmi PARENT_PID POLL_S
+
+A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
+this process instead. Before every driver call for a device it says which device that is, so that a silence
+names the one to blame. It speaks JSON, a line each:
+
+    {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
+    {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
+    {"deaf": UUID, "why": why the driver delivers no events for it}
+    {"round": rounds so far}
+    {"failed": why}                                                   and then it ends
+
+and reads lines {"watch": [UUID...], "pids": [...]}, of which the last one counts; it begins with the first one,
+and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gangq.gpu.device import DriverUnavailable
+from gangq.gpu.nvml_readings import NvmlReader
+from gangq.gpu.reader import Notice, Reader
+from gangq.gpu.reading import VALUES
+from gangq.gpu.rocm_readings import AmdsmiReader
+
+_PR_SET_PDEATHSIG = 1
+_BLIND_ROUNDS = 10
+"""Rounds without a single value after which this process makes room for a fresh one."""
+_COUNT_EVERY = 5
+"""Rounds between looks at how many devices the driver lists; a watched one that is gone is noticed at once."""
+_AFTER_EVENT_S = 0.2
+"""Shortest time between rounds when events ask for more of them."""
+
+
+class Orders:
+    """What the owner last said to watch."""
+
+    def __init__(self, fd: int) -> None:
+        self.watch: list[str] = []
+        self.pids: frozenset[int] = frozenset()
+        self._fd = fd
+        self._rest = b""
+
+    def take(self, timeout_s: float) -> bool:
+        """Take what has come in, waiting at most `timeout_s` for something; False when the owner is gone."""
+        while select.select([self._fd], [], [], timeout_s)[0]:
+            timeout_s = 0
+            data = os.read(self._fd, 1 << 16)
+            if not data:
+                return False
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                self.watch, self.pids = order["watch"], frozenset(order["pids"])
+        return True
+
+
+class Voice:
+    """Writes lines; what need not be said before a driver call waits for the next one."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines: list[str] = []
+
+    def say(self, **line: Any) -> None:
+        """Keep a line to be sent with the next `flush`."""
+        self._lines.append(json.dumps(line, separators=(",", ":")))
+
+    def calling(self, uuid: str | None, what: str) -> None:
+        """Send everything, and which device the driver is now called for."""
+        self.say(calling=uuid, what=what)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        data = "".join(f"{line}\n" for line in self._lines).encode()
+        self._lines = []
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+
+def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Iterator[None]:
+    """Read the watched devices for ever, a round every `poll_s`, and deliver events as they come.
+
+    Yields after every round. Ends when the owner is gone, or with a `RuntimeError` after rounds in which not one
+    device gave a single value: a driver that was reloaded needs a process that opens it anew.
+    """
+    rounds = blind = 0
+    subscribed: set[str] = set()
+    while orders.take(0):
+        due = time.monotonic() + poll_s
+        if rounds % _COUNT_EVERY == 0:
+            voice.calling(None, "count")
+            count = reader.count()
+            if count is not None:
+                voice.say(count=count)
+        known = not orders.watch
+        for uuid in orders.watch:
+            voice.calling(uuid, "read")
+            if uuid not in subscribed:
+                subscribed.add(uuid)
+                refused = reader.subscribe(uuid)
+                if refused is not None:
+                    voice.say(deaf=uuid, why=refused)
+            reading, notices = reader.read(uuid, orders.pids)
+            voice.say(reading=reading.as_json())
+            _tell(voice, notices)
+            known = known or len(reading.unknown) < len(VALUES)
+        blind = 0 if known else blind + 1
+        rounds += 1
+        voice.say(round=rounds)
+        if blind >= _BLIND_ROUNDS:
+            voice.flush()
+            raise RuntimeError("no device gave a single value, round after round")
+        yield
+        soonest = time.monotonic() + _AFTER_EVENT_S
+        while (left := due - time.monotonic()) > 0:
+            voice.calling(None, "wait")
+            notices = reader.wait(left)
+            if notices:
+                _tell(voice, notices)
+                voice.flush()
+                # What the event did to the device is worth a look now.
+                due = min(due, max(soonest, time.monotonic()))
+
+
+def _tell(voice: Voice, notices: list[Notice]) -> None:
+    for notice in notices:
+        voice.say(notice=[notice.uuid, notice.kind, notice.code])
+
+
+def main(argv: list[str]) -> int:
+    """Sample the driver named first in `argv` until the owner, the process named second, is gone."""
+    source, parent, poll_s = argv[0], int(argv[1]), float(argv[2])
+    # Inside a driver call no end of file is noticed: the kernel ends this process with the thread it is for.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return 0
+    # Driver libraries and bindings print where they like; the lines get a descriptor of their own.
+    voice = Voice(os.dup(1))
+    os.dup2(2, 1)
+    orders = Orders(0)
+    while not orders.watch:
+        if not orders.take(3600):
+            return 0
+    reader: Reader = NvmlReader(os.environ, poll_s=poll_s) if source == "nvml" else AmdsmiReader(os.environ)
+    voice.calling(None, "open")
+    try:
+        reader.open()
+        for _ in sample(reader, orders, voice, poll_s):
+            pass
+    except (DriverUnavailable, RuntimeError) as error:
+        voice.say(failed=" ".join(str(error).split()))
+        voice.flush()
+        return 1
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

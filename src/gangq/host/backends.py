@@ -1,0 +1,438 @@
+"""The ways to restart a worker of this host: its systemd unit, its Docker container, or a command.
+
+Each restart is bounded: it asks, waits ``kill_after_s``, then kills. What a backend can itself prove about the
+end of the former processes it returns as ``proof``; the rest is for :mod:`gangq.worker.proof`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gangq.errors import InvalidInput
+from gangq.host.commands import Ran, run
+
+KINDS = ("unit", "user-unit", "docker", "command")
+"""What ``--map`` takes before the colon."""
+
+NEVER_RESTART = ("87", "88")
+"""A process cannot be killed; unfit to work. A second worker beside such a one makes it worse."""
+
+_ASK_S = 10.0
+_AFTER_KILL_S = 30.0
+_POLL_S = 0.1
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*\.service")
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """What came of a restart. ``detail`` is one line: what was done, or why it failed and what to do."""
+
+    ok: bool
+    detail: str
+    proof: Mapping[str, Any] | None = None
+    """Why no process of the former incarnation can be left, where the backend itself knows that."""
+
+
+class Backend(Protocol):
+    """One way to restart one worker."""
+
+    kills_first: bool
+    """Whether the caller is to end the worker's processes first: the backend only starts it again."""
+
+    def __str__(self) -> str:
+        """What it does, as somebody would type it."""
+
+    def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+        """End what is there, by SIGKILL after ``kill_after_s`` seconds, and start it again.
+
+        ``environ`` describes the worker (``GANGQ_WORKER``, ``GANGQ_INCARNATION``, ``GANGQ_PID``). Never raises
+        for what the programs it calls do.
+        """
+
+
+class SystemdUnit:
+    """A service of the system manager, or of this user's with ``user``.
+
+    The restart is asked for without waiting, because a stuck service is stopped within TimeoutStopSec= only
+    [90 s]: what of it is left after ``kill_after_s`` is killed, all its processes at once.
+    """
+
+    kills_first = False
+
+    def __init__(
+        self,
+        unit: str,
+        *,
+        user: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.unit = unit
+        self.user = user
+        self._clock = clock
+        self._wait = wait
+
+    def __str__(self) -> str:
+        return shlex.join(self._argv("restart", self.unit))
+
+    def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+        """Restart it; a unit that is not running was stopped on purpose, or for good (87, 88), and is left alone."""
+        del environ
+        before, problem = self._state()
+        if problem is not None:
+            return Restarted(False, f"{problem.why} (asked for the state of {self.unit})")
+        if before.get("LoadState") != "loaded":
+            return Restarted(
+                False,
+                f"there is no unit {self.unit} here ({before.get('LoadState')}): map the worker to the one it "
+                "runs as, --map NAME=unit:...",
+            )
+        if before.get("ActiveState") in ("failed", "inactive"):
+            return Restarted(False, self._not_running(before))
+        asked = run(self._argv("restart", "--no-block", "--", self.unit), _ASK_S)
+        if not asked.ok:
+            return Restarted(False, f"{asked.why} (asked to restart {self.unit})")
+        return self._follow(str(before.get("InvocationID")), kill_after_s)
+
+    def _not_running(self, state: Mapping[str, str]) -> str:
+        code = state.get("ExecMainStatus", "")
+        if code in NEVER_RESTART:
+            return (
+                f"{self.unit} ended with {code} and is left alone: a restart would not help. See its journal; "
+                "87: reboot this host, 88: make it fit, then start the unit"
+            )
+        return (
+            f"{self.unit} is not running ({state.get('ActiveState')}, {state.get('Result')}) and is left alone: "
+            "somebody stopped it, or its starts are used up; see its journal, then "
+            f"{shlex.join(self._argv('start', self.unit))}"
+        )
+
+    def _follow(self, before: str, kill_after_s: float) -> Restarted:
+        """Until it is started anew, or failed."""
+        asked_at = self._clock()
+        killed_at: float | None = None
+        while True:
+            state, problem = self._state()
+            now = self._clock()
+            if problem is None and state.get("InvocationID") not in ("", before):
+                if state.get("ActiveState") in ("active", "activating"):
+                    how = (
+                        f"after SIGKILL, {kill_after_s:.0f} s" if killed_at is not None else "in its own time"
+                    )
+                    return Restarted(True, f"{self.unit} was stopped ({how}) and started again")
+                if state.get("ActiveState") == "failed":
+                    return Restarted(
+                        False,
+                        f"{self.unit} was stopped and fails to start ({state.get('Result')}): see its journal",
+                    )
+            elif (
+                problem is None
+                and now - asked_at > min(1.0, kill_after_s)
+                and state.get("ActiveState") in ("failed", "inactive")
+                and not state.get("Job", "0").strip("0")
+            ):
+                # Stopped, with no job left to start it: refused, most likely by its start limit.
+                return Restarted(
+                    False,
+                    f"{self.unit} was stopped and the service manager does not start it ({state.get('Result')}): "
+                    f"see its journal; {shlex.join(self._argv('reset-failed', self.unit))} lifts a start limit",
+                )
+            if killed_at is None and now - asked_at >= kill_after_s:
+                killed_at = now
+                # Not while ExecStopPost= reports the death: the process it would kill is that reporter.
+                if state.get("SubState") not in (
+                    "stop-post",
+                    "final-sigterm",
+                    "final-sigkill",
+                    "final-watchdog",
+                ):
+                    run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
+            if killed_at is not None and now - killed_at >= _AFTER_KILL_S:
+                said = problem.why if problem is not None else f"it is {state.get('SubState')}"
+                return Restarted(
+                    False,
+                    f"{self.unit} did not start again within {_AFTER_KILL_S:.0f} s of SIGKILL ({said}): a process of "
+                    "it may be stuck in the kernel; look for state D, and reboot this host if there is one",
+                )
+            self._wait(_POLL_S)
+
+    def _state(self) -> tuple[dict[str, str], Ran | None]:
+        wanted = "LoadState,ActiveState,SubState,InvocationID,ExecMainStatus,Result,Job"
+        shown = run(self._argv("show", f"--property={wanted}", "--", self.unit), _ASK_S)
+        if not shown.ok:
+            return {}, shown
+        lines = (line.partition("=") for line in shown.output.splitlines())
+        return {key: value for key, _, value in lines}, None
+
+    def _argv(self, *words: str) -> list[str]:
+        return ["systemctl", *(["--user"] if self.user else []), *words]
+
+
+class DockerContainer:
+    """A container of this host's Docker.
+
+    ``worker_container`` is the id that the worker itself registered: where it is this container's, its restart
+    is proof that every process of the worker is gone, for they lived in its pid namespace.
+    """
+
+    kills_first = False
+
+    def __init__(self, container: str, *, worker_container: str | None = None) -> None:
+        self.container = container
+        self._worker_container = worker_container
+
+    def __str__(self) -> str:
+        return shlex.join(["docker", "restart", self.container])
+
+    def name(self) -> str | None:
+        """Its name, without the slash; None when Docker does not know it, or does not answer."""
+        seen = self._inspect()
+        return None if seen is None else seen["name"]
+
+    def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+        """Restart it; the daemon sends SIGKILL after ``kill_after_s``. A container that is not running was
+        stopped on purpose, or ended for good, and is left alone.
+        """
+        del environ
+        before = self._inspect()
+        if before is not None and before["running"] == "false":
+            return Restarted(
+                False,
+                f"container {self.container} is not running (exit code {before['exit_code']}) and is left alone: see "
+                f"docker logs, then docker start {self.container}; 87: reboot this host first, 88: make it fit",
+                self._proof(before),
+            )
+        done = run(
+            ["docker", "restart", "-t", str(max(1, round(kill_after_s))), "--", self.container],
+            kill_after_s + _AFTER_KILL_S,
+        )
+        if not done.ok:
+            return Restarted(
+                False,
+                f"{done.why} (docker restart {self.container}): if the container does not stop, a process of it may "
+                "be stuck in the kernel; look for state D, and reboot this host if there is one",
+            )
+        after = self._inspect()
+        again = before is not None and after is not None and before["started"] != after["started"]
+        proof = self._proof(after) if after is not None and again else None
+        return Restarted(True, f"container {self.container} was restarted", proof)
+
+    def _proof(self, seen: Mapping[str, str]) -> dict[str, Any] | None:
+        """Of a container that has ended since the worker was heard."""
+        registered = self._worker_container
+        its = registered is not None and len(registered) >= 12 and seen["id"].startswith(registered)
+        # With the host's (or another container's) pid namespace its processes may outlive the container.
+        if not its or seen["pid_mode"] not in ("", "private"):
+            return None
+        return {
+            "container": seen["id"],
+            "started": seen["started"],
+            "running": seen["running"],
+            "checked": "its pid namespace ended with its container",
+        }
+
+    def _inspect(self) -> dict[str, str] | None:
+        fields = {
+            "id": ".Id",
+            "name": ".Name",
+            "started": ".State.StartedAt",
+            "running": ".State.Running",
+            "exit_code": ".State.ExitCode",
+            "pid_mode": ".HostConfig.PidMode",
+        }
+        form = "\t".join(f"{{{{{field}}}}}" for field in fields.values())
+        seen = run(
+            ["docker", "inspect", "--type", "container", "--format", form, "--", self.container], _ASK_S
+        )
+        words = seen.output.rstrip("\n").split("\t")
+        if not seen.ok or len(words) != len(fields):
+            return None
+        found = dict(zip(fields, words, strict=True))
+        return {**found, "name": found["name"].lstrip("/")}
+
+
+class RestartCommand:
+    """A program that starts the worker again: an argument list, run without a shell.
+
+    It finds ``GANGQ_WORKER``, ``GANGQ_INCARNATION`` and ``GANGQ_PID`` in its environment. The worker's own
+    processes, as far as they can be seen from here, have been ended before.
+    """
+
+    kills_first = True
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv = tuple(argv)
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+    def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+        """Run it; it has ``kill_after_s`` seconds more than half a minute."""
+        done = run(self.argv, kill_after_s + _AFTER_KILL_S, environ)
+        return Restarted(done.ok, f"ran {self}" if done.ok else f"{done.why} (ran {self})")
+
+
+@dataclass(frozen=True)
+class WorkerMap:
+    """One ``--map``: for workers whose name fits ``pattern``, restart ``value``, which is a ``kind``."""
+
+    pattern: str
+    kind: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerMap:
+        """Read ``NAME=unit:...``, ``NAME=user-unit:...``, ``NAME=docker:...`` or ``NAME=command:...``.
+
+        NAME may hold ``*`` and ``?``; ``{worker}`` in what follows stands for the worker's name.
+
+        Raises:
+            InvalidInput: it is none of these.
+        """
+        pattern, equals, target = text.partition("=")
+        kind, colon, value = target.partition(":")
+        if not (pattern and equals and colon and value.strip()) or kind not in KINDS:
+            raise InvalidInput(
+                f"{text!r} maps no worker: write NAME=unit:gangq-worker@0.service, NAME=user-unit:..., "
+                "NAME=docker:CONTAINER or NAME='command:PROGRAM ARG ...' (* in NAME: any; {worker}: its name)"
+            )
+        made = cls(pattern, kind, value.strip())
+        made.backend("worker-1")
+        return made
+
+    def fits(self, worker: str) -> bool:
+        """Whether it is about that worker."""
+        return fnmatch.fnmatchcase(worker, self.pattern)
+
+    def backend(self, worker: str, container: str | None = None) -> Backend:
+        """The backend for that worker, whose registered container, if any, is ``container``.
+
+        Raises:
+            InvalidInput: what it would restart is not a name of such a thing.
+        """
+        if self.kind == "command":
+            try:
+                words = shlex.split(self.value)
+            except ValueError as e:
+                raise InvalidInput(f"the command {self.value!r} cannot be split into words: {e}") from None
+            return RestartCommand([word.replace("{worker}", worker) for word in words])
+        name = self.value.replace("{worker}", worker)
+        if self.kind == "docker":
+            return DockerContainer(container_name(name), worker_container=container)
+        return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
+
+
+def unit_name(name: str) -> str:
+    """``name`` as the name of a service, with ``.service`` where it has no suffix.
+
+    Raises:
+        InvalidInput: no service is called that.
+    """
+    full = name if re.search(r"\.[a-z]+$", name) else f"{name}.service"
+    if not _UNIT.fullmatch(full) or len(full) > 255:
+        raise InvalidInput(
+            f"{name!r} is no service unit: write it as systemctl shows it, gangq-worker@0.service"
+        )
+    return full
+
+
+def container_name(name: str) -> str:
+    """``name`` as the name or id of a container.
+
+    Raises:
+        InvalidInput: no container is called that.
+    """
+    if not _CONTAINER.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no container: write its name or id as docker ps shows it")
+    return name
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one worker is restarted; or, ``backend`` None, why this host does not know, and what to do."""
+
+    backend: Backend | None
+    problem: str = ""
+
+
+def choose(
+    worker: str,
+    identity: Mapping[str, Any],
+    *,
+    maps: Sequence[WorkerMap] = (),
+    trusted: Sequence[str] = ("gangq-*",),
+    uid: int | None = None,
+) -> Choice:
+    """How to restart a worker: the first of ``maps`` that fits its name, else what it said when it registered.
+
+    The latter comes from the database, where every worker's login can write it. So it restarts only units and
+    containers whose names fit one of the ``trusted`` patterns; whoever could register a worker could otherwise
+    have any service of this host restarted.
+    """
+    container = _text(identity, "container")
+    for one in maps:
+        if one.fits(worker):
+            try:
+                return Choice(one.backend(worker, container))
+            except InvalidInput as e:
+                return Choice(None, str(e))
+    user = "user_unit" in identity and _text(identity, "unit") is None
+    unit = _text(identity, "unit") or _text(identity, "user_unit")
+    if unit is not None:
+        try:
+            name = unit_name(unit)
+        except InvalidInput as e:
+            return Choice(None, str(e))
+        its_uid = (identity.get("host") or {}).get("uid")
+        own_uid = os.getuid() if uid is None else uid
+        if user and its_uid != own_uid:
+            return Choice(
+                None,
+                f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too",
+            )
+        if _trusted(name, trusted):
+            return Choice(SystemdUnit(name, user=user))
+        return Choice(None, _untrusted(worker, "unit", name, "user-unit" if user else "unit", trusted))
+    if container is not None:
+        try:
+            found = DockerContainer(container_name(container), worker_container=container)
+        except InvalidInput as e:
+            return Choice(None, str(e))
+        called = found.name()
+        if called is None:
+            return Choice(
+                None,
+                f"it runs in container {container}, which docker inspect does not find here: run gangq bounce on the "
+                "container's host, as a user who may use Docker",
+            )
+        if _trusted(called, trusted):
+            return Choice(found)
+        return Choice(None, _untrusted(worker, "container", called, "docker", trusted))
+    return Choice(
+        None,
+        f"it runs neither as a unit nor in a container: say how to restart it, --map '{worker}=command:PROGRAM ARG'",
+    )
+
+
+def _trusted(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _untrusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> str:
+    return (
+        f"it says it is {what} {name}, and what workers say is believed of names like {', '.join(patterns)} only: "
+        f"allow it with --trust '{name}' or --map '{worker}={kind}:{name}'"
+    )
+
+
+def _text(identity: Mapping[str, Any], key: str) -> str | None:
+    value = identity.get(key)
+    return value if isinstance(value, str) and value else None

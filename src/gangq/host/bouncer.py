@@ -1,0 +1,320 @@
+"""Restarting the workers of one host that are flagged dead.
+
+A worker is flagged (`gangq.flagged`) when it has been silent for flag_after_s while it holds jobs. Flags free
+nothing; the end of the lease does, minutes later, and the device stays with a process that may never end. The
+host can do better, and this is how:
+
+1. What is gone already is only reported dead: its jobs are free at once, and starting it again is its own
+   service manager's business.
+2. Else the database decides (`gangq.bounce`): not a worker that has been heard again or was replaced, not more
+   often than bounces_per_hour, not while another bouncer is at it, and not when more than a fifth of the fleet
+   is flagged, for then the fault is elsewhere and restarting everything would make it worse.
+3. Its backend restarts it, with SIGKILL after a bounded time. What survives that is reported stuck: the host
+   needs a reboot.
+4. A new incarnation has to heartbeat within `verify_s`; if it does not, somebody has to look.
+
+Every action is one line that says what was done and, where it was not enough, what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gangq.errors import GangqError
+from gangq.host.backends import Backend, Choice
+
+if TYPE_CHECKING:
+    from gangq.client import Client
+    from gangq.client.rows import FlaggedRow
+
+log = logging.getLogger("gangq.host")
+
+GLANCE_S = 0.3
+"""How long to look whether a silent worker's processes are gone already."""
+_AFTER_KILL_S = 5.0
+_BY = "gangq bounce"
+_REFUSALS = {
+    "too_often": "left alone: it has been restarted as often as an hour allows (bounces_per_hour) and is silent "
+    "again. Look at its log and its devices (gangq events, gangq devices), then restart it by hand",
+    "fleet": "left alone: more than a fifth of the fleet is flagged at once, so the fault is elsewhere. Look at the "
+    "database, the network and the shared storage (gangq workers, gangq doctor)",
+}
+"""What the database answers when somebody should know; heard, replaced, taken and unknown are nobody's concern."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a look at this host's processes found of one incarnation's work."""
+
+    dead: bool
+    evidence: Mapping[str, Any]
+    left: tuple[int, ...] = ()
+    """Pids of it that live."""
+    stuck: tuple[int, ...] = ()
+    """Those of them that were sent SIGKILL and did not die of it."""
+
+
+class Prover(Protocol):
+    """Looks for the work of an incarnation on this host. None: this host cannot know."""
+
+    def __call__(self, identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
+        """Look for at most ``within_s`` seconds; with ``kill`` SIGKILL what is there."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that was done or refused.
+
+    ``action`` is dead (reported), gone, bounced, verified, unverified, failed, stuck, refused, unmapped, or would
+    (in report-only mode); ``text`` the line for people. ``ok`` false: somebody should look.
+    """
+
+    worker: str
+    incarnation: int
+    action: str
+    ok: bool
+    text: str
+
+
+@dataclass
+class _Pending:
+    """A restart whose success is yet to be seen."""
+
+    flag: FlaggedRow
+    how: str
+    until: float
+    ok: bool | None = None
+    """What came of it; None: to be seen."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    stuck: Proof | None = None
+    """Processes that SIGKILL does not end, until the database knows of them."""
+
+
+class Bouncer:
+    """The bouncer of one host. :meth:`round` acts on what is flagged now, :meth:`verify` looks what became of it.
+
+    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``bury`` reports it dead and
+    returns how many jobs that freed. ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what
+    its successor gets until its first heartbeat. ``report_only``: nothing is restarted or reported.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        host: str,
+        choose: Callable[[str, Mapping[str, Any]], Choice],
+        prove: Prover,
+        bury: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
+        kill_after_s: float = 15.0,
+        verify_s: float = 120.0,
+        report_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[Action], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._host = host
+        self._choose = choose
+        self._prove = prove
+        self._bury = bury
+        self._kill_after_s = kill_after_s
+        self._verify_s = verify_s
+        self._report_only = report_only
+        self._clock = clock
+        self._say = say
+        self._pending: dict[int, _Pending] = {}
+        self._said: set[tuple[int, str]] = set()
+        self.ok = True
+        """Whether everything so far was done and nothing was refused."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the outcome of a restart is still to be seen."""
+        return bool(self._pending)
+
+    def round(self) -> None:
+        """Act once on every fresh flag of this host.
+
+        Raises:
+            GangqError: the database is not there or refuses; what had been restarted is remembered.
+        """
+        flags = self._client.flagged(host=self._host)
+        # A line about a flag that stands is said once, and again when the flag has come back.
+        standing = {flag.incarnation for flag in flags}
+        self._said = {said for said in self._said if said[0] in standing}
+        for flag in flags:
+            if flag.incarnation not in self._pending:
+                self._act(flag)
+
+    def verify(self) -> None:
+        """Look which restarts have brought a new incarnation, and tell the database.
+
+        Raises:
+            GangqError: the database is not there; it is told the next time.
+        """
+        for incarnation, pending in list(self._pending.items()):
+            if pending.stuck is not None:
+                self._client.report_stuck(
+                    worker=pending.flag.worker,
+                    incarnation=incarnation,
+                    evidence={
+                        "by": _BY,
+                        "pid": pending.stuck.stuck[0],
+                        "pids": list(pending.stuck.stuck),
+                        **pending.stuck.evidence,
+                    },
+                )
+                pending.stuck = None
+            if pending.ok is None:
+                self._look(pending)
+            if pending.ok is not None:
+                self._client.bounced(incarnation=incarnation, ok=pending.ok, detail=pending.detail)
+                del self._pending[incarnation]
+
+    # -- one flag ----------------------------------------------------------------------------------------
+
+    def _act(self, flag: FlaggedRow) -> None:
+        proof = self._prove(flag.identity, within_s=GLANCE_S)
+        if proof is not None and proof.dead:
+            self._report_dead(flag, proof)
+            return
+        choice = self._choose(flag.worker, flag.identity)
+        if choice.backend is None:
+            self._tell(flag, "unmapped", False, f"left alone: {choice.problem}")
+            return
+        answer = self._client.bounce(
+            incarnation=flag.incarnation, host=self._host, report_only=self._report_only
+        )
+        if answer != "go":
+            self._refused(flag, answer)
+        elif self._report_only:
+            self._tell(flag, "would", True, f"would be restarted with: {choice.backend}")
+        else:
+            self._restart(flag, choice.backend)
+
+    def _report_dead(self, flag: FlaggedRow, proof: Proof) -> None:
+        if self._report_only:
+            self._tell(flag, "would", True, "would be reported dead: every process of it is gone")
+            return
+        if not flag.jobs:
+            # Its lease has ended meanwhile: there is nothing left to free, and it was not started again.
+            self._tell(
+                flag,
+                "gone",
+                False,
+                "is gone, its jobs are free, and nobody has started it again: see why its service manager does not",
+            )
+            return
+        evidence = {"by": _BY, "host": self._host, **proof.evidence}
+        jobs = self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        self._tell(
+            flag,
+            "dead",
+            True,
+            f"was gone already and is reported dead; jobs freed: {jobs}. To start it is for its service manager",
+        )
+
+    def _refused(self, flag: FlaggedRow, answer: str) -> None:
+        problem = _REFUSALS.get(answer)
+        if problem is not None:
+            self._tell(flag, "refused", False, problem)
+        else:
+            said = {"worker": flag.worker, "incarnation": flag.incarnation, "answer": answer}
+            log.info("bounce_not_needed", extra=said)
+
+    def _restart(self, flag: FlaggedRow, backend: Backend) -> None:
+        # First of all: whatever the database answers below, this restart is not forgotten.
+        pending = _Pending(flag, str(backend), self._clock() + self._verify_s)
+        self._pending[flag.incarnation] = pending
+        log.warning(
+            "bounce", extra={"worker": flag.worker, "incarnation": flag.incarnation, "backend": str(backend)}
+        )
+        environ = {
+            "GANGQ_WORKER": flag.worker,
+            "GANGQ_INCARNATION": str(flag.incarnation),
+            "GANGQ_PID": str(flag.pid or ""),
+        }
+        proof = self._end(flag) if backend.kills_first else None
+        if proof is not None and proof.stuck:
+            self._stuck(pending, proof)
+            return
+        done = backend.restart(self._kill_after_s, environ)
+        pending.until = self._clock() + self._verify_s
+        if proof is None or not proof.dead:
+            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S if done.ok else GLANCE_S)
+        if done.proof is not None and (proof is None or not proof.dead):
+            proof = Proof(True, done.proof)
+        if proof is not None and proof.stuck:
+            self._stuck(pending, proof)
+        elif not done.ok:
+            pending.ok = False
+            pending.detail = {"backend": str(backend), "problem": done.detail}
+            self._tell(flag, "failed", False, f"could not be restarted: {done.detail}")
+        else:
+            pending.detail = {"backend": str(backend), "did": done.detail}
+            self._tell(flag, "bounced", True, f"silent for {flag.silent_s:.0f} s: {done.detail}")
+        if proof is not None and proof.dead:
+            self._bury_quietly(flag, proof)
+
+    def _end(self, flag: FlaggedRow) -> Proof | None:
+        """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
+        return self._prove(flag.identity, within_s=self._kill_after_s, kill=True)
+
+    def _bury_quietly(self, flag: FlaggedRow, proof: Proof) -> None:
+        """Its successor does the same when it registers: a database that is away now is no reason to stop."""
+        try:
+            evidence = {"by": _BY, "host": self._host, **proof.evidence}
+            self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        except GangqError as problem:
+            log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
+
+    def _stuck(self, pending: _Pending, proof: Proof) -> None:
+        flag = pending.flag
+        pids = ", ".join(map(str, proof.stuck))
+        pending.ok = False
+        pending.stuck = proof
+        pending.detail = {"backend": pending.how, "stuck": list(proof.stuck)}
+        self._tell(
+            flag,
+            "stuck",
+            False,
+            f"process {pids} does not die of SIGKILL: reboot host {self._host}. Worker and devices are quarantined; "
+            f"afterwards: gangq unquarantine --worker {flag.worker}",
+        )
+
+    # -- afterwards --------------------------------------------------------------------------------------
+
+    def _look(self, pending: _Pending) -> None:
+        flag = pending.flag
+        for row in self._client.workers(name=flag.worker):
+            beaten = row.renewed_at is not None and row.renewed_at > row.registered_at
+            if row.incarnation > flag.incarnation and row.state in ("live", "draining") and beaten:
+                pending.ok = True
+                pending.detail["successor"] = row.incarnation
+                self._tell(flag, "verified", True, f"is back as incarnation {row.incarnation} and heartbeats")
+                return
+        if self._clock() >= pending.until:
+            pending.ok = False
+            pending.detail["problem"] = f"no heartbeat of a new incarnation within {self._verify_s:.0f} s"
+            self._tell(
+                flag,
+                "unverified",
+                False,
+                f"has not heartbeat again within {self._verify_s:.0f} s of its restart ({pending.how}): "
+                "look at its log; gangq doctor on this host",
+            )
+
+    def _tell(self, flag: FlaggedRow, action: str, ok: bool, text: str) -> None:
+        self.ok = self.ok and ok
+        if (flag.incarnation, text) in self._said:
+            return
+        self._said.add((flag.incarnation, text))
+        line = f"worker {flag.worker} (incarnation {flag.incarnation}) {text}"
+        self._say(Action(flag.worker, flag.incarnation, action, ok, line))
+
+
+__all__ = ["Action", "Bouncer", "Proof", "Prover"]

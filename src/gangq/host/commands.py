@@ -1,0 +1,70 @@
+"""Running a program of the host for a bounded time, whatever it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_OUTPUT = 2000
+"""Characters kept of what a program said, the last ones."""
+_REAP_S = 2.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended. ``code`` is None when it was ended at its time limit, or never started."""
+
+    argv: tuple[str, ...]
+    code: int | None
+    output: str
+    problem: str | None = None
+    """Why there is no exit code, in words; None where there is one."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with 0."""
+        return self.code == 0
+
+    @property
+    def why(self) -> str:
+        """Why it did not succeed, in one line."""
+        said = " ".join(self.output.split())
+        return self.problem or f"{self.argv[0]} ended with {self.code}" + (f": {said}" if said else "")
+
+
+def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Ran:
+    """Run ``argv``, without a shell, for at most ``timeout_s`` seconds; never raises for what becomes of it.
+
+    ``environ`` is added to this process's environment. At the limit its whole process group is killed. What it
+    leaves in the background when it ends by itself (a worker that it has started) lives on, and is not waited
+    for: the output goes through a file, because a pipe would stay open as long as that worker.
+    """
+    words = tuple(argv)
+    with tempfile.TemporaryFile() as out:
+        try:
+            started = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **(environ or {})},
+                start_new_session=True,
+            )
+        except OSError as refused:
+            return Ran(words, None, "", f"{words[0]} could not be started: {refused.strerror or refused}")
+        problem = None
+        try:
+            started.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            problem = f"{words[0]} did not end within {timeout_s:.0f} s and was killed"
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(_REAP_S)
+        said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
+    return Ran(words, None if problem else started.returncode, said.decode(errors="replace"), problem)

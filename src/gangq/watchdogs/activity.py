@@ -1,0 +1,377 @@
+"""Whether the host side of a job moves: what its threads and children read, write, map, wait for and hold.
+
+Memory alone convicts honest loaders: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave
+a different one of these counters still. CPU time is not among them, because a thread that spins in vain burns
+all of it.
+
+Counters are kept absolute and compared pair by pair (:func:`movement`), so that a window is judged over all of
+its length and not by its end points.
+
+Two kinds of threads would make a hung job look alive, and are taken out:
+
+* The library's own (heartbeat, lease, listener): in the process that runs the handler, everything counts but
+  them. To a handler that spins they do one more thing: whenever one of them wakes, the spinning thread hands
+  over the GIL, which the kernel counts as a wait of *its*.
+* Threads that wait for a GIL that never comes. They wake every 5 ms to ask again: 200 waits a second each, as
+  many as a brisk download makes; but a download does not sit in a futex.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gangq.watchdogs.clock import boottime
+
+_MB = 1_000_000
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+# What moves, per 2 s: more than so much. Scaled to the interval, which never counts as less than a quarter
+# second: below that, one stray wake-up would be movement.
+_PER_S = 2.0
+_LEAST_S = 0.25
+IO_BYTES = 2 * _MB
+MEMORY_BYTES = 16 * _MB
+FAULTS = 200
+SWITCHES = 20
+
+_BUSY_CPU = 0.1
+_GIL_WAITS_PER_S = (50.0, 260.0)
+_RESCAN_S = 30.0
+OWN_NAMES = ("gangq-", "pool-")
+"""Names that the library's threads begin with; ``pool-`` are those of psycopg's pools."""
+OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
+"""Modules that the library runs in processes of their own, below the one that does the work."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one process, or one thread, has done since it began; None: the kernel does not say.
+
+    ``switches`` are voluntary context switches by thread (0 for all of a process); ``parked`` are the threads
+    that were waiting for a lock just then.
+    """
+
+    io_bytes: int | None = None
+    faults: int = 0
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    switches: Mapping[int, int] = field(default_factory=dict)
+    parked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """The counters of a job's processes at one instant (boottime seconds), by pid and start time.
+
+    ``library`` are the library's own threads inside the first of them, to be taken off. ``unknown`` says why
+    nothing of it can convict: None where everything could be read.
+    """
+
+    at: float
+    processes: Mapping[tuple[int, int], Counters] = field(default_factory=dict)
+    library: Mapping[int, Counters] = field(default_factory=dict)
+    unknown: str | None = None
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What happened between two samples: ``moved`` None means that it cannot be known.
+
+    ``cpu_share`` is in cores; it never counts as movement, but tells a computation from a wait.
+    """
+
+    moved: bool | None
+    why: str
+    interval_s: float
+    io_bytes: int
+    faults: int
+    switches: int
+    memory_bytes: int
+    cpu_share: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for evidence, numbers rounded."""
+        return {
+            "moved": self.moved,
+            "why": self.why,
+            "interval_s": round(self.interval_s, 2),
+            "io_bytes": self.io_bytes,
+            "faults": self.faults,
+            "switches": self.switches,
+            "memory_bytes": self.memory_bytes,
+            "cpu_share": round(self.cpu_share, 2),
+        }
+
+
+def movement(before: HostSample, after: HostSample) -> Movement:
+    """Compare two samples of the same job. A process that came in between counts with all it has done."""
+    interval = after.at - before.at
+    unknown = before.unknown or after.unknown
+    io = faults = switches = 0
+    cpu = 0.0
+    nothing = Counters(io_bytes=0)
+    for key, now in after.processes.items():
+        then = before.processes.get(key, nothing)
+        if now.io_bytes is None or then.io_bytes is None:
+            unknown = unknown or f"the I/O of process {key[0]} cannot be read"
+        else:
+            io += now.io_bytes - then.io_bytes
+        faults += now.faults - then.faults
+        cpu += now.cpu_s - then.cpu_s
+        switches += _waits(then, now, interval)
+    own_switches = 0
+    for tid, now in after.library.items():
+        then = before.library.get(tid, nothing)
+        io -= (now.io_bytes or 0) - (then.io_bytes or 0)
+        faults -= now.faults - then.faults
+        cpu -= now.cpu_s - then.cpu_s
+        own_switches += now.switches.get(0, 0) - then.switches.get(0, 0)
+    switches -= own_switches
+    if cpu > _BUSY_CPU * interval:
+        switches -= own_switches  # Each of them may have cost the busy thread a handing over of the GIL.
+    memory = _held(after) - _held(before)
+    scale = max(interval, _LEAST_S) / _PER_S
+    found = [
+        f"{what} {amount}"
+        for what, amount, limit in (
+            ("bytes read or written:", io, IO_BYTES),
+            ("bytes of memory gained or lost:", abs(memory), MEMORY_BYTES),
+            ("page faults:", faults, FAULTS),
+            ("voluntary waits:", switches, SWITCHES),
+        )
+        if amount > limit * scale
+    ]
+    moved: bool | None = True
+    why = "; ".join(found)
+    if not found:
+        moved, why = (False, "nothing moved") if unknown is None else (None, unknown)
+    return Movement(
+        moved,
+        why,
+        interval,
+        max(0, io),
+        max(0, faults),
+        max(0, switches),
+        memory,
+        max(0.0, cpu) / max(interval, 1e-3),
+    )
+
+
+def _held(sample: HostSample) -> int:
+    return sum(process.memory_bytes for process in sample.processes.values())
+
+
+def _waits(then: Counters, now: Counters, interval: float) -> int:
+    waits = 0
+    least, most = (rate * interval for rate in _GIL_WAITS_PER_S)
+    for tid, count in now.switches.items():
+        more = count - then.switches.get(tid, 0)
+        asks_for_the_gil = tid in now.parked and tid in then.parked and least <= more <= most
+        waits += 0 if asks_for_the_gil else more
+    return waits
+
+
+class HostActivity:
+    """Reads the counters of one job's processes. Safe to share between threads.
+
+    ``pids`` names the roots of what is watched: they and everything below them count. With ``own`` this
+    process is one of them, without the library's own threads (names that begin with ``gangq-`` or ``pool-``,
+    and the thread that samples). ``ignored`` names pids, and what is below them, that are not the job's.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]] | None = None,
+        *,
+        own: bool = False,
+        ignored: Callable[[], Iterable[int]] | None = None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        self._pids = pids
+        self._own = own
+        self._ignored = ignored
+        self._clock = clock
+        self._family = Family()
+
+    def pids(self) -> list[int]:
+        """The processes that count now."""
+        roots = set(self._pids()) if self._pids is not None else set()
+        ignored = set(self._ignored()) if self._ignored is not None else set()
+        if self._own:
+            roots.add(os.getpid())
+        return self._family.members(roots, ignored, self._clock())
+
+    def sample(self) -> HostSample:
+        """Read them all, once. Never raises: what cannot be read makes the sample unknown."""
+        try:
+            pids = self.pids()
+        except OSError as problem:
+            return HostSample(self._clock(), unknown=f"/proc cannot be read: {problem}")
+        me = os.getpid()
+        own = self._own and me in pids
+        processes: dict[tuple[int, int], Counters] = {}
+        library: dict[int, Counters] = {}
+        at = self._clock()
+        if own:
+            # This thread's waits and those of the whole at one instant: beside a spinning handler each file
+            # that is read below costs both a wait, and those must cancel out.
+            mine = own_counters(thread=True)
+            processes[me, 0] = own_counters()
+            library = {
+                tid: counters
+                for tid in library_threads()
+                if (counters := thread_counters(me, tid)) is not None
+            }
+            tid = threading.get_native_id()
+            library[tid] = replace(mine, io_bytes=library[tid].io_bytes if tid in library else None)
+        for pid in pids:
+            if not (own and pid == me) and (found := process_counters(pid)) is not None:
+                processes[pid, found[0]] = found[1]
+        unknown = None if processes else "none of its processes is visible"
+        return HostSample(at, processes, library, unknown)
+
+
+class Family:
+    """Which processes are below which, at the cost of one listing of ``/proc`` and the new ones' parents."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parents: dict[int, int] = {}
+        self._ours: set[int] = set()
+        self._read_all_at = -math.inf
+
+    def members(self, roots: Iterable[int], ignored: Iterable[int], now: float) -> list[int]:
+        """The roots and everything below them, without those ignored and what is below those only, and
+        without the library's own processes.
+        """
+        wanted, unwanted = set(roots), set(ignored)
+        with self._lock:
+            if now - self._read_all_at >= _RESCAN_S:
+                # A pid may have been given anew unseen, and its parent with it.
+                self._parents, self._ours, self._read_all_at = {}, set(), now
+            listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+            parents = {pid: parent for pid, parent in self._parents.items() if pid in listed}
+            for pid in listed - parents.keys():
+                if (fields := _stat(f"/proc/{pid}/stat")) is not None:
+                    parents[pid] = int(fields[1])
+                    if any(module in (_read(f"/proc/{pid}/cmdline") or b"") for module in OWN_COMMANDS):
+                        self._ours.add(pid)
+            self._parents = parents
+            unwanted |= self._ours
+        children: dict[int, list[int]] = {}
+        for pid, parent in parents.items():
+            children.setdefault(parent, []).append(pid)
+        found: set[int] = set()
+        frontier = list(wanted)
+        while frontier:
+            pid = frontier.pop()
+            if pid in found or (pid in unwanted and pid not in wanted):
+                continue
+            found.add(pid)
+            frontier += children.get(pid, ())
+        return sorted(pid for pid in found if pid in listed and pid not in unwanted)
+
+
+def library_threads() -> list[int]:
+    """Thread ids of the library's own threads in this process, and of the calling one."""
+    own = {threading.get_native_id()}
+    own |= {t.native_id for t in threading.enumerate() if t.native_id and t.name.startswith(OWN_NAMES)}
+    return sorted(own)
+
+
+def own_counters(thread: bool = False) -> Counters:
+    """What this process has done, all its threads, those that ended included; or the calling ``thread``."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD if thread else resource.RUSAGE_SELF)
+    return Counters(
+        0 if thread else _io("/proc/self/io"),
+        usage.ru_minflt + usage.ru_majflt,
+        usage.ru_utime + usage.ru_stime,
+        0 if thread else _resident("/proc/self/statm"),
+        {0: usage.ru_nvcsw},
+    )
+
+
+def thread_counters(pid: int, tid: int) -> Counters | None:
+    """What one thread has done; None when it is gone."""
+    task = f"/proc/{pid}/task/{tid}"
+    fields, switches = _stat(f"{task}/stat"), _switches(f"{task}/status")
+    if fields is None or switches is None:
+        return None
+    return Counters(_io(f"{task}/io"), *_faults_and_cpu(fields), 0, {0: switches})
+
+
+def process_counters(pid: int) -> tuple[int, Counters] | None:
+    """Start time and counters of a process; None when it is gone or a zombie without threads."""
+    fields = _stat(f"/proc/{pid}/stat")
+    if fields is None or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1):
+        return None
+    switches, parked = {}, set()
+    try:
+        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (OSError, ValueError):
+        return None
+    for tid in tids:
+        if (count := _switches(f"/proc/{pid}/task/{tid}/status")) is not None:
+            switches[tid] = count
+            if b"futex" in (_read(f"/proc/{pid}/task/{tid}/wchan") or b""):
+                parked.add(tid)
+    return int(fields[19]), Counters(
+        _io(f"/proc/{pid}/io"),
+        *_faults_and_cpu(fields),
+        _resident(f"/proc/{pid}/statm"),
+        switches,
+        frozenset(parked),
+    )
+
+
+def _read(path: str) -> bytes | None:
+    # Not open(): each of its calls hands over the GIL, and beside a spinning handler each costs 5 ms.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, 8192)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _stat(path: str) -> list[bytes] | None:
+    """The fields of a stat file after the name, which may itself hold blanks and parentheses."""
+    raw = _read(path)
+    return None if not raw else raw.rpartition(b")")[2].split()
+
+
+def _faults_and_cpu(fields: list[bytes]) -> tuple[int, float]:
+    return int(fields[7]) + int(fields[9]), (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def _io(path: str) -> int | None:
+    raw = _read(path)
+    if not raw:
+        return None
+    total = 0
+    for line in raw.splitlines():
+        name, _, value = line.partition(b": ")
+        if name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"):
+            total += int(value)
+    return total
+
+
+def _resident(path: str) -> int:
+    raw = _read(path)
+    return int(raw.split()[1]) * _PAGE if raw else 0
+
+
+def _switches(path: str) -> int | None:
+    _, found, rest = (_read(path) or b"").partition(b"\nvoluntary_ctxt_switches:")
+    return int(rest.split(None, 1)[0]) if found else None

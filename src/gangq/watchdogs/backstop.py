@@ -1,0 +1,118 @@
+"""The last line inside a process: it dies when its Python has been silent for too long.
+
+For a worker that nobody supervises it is the only one; for one with a supervisor the second.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
+
+from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.numbers import seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("gangq.watchdogs.backstop")
+
+DUMP_SIGNAL: int = getattr(signal, "SIGRTMIN", 0) + 8
+"""The signal on which this process writes its stacks; nothing else in it may use that number."""
+
+_REARMS = 6
+_STACKS_S = 0.5
+
+
+class Backstop:
+    """Exits this process with ``code`` once no Python thread could run for ``silence_s`` seconds.
+
+    Watchdog threads cannot fire while C code holds the GIL, or the process is stopped. So a timer of the kernel
+    is set to end the process, and a thread that does nothing else keeps moving it ahead: when the interpreter
+    is frozen, nobody does. A process without Linux timers is refused (`Unsupported`), not left unguarded.
+
+    Counted on the monotonic clock: a host that slept for an hour has not been silent for an hour.
+    """
+
+    def __init__(
+        self,
+        *,
+        silence_s: float = 30.0,
+        code: int = ExitCode.FROZEN,
+        dump_file: IO[str] | None = None,
+        interval_s: float | None = None,
+        beat: Callable[[], None] | None = None,
+        deadman: Deadman | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        """``dump_file`` (a real file, kept open) is where all stacks go half a second before the end, or when
+        somebody sends :attr:`dump_signal`. ``beat`` is called whenever the thread has run, every
+        ``interval_s`` [a sixth of the silence]; it must not block. ``deadman`` has to be one on ``clock``.
+
+        Raises:
+            InvalidInput: a silence that makes no sense.
+            Unsupported: this platform has no such timers.
+        """
+        self._silence_s = seconds("silence_s", silence_s, most=86400)
+        self._code = int(code)
+        self._interval_s = (
+            self._silence_s / _REARMS if interval_s is None else seconds("interval_s", interval_s)
+        )
+        self._beat = beat
+        self.dump_signal = 0 if dump_file is None else DUMP_SIGNAL
+        """On this signal the process writes its stacks to ``dump_file``; 0: there is none."""
+        self._deadman = deadman or Deadman("monotonic", dump_file=dump_file, dump_signal=DUMP_SIGNAL)
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        """Arm it. Starting twice is the same as once."""
+        if self._thread is None:
+            self._stopping.clear()
+            self.check()
+            self._thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Disarm it: from here on nothing ends this process."""
+        thread, self._thread = self._thread, None
+        self._stopping.set()
+        if thread is not None and thread is not threading.current_thread():
+            # Else it could arm the timer once more, after it was disarmed.
+            thread.join()
+        self._deadman.disarm()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Python runs: move the end ahead. What the thread does several times in each ``silence_s``."""
+        grace_s = min(_STACKS_S, self._silence_s / 4)
+        self._deadman.arm(self._clock() + self._silence_s, self._code, grace_s=grace_s)
+        if self._beat is not None:
+            self._beat()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.check()
+            except OSError as problem:
+                # Left as it is the timer would kill a healthy process.
+                log.error("backstop_lost", extra={"error": str(problem)})
+                self._deadman.disarm()
+                return
+            self._wait(self._interval_s)

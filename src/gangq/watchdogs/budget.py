@@ -1,0 +1,108 @@
+"""The wall clock: the one watchdog that needs no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.pauses import PauseMeter
+from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
+from gangq.watchdogs.watch import Watch, Watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BUDGET_S = 2100.0
+"""What a job without devices gets when nobody says otherwise, seconds."""
+BUDGET_GPU_S = 8100.0
+"""The same for a job that holds devices."""
+
+_SUSPECT_SHARE = 0.9
+
+
+class _Budgeted(Watched):
+    __slots__ = ("limit_s", "trips_at_s")
+
+    def __init__(self, since: float, paused: float, job: Any, limit_s: float) -> None:
+        super().__init__(since, paused, job)
+        self.limit_s = limit_s
+        self.trips_at_s = limit_s
+
+
+class Watchdog(Watch[_Budgeted]):
+    """Brackets every job: once it has run for its budget, exit 75.
+
+    Time counts from :meth:`start`, less the pauses of this process (stopped, starved, asleep with the host).
+    At 90 % of the budget it is suspect, once. A trip that was called off is tried again after another budget.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_s: float | None = None,
+        devices: bool = False,
+        name: str = "gangq-budget",
+        clock: Callable[[], float] = boottime,
+        wait: Callable[[float], object] | None = None,
+        poll_s: float = 0.5,
+        on_trip: OnTrip | None = None,
+        on_suspect: OnSuspect | None = None,
+        pauses: PauseMeter | None = None,
+    ) -> None:
+        """``budget_s`` and ``devices`` are what :meth:`start` takes when it is given none.
+
+        ``clock`` is in seconds, those asleep included; ``wait(seconds)`` is how the thread waits, ``poll_s``
+        how long; ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is told of suspicions.
+
+        Raises:
+            InvalidInput: a number that makes no sense, by name.
+        """
+        super().__init__(
+            name=name,
+            clock=clock,
+            wait=wait,
+            poll_s=poll_s,
+            on_trip=on_trip,
+            on_suspect=on_suspect,
+            pauses=pauses,
+        )
+        self._budget_s = None if budget_s is None else seconds("budget_s", budget_s)
+        self._devices = devices
+
+    def start(self, *, budget_s: float | None = None, devices: bool | None = None, job: Any = None) -> Self:
+        """A job begins. ``budget_s`` [the constructor's, else 8100 with ``devices``, else 2100]; ``job`` is
+        passed on in trips and suspicions.
+
+        Raises:
+            InvalidInput: a budget that makes no sense.
+        """
+        if budget_s is None:
+            budget_s = self._budget_s
+            if budget_s is None:
+                with_devices = self._devices if devices is None else devices
+                budget_s = BUDGET_GPU_S if with_devices else BUDGET_S
+        else:
+            budget_s = seconds("budget_s", budget_s)
+        self._begin(_Budgeted(self._clock(), self.pauses.total_s, job, budget_s))
+        return self
+
+    def _look(self, job: _Budgeted, now: float) -> None:
+        ran_s = job.ran_s(now, self.pauses.total_s)
+        if ran_s >= job.trips_at_s:
+            message = f"it ran for {ran_s:.1f} s, its budget is {job.limit_s:g} s"
+            self._trip(job, Trip(ExitCode.BUDGET, "budget", message, self._evidence(job, ran_s), job=job.job))
+            job.trips_at_s = ran_s + job.limit_s
+        elif ran_s >= _SUSPECT_SHARE * job.limit_s and not job.suspected:
+            job.suspected = True
+            message = f"it has run for {ran_s:.1f} s of its budget of {job.limit_s:g} s"
+            self._suspect(job, message, self._evidence(job, ran_s))
+
+    def _evidence(self, job: _Budgeted, ran_s: float) -> dict[str, Any]:
+        return {
+            "ran_s": round(ran_s, 3),
+            "budget_s": job.limit_s,
+            "paused_s": round(self.pauses.total_s - job.paused, 3),
+        }

@@ -1,0 +1,159 @@
+"""What is written down before a job is ended: where every thread stood, what it held, what had been seen.
+
+Bounded in time and in size. Reading ``/proc`` of a process that is stuck in the kernel can itself get stuck, so
+it happens in a thread of its own, and what is there when the time is up is what there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangq.watchdogs.verdicts import Trip
+
+LIMIT_S = 1.0
+_STACK_CHARS = 32_000
+_TAIL_CHARS = 8_000
+_MOST_THREADS = 64
+_MOST_PROCESSES = 16
+_DEVICE_PATHS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+def collect(
+    pids: Iterable[int] | Callable[[], Iterable[int]] = (),
+    *,
+    own: bool = False,
+    trip: Trip | None = None,
+    more: Mapping[str, Any] | None = None,
+    log_tail: Callable[[], str | bytes] | str | bytes | None = None,
+    limit_s: float = LIMIT_S,
+) -> dict[str, Any]:
+    """Return evidence as a plain object that is JSON, after at most ``limit_s`` seconds.
+
+    ``trip`` with what it was judged by, and ``more``, as far as they are JSON. With ``own`` the stacks of all
+    threads of this process, and this process among ``pids``; of each of these its threads with state, wait
+    channel and system call, and the device files it has open. Never raises: what could not be had in time is
+    named in ``incomplete``.
+    """
+    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    steps: dict[str, Callable[[], Any]] = {}
+    if trip is not None or more:
+        steps["more"] = lambda: {**({} if trip is None else trip.as_json()), **(more or {})}
+    if own:
+        steps["stacks"] = stacks
+    if log_tail is not None:
+        steps["log_tail"] = lambda: _text(log_tail() if callable(log_tail) else log_tail, _TAIL_CHARS)
+
+    def processes() -> list[dict[str, Any]]:
+        named = pids() if callable(pids) else pids
+        wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named]))
+        return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
+
+    steps["processes"] = processes
+    missing = set(steps)
+
+    def gather() -> None:
+        for name, step in steps.items():
+            try:
+                found[name] = _plain(step())
+            except Exception as problem:
+                found[name] = f"could not be had: {problem!r}"
+            missing.discard(name)
+
+    thread = threading.Thread(target=gather, name="gangq-evidence", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    result = dict(found)
+    more_found = result.pop("more", None)
+    if isinstance(more_found, dict):
+        result |= more_found
+    elif more_found is not None:
+        result["more"] = more_found
+    if missing:
+        result["incomplete"] = sorted(missing)
+    return result
+
+
+def stacks() -> str:
+    """Where every Python thread of this process stands, as text."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return _text(file.read(), _STACK_CHARS)
+
+
+def _process(pid: int) -> dict[str, Any]:
+    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    try:
+        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return {"pid": pid, "gone": True}
+    return {
+        "pid": pid,
+        "command": command[:500],
+        "threads": [_thread(pid, tid) for tid in tids[:_MOST_THREADS]],
+        "threads_in_all": len(tids),
+        "devices_open": _devices_open(pid),
+    }
+
+
+def _thread(pid: int, tid: int) -> dict[str, Any]:
+    task = f"/proc/{pid}/task/{tid}"
+    fields = _read(f"{task}/stat").rpartition(")")[2].split()
+    return {
+        "tid": tid,
+        "name": _read(f"{task}/comm").strip(),
+        "state": fields[0] if fields else None,
+        "wchan": _read(f"{task}/wchan").strip() or None,
+        "syscall": _read(f"{task}/syscall").strip() or None,
+    }
+
+
+def _devices_open(pid: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target.startswith(_DEVICE_PATHS):
+                    found[fd] = target
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(8192).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _text(raw: str | bytes, most: int) -> str:
+    """Without NULs, which PostgreSQL does not store, and the end of it where it is too long."""
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    return text.replace("\0", "\ufffd")[-most:]
+
+
+def _plain(value: Any) -> Any:
+    """The same as JSON knows it: strange objects as text, NaN and infinity too."""
+
+    def clean(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {_text(str(key), 200): clean(item) for key, item in part.items()}
+        if isinstance(part, (list, tuple)):
+            return [clean(item) for item in part]
+        if isinstance(part, str):
+            return _text(part, _STACK_CHARS)
+        if isinstance(part, float) and part - part != 0:
+            return repr(part)
+        return part
+
+    return json.loads(json.dumps(clean(value), default=str))

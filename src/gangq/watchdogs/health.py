@@ -1,0 +1,319 @@
+"""Watching a job's devices: whether they do anything at all, and whether they still work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gangq.watchdogs.activity import movement
+from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
+from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.pauses import PauseMeter
+from gangq.watchdogs.sensors import Sensors, WorkSensors
+from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
+from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
+from gangq.watchdogs.watch import Watch, Watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gangq.gpu.reading import DeviceEvent, DeviceReading
+    from gangq.gpu.sampler import DeviceSampler
+
+WINDOW_S = 300.0
+"""Seconds of idle devices, with nothing moving, that convict."""
+
+_SUSPECT_S = 60.0
+_LEAST_SAMPLES = 5
+_KEPT_SAMPLES = 30
+
+
+class _Said(NamedTuple):
+    """The job's latest beat, as far as it matters here."""
+
+    number: int
+    phase: str | None
+    phase_since: float
+    phase_paused: float
+
+
+class _Held(Watched):
+    __slots__ = (
+        "before",
+        "event_at",
+        "exempt_at",
+        "firsts",
+        "kept",
+        "load_grace_s",
+        "long_phase_s",
+        "paused_seen",
+        "quiet_since",
+        "said",
+        "said_seen",
+        "sample_at",
+        "sampler",
+        "samples",
+        "sensors",
+        "touched",
+        "window_s",
+    )
+
+    def __init__(self, since: float, paused: float, job: Any) -> None:
+        super().__init__(since, paused, job)
+        self.event_at = since
+        self.exempt_at = since
+        """When idle devices were last in order: no window reaches back behind it."""
+        self.firsts: dict[str, DeviceReading] = {}
+        """The first reading of each device: what was counted before this job is not its affair."""
+        self.before: Sample | None = None
+        self.kept: deque[Sample] = deque(maxlen=_KEPT_SAMPLES)
+        self.paused_seen = paused
+        self.quiet_since: float | None = None
+        self.samples = 0
+        self.sample_at = since
+        self.touched = False
+        self.said: _Said | None = None
+        self.said_seen = 0
+        self.sensors: Sensors
+        self.sampler: DeviceSampler | None
+        self.window_s: float
+        self.load_grace_s: float
+        self.long_phase_s: float
+
+
+class GpuHealthWatchdog(Watch[_Held]):
+    """Armed from the start of a job that holds devices; needs no beats, and takes them into account.
+
+    *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host. The window
+    rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over. A beat
+    counts as movement; ``long`` is exempt for ``long_phase_s`` at most, ``load`` and ``save`` for the grace.
+
+    *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
+    errors growing, or a recovery that the driver begins to ask for while the job runs. Other events of its
+    devices are suspicions.
+
+    A job without devices is not watched.
+    """
+
+    def __init__(
+        self,
+        *,
+        window_s: float = WINDOW_S,
+        load_grace_s: float = LOAD_GRACE_S,
+        long_phase_s: float = LONG_PHASE_S,
+        sample_s: float = 2.0,
+        sensors: Sensors | None = None,
+        sampler: DeviceSampler | None = None,
+        name: str = "gangq-health",
+        clock: Callable[[], float] = boottime,
+        wait: Callable[[float], object] | None = None,
+        poll_s: float = 0.5,
+        on_trip: OnTrip | None = None,
+        on_suspect: OnSuspect | None = None,
+        pauses: PauseMeter | None = None,
+    ) -> None:
+        """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job and
+        its devices; ``sampler`` has the events [that of ``sensors``]. The rest as for every watchdog: see
+        `Watchdog`.
+
+        Raises:
+            InvalidInput: a number that makes no sense, by name.
+        """
+        super().__init__(
+            name=name,
+            clock=clock,
+            wait=wait,
+            poll_s=poll_s,
+            on_trip=on_trip,
+            on_suspect=on_suspect,
+            pauses=pauses,
+        )
+        self._window_s = seconds("window_s", window_s)
+        self._load_grace_s = seconds("load_grace_s", load_grace_s, zero=True)
+        self._long_phase_s = seconds("long_phase_s", long_phase_s)
+        self._sample_s = seconds("sample_s", sample_s, most=60)
+        self._sensors = sensors or WorkSensors(clock=clock)
+        self._sampler = sampler
+
+    def start(
+        self,
+        *,
+        window_s: float | None = None,
+        load_grace_s: float | None = None,
+        long_phase_s: float | None = None,
+        sensors: Sensors | None = None,
+        sampler: DeviceSampler | None = None,
+        job: Any = None,
+    ) -> Self:
+        """A job begins; what is None is as the constructor was told.
+
+        Raises:
+            InvalidInput: a number that makes no sense, by name.
+        """
+        watched = _Held(self._clock(), self.pauses.total_s, job)
+        watched.sensors = sensors or self._sensors
+        watched.sampler = sampler or self._sampler or getattr(watched.sensors, "sampler", None)
+        watched.window_s = self._window_s if window_s is None else seconds("window_s", window_s)
+        watched.load_grace_s = (
+            self._load_grace_s if load_grace_s is None else seconds("load_grace_s", load_grace_s, zero=True)
+        )
+        watched.long_phase_s = (
+            self._long_phase_s if long_phase_s is None else seconds("long_phase_s", long_phase_s)
+        )
+        self._begin(watched)
+        return self
+
+    def beat(
+        self,
+        step: int | None = None,
+        total: int | None = None,
+        phase: str | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """The job is alive, and about to do ``phase``. As cheap as `StallWatchdog.beat`, whose twin it is."""
+        del step, total, loss
+        job = self._job
+        if job is None:
+            return
+        said = job.said
+        if said is None:
+            job.said = _Said(1, phase, self._clock(), self.pauses.total_s)
+        elif said.phase == phase:
+            job.said = said._replace(number=said.number + 1)
+        else:
+            job.said = _Said(said.number + 1, phase, self._clock(), self.pauses.total_s)
+
+    # -- the rules -------------------------------------------------------------------------------------------
+
+    def _look(self, job: _Held, now: float) -> None:
+        if self._faults(job):
+            return
+        if now < job.sample_at:
+            return
+        job.sample_at = now + self._sample_s
+        sample = job.sensors.sample(None if job.before is None else job.before.at)
+        if not sample.uuids or self._worn(job, sample):
+            return
+        before, job.before = job.before, sample
+        if any(reading.gpu_pct is not None and reading.gpu_pct > QUIET_PCT for reading in sample.devices):
+            job.touched = True
+        job.kept.append(sample)
+        if before is not None:
+            self._weigh(job, before, sample, now)
+
+    def _weigh(self, job: _Held, before: Sample, sample: Sample, now: float) -> None:
+        said, paused = job.said, self.pauses.total_s
+        beaten = said is not None and said.number != job.said_seen
+        job.said_seen = 0 if said is None else said.number
+        tear = paused != job.paused_seen
+        job.paused_seen = paused
+        verdict = judge((before, sample))
+        exempt = self._exempt(job, now)
+        if exempt:
+            job.exempt_at = now
+        if verdict.idle is not True or beaten or tear or exempt:
+            if job.suspected:
+                self._log.info("rearmed", extra={"reason": "a beat came" if beaten else verdict.why})
+            self._afresh(job, sample)
+            return
+        if job.quiet_since is None:
+            job.quiet_since = before.at if before.at > job.exempt_at else sample.at
+            job.samples = 1
+        job.samples += 1
+        quiet_s = sample.at - job.quiet_since
+        if quiet_s >= job.window_s and job.samples >= _LEAST_SAMPLES:
+            message = f"its devices did nothing and nothing else moved for {quiet_s:.0f} s"
+            evidence = self._evidence(job, quiet_s, now)
+            self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, job=job.job))
+            self._afresh(job, sample)
+        elif quiet_s >= min(_SUSPECT_S, job.window_s / 2) and not job.suspected:
+            job.suspected = True
+            message = f"its devices have done nothing for {quiet_s:.0f} s; {job.window_s:g} s end it"
+            self._suspect(job, message, self._evidence(job, quiet_s, now))
+
+    def _afresh(self, job: _Held, sample: Sample) -> None:
+        job.quiet_since, job.samples, job.suspected = None, 0, False
+        job.kept.clear()
+        job.kept.append(sample)
+
+    def _exempt(self, job: _Held, now: float) -> bool:
+        """Whether idle devices are in order now: still loading, saving, or at something long."""
+        paused, said = self.pauses.total_s, job.said
+        phase = None if said is None else said.phase
+        if said is not None and phase in ("load", "save", "long"):
+            phase_s = now - said.phase_since - (paused - said.phase_paused)
+            return phase_s < (job.long_phase_s if phase == "long" else job.load_grace_s)
+        return said is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
+
+    def _faults(self, job: _Held) -> bool:
+        """Act on what befell the devices; True when it ended the job, or was called off."""
+        if job.sampler is None:
+            return False
+        held = getattr(job.sensors, "uuids", None)
+        for event in job.sampler.events(job.event_at):
+            job.event_at = max(job.event_at, event.at)
+            if event.uuid is not None and held is not None and event.uuid not in held:
+                continue
+            evidence = {"event": event.as_json(), "samples": summary(list(job.kept))}
+            if event.fatal:
+                self._fault(job, event, evidence, tuple(held or ()))
+                return True
+            self._suspect(job, _told(event), evidence)
+        return False
+
+    def _fault(self, job: _Held, event: DeviceEvent, evidence: dict[str, Any], held: tuple[str, ...]) -> None:
+        self._trip(
+            job,
+            Trip(
+                ExitCode.FAULT,
+                event.kind,
+                _told(event),
+                evidence,
+                held if event.uuid is None else (event.uuid,),
+                event.application,
+                job.job,
+            ),
+        )
+
+    def _worn(self, job: _Held, sample: Sample) -> bool:
+        """Trip on what a reading alone tells; True when one did."""
+        for reading in sample.devices:
+            first = job.firsts.setdefault(reading.uuid, reading)
+            for name, kind, what in (
+                ("ecc_uncorrectable", "ecc", "uncorrectable memory errors"),
+                ("recovery_action", "recovery", "recovery action"),
+            ):
+                then, now = getattr(first, name), getattr(reading, name)
+                if then is None and now is not None:
+                    # Its first readings did not say: count from the first that does.
+                    job.firsts[reading.uuid] = reading
+                elif now is not None and now > then:
+                    message = f"device {reading.uuid}: {what} went from {then} to {now} while it ran"
+                    evidence = {"first": first.as_json(), "now": reading.as_json()}
+                    self._trip(
+                        job, Trip(ExitCode.FAULT, kind, message, evidence, (reading.uuid,), job=job.job)
+                    )
+                    job.firsts[reading.uuid] = reading
+                    return True
+        return False
+
+    def _evidence(self, job: _Held, quiet_s: float, now: float) -> dict[str, Any]:
+        kept = list(job.kept)
+        hosts = [sample.host for sample in kept if sample.host is not None]
+        return {
+            "quiet_s": round(quiet_s, 1),
+            "window_s": job.window_s,
+            "ran_s": round(job.ran_s(now, self.pauses.total_s), 1),
+            "paused_s": round(self.pauses.total_s - job.paused, 3),
+            "window": summary(kept, [movement(a, b) for a, b in pairwise(hosts) if b.at > a.at]),
+        }
+
+
+def _told(event: DeviceEvent) -> str:
+    whose = "the driver" if event.uuid is None else f"device {event.uuid}"
+    code = "" if event.code is None else f" {event.code}"
+    return f"{whose}: {event.kind}{code}: {event.advice}"

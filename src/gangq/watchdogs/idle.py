@@ -1,0 +1,219 @@
+"""The one definition of idle, which both the stall and the health watchdog judge by.
+
+A verdict has three values. *Idle* needs every signal there is, over the whole window: each device known, trusted
+and quiet in every sample, and the host known and still between any two. One thing that moved makes it *not
+idle*; anything that cannot be known, and nothing that moved, makes it *unknown*, which convicts nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from gangq.watchdogs.activity import HostSample, Movement, movement
+
+if TYPE_CHECKING:
+    from gangq.gpu.reading import DeviceReading
+
+QUIET_PCT = 5.0
+"""Utilisation up to which a device counts as quiet, percent."""
+
+_PCIE_KB_S = 10_000
+_DEVICE_MB = 16
+_POWER_FACTOR = 2.0
+_STALE_S = 10.0
+_LEAST_READINGS = 2
+_SPIN_GPU_PCT = 90.0
+_SPIN_MEMORY_PCT = 1.0
+_SPIN_POWER_FACTOR = 1.2
+_CPU_BUSY = 0.5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Everything that is seen of a job at one instant (boottime seconds).
+
+    ``host`` is None where the host side is not sampled. ``devices`` are the readings of the devices it holds
+    taken since the sample before, any number for each. ``held`` are those devices' uuids (empty: those of
+    ``devices``), ``calibrated`` those whose utilisation has been seen above zero before, and ``idle_w`` what
+    each draws when it has a program's memory and nothing to do, watts.
+    """
+
+    at: float
+    host: HostSample | None = None
+    devices: tuple[DeviceReading, ...] = ()
+    held: tuple[str, ...] = ()
+    calibrated: frozenset[str] = frozenset()
+    idle_w: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The devices that have to be known for a verdict."""
+        return self.held or tuple(dict.fromkeys(reading.uuid for reading in self.devices))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``idle`` True, False, or None: cannot be known; ``why`` in a sentence.
+
+    ``known`` says whether any sensor at all could tell something; ``spinning`` whether every device was busy
+    in the way that dead work is: without touching memory, and hardly warmer than idle.
+    """
+
+    idle: bool | None
+    why: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    known: bool = False
+    spinning: bool = False
+
+
+def judge(window: Sequence[Sample]) -> Verdict:
+    """Judge a window of samples, oldest first. Pure: the same samples give the same verdict."""
+    if len(window) < 2:
+        return Verdict(None, "one look is no window")
+    busy: list[str] = []
+    unknown: list[str] = []
+    known = False
+    for uuid in dict.fromkeys(uuid for sample in window for uuid in sample.uuids):
+        signs = list(_device_signs(uuid, window))
+        busy += [why for moved, why in signs if moved]
+        unknown += [why for moved, why in signs if moved is None]
+        known = known or any(reading.gpu_pct is not None for reading in _readings(uuid, window))
+    moves = list(_movements(window))
+    devices = any(sample.uuids for sample in window)
+    for move in moves:
+        known = known or move.moved is not None
+        if move.moved:
+            busy.append(move.why)
+        elif not devices and move.cpu_share >= _CPU_BUSY:
+            # For work without devices the processor is the device.
+            busy.append(f"{move.cpu_share:.1f} cores at work")
+        elif move.moved is None:
+            unknown.append(move.why)
+    if not moves:
+        unknown.append("the host side was not sampled throughout")
+    evidence = summary(window, moves)
+    if busy:
+        return Verdict(False, busy[0], evidence, known, spins(window))
+    if unknown:
+        return Verdict(None, unknown[0], evidence, known)
+    quiet = "the devices were quiet" if devices else "no device was held"
+    return Verdict(
+        True, f"{quiet} and nothing moved in {window[-1].at - window[0].at:.1f} s", evidence, known
+    )
+
+
+def spins(window: Sequence[Sample]) -> bool:
+    """Whether every device was busy in every sample like a kernel that waits for what never comes: at least
+    90 % utilisation, memory traffic at most 1 %, and no more than 1.2 times its idle power. Unknown is no.
+    """
+    uuids = {uuid for sample in window for uuid in sample.uuids}
+    for uuid in uuids:
+        readings = _readings(uuid, window)
+        idle_w = window[-1].idle_w.get(uuid)
+        if len({reading.at for reading in readings}) < _LEAST_READINGS or idle_w is None:
+            return False
+        for reading, watts in zip(readings, _watts(readings), strict=True):
+            if (
+                reading.gpu_pct is None
+                or reading.gpu_pct < _SPIN_GPU_PCT
+                or reading.memory_pct is None
+                or reading.memory_pct > _SPIN_MEMORY_PCT
+                or watts is None
+                or watts > _SPIN_POWER_FACTOR * idle_w
+            ):
+                return False
+    return bool(uuids)
+
+
+def power_w(before: DeviceReading | None, after: DeviceReading) -> float | None:
+    """What a device drew between two readings, by its energy counter; else what it says it draws; watts."""
+    if before is not None and before.energy_mj is not None and after.energy_mj is not None:
+        elapsed = after.at - before.at
+        if elapsed > 0 and after.energy_mj >= before.energy_mj:
+            return (after.energy_mj - before.energy_mj) / elapsed / 1000
+    return after.power_w
+
+
+def summary(window: Sequence[Sample], moves: Iterable[Movement] = (), most: int = 20) -> dict[str, Any]:
+    """A window as evidence: its latest samples, at most ``most`` of each kind."""
+    readings = [reading for sample in window for reading in sample.devices]
+    return {
+        "window_s": round(window[-1].at - window[0].at, 2) if window else 0,
+        "samples": len(window),
+        "host": [move.as_json() for move in list(moves)[-most:]],
+        "devices": [
+            {
+                "uuid": reading.uuid,
+                "at": round(reading.at, 2),
+                "gpu_pct": reading.gpu_pct,
+                "scope": reading.gpu_scope,
+                "memory_pct": reading.memory_pct,
+                "power_w": reading.power_w,
+                "used_mb": reading.used_mb,
+                "own_mb": reading.own_mb,
+                "unknown": dict(reading.unknown),
+            }
+            for reading in readings[-most:]
+        ],
+        "calibrated": sorted(window[-1].calibrated) if window else [],
+    }
+
+
+def _movements(window: Sequence[Sample]) -> Iterator[Movement]:
+    hosts = [sample.host for sample in window]
+    if None in hosts:
+        return
+    for before, after in pairwise(host for host in hosts if host is not None):
+        if after.at > before.at:
+            yield movement(before, after)
+
+
+def _readings(uuid: str, window: Sequence[Sample]) -> list[DeviceReading]:
+    return [reading for sample in window for reading in sample.devices if reading.uuid == uuid]
+
+
+def _watts(readings: Sequence[DeviceReading]) -> list[float | None]:
+    befores: list[DeviceReading | None] = [None, *readings]
+    return [power_w(before, after) for before, after in zip(befores, readings, strict=False)]
+
+
+def _device_signs(uuid: str, window: Sequence[Sample]) -> Iterator[tuple[bool | None, str]]:
+    """What each sample says about one device: (True, why) busy, (None, why) unknown; nothing for quiet."""
+    readings = _readings(uuid, window)
+    idle_w = window[-1].idle_w.get(uuid)
+    for sample in window:
+        if not any(r.uuid == uuid and sample.at - r.at <= _STALE_S for r in sample.devices):
+            yield None, f"device {uuid} gave no reading"
+    if len({reading.at for reading in readings}) < _LEAST_READINGS:
+        yield None, f"device {uuid} was read fewer than {_LEAST_READINGS} times"
+    if uuid not in window[-1].calibrated:
+        yield None, f"device {uuid} has never been seen busy by this process: its zeros prove nothing"
+    for reading, watts in zip(readings, _watts(readings), strict=True):
+        if (busy := _busy(reading)) is not None:
+            yield True, busy
+        elif watts is not None and idle_w is not None and watts > _POWER_FACTOR * idle_w:
+            yield True, f"device {uuid} draws {watts:.0f} W, idle it draws {idle_w:.0f}"
+        elif reading.gpu_pct is None:
+            reason = reading.unknown.get("gpu_pct", "the driver does not say")
+            yield None, f"utilisation of device {uuid}: {reason}"
+        elif reading.gpu_scope == "device" and reading.shared:
+            yield None, f"device {uuid} is shared and its utilisation is everybody's"
+    for before, after in pairwise(readings):
+        for name in ("used_mb", "own_mb"):
+            old, new = getattr(before, name), getattr(after, name)
+            if old is not None and new is not None and abs(new - old) > _DEVICE_MB:
+                yield True, f"memory of device {uuid} went from {old} to {new} MiB"
+
+
+def _busy(reading: DeviceReading) -> str | None:
+    for value, limit, what in (
+        (reading.gpu_pct, QUIET_PCT, "% busy"),
+        (reading.memory_pct, QUIET_PCT, "% of the time at its memory"),
+        (reading.pcie_kb_s, _PCIE_KB_S, "kB/s over PCIe"),
+    ):
+        if value is not None and value > limit:
+            return f"device {reading.uuid} was {value:g} {what}"
+    return None

@@ -1,0 +1,83 @@
+"""Time in which this process did not run, through no fault of its work.
+
+A process that was stopped (SIGSTOP, a frozen container), starved, or asleep with its host looks hung to every
+clock: no beat came, nothing moved. So who waits on a deadline measures its own waits, and a wake that comes much
+too late moves all deadlines.
+
+One late wake must not count: that of a thread that was ready and waited for the GIL. Then the interpreter was
+held by the very work that is watched, and calling it a pause would forgive exactly what a watchdog is for. The
+two differ in the kernel's books: a thread that waits for the GIL wakes every 5 ms to ask for it, some 200
+voluntary context switches a second; a thread that could not run makes none.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections.abc import Callable
+
+from gangq.watchdogs.clock import boottime
+
+log = logging.getLogger("gangq.watchdogs.pauses")
+
+_LATE_FACTOR = 3.0
+_LEAST_LATE_S = 0.5
+_GIL_WAITS_PER_S = 50.0
+
+
+def thread_switches() -> int:
+    """Voluntary context switches of the calling thread so far."""
+    # Without RUSAGE_THREAD (no Linux, no worker) nothing looks like waiting for the GIL.
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+
+
+class PauseMeter:
+    """Adds up the pauses that one thread meets while it waits. Read from any thread, fed by that one.
+
+    ``total_s`` only grows: whoever counts a deadline remembers it at the start and moves the deadline by what
+    was added since. ``count`` is how many pauses there were.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "gangq",
+        clock: Callable[[], float] = boottime,
+        awake: Callable[[], float] = time.monotonic,
+        switches: Callable[[], int] = thread_switches,
+    ) -> None:
+        """``clock`` runs on while the host sleeps, ``awake`` stands still then: their difference is sleep."""
+        self.total_s = 0.0
+        self.count = 0
+        self._name = name
+        self._clock = clock
+        self._awake = awake
+        self._switches = switches
+        self._asleep = clock() - awake()
+
+    def wait(self, wait: Callable[[float], object], seconds: float) -> float:
+        """Wait with ``wait(seconds)``; return how long a pause it turned out to hold, seconds, mostly 0."""
+        before, switched = self._clock(), self._switches()
+        wait(seconds)
+        late = self._clock() - before - seconds
+        asleep = self._clock() - self._awake()
+        slept, self._asleep = max(0.0, asleep - self._asleep), asleep
+        if late <= max((_LATE_FACTOR - 1) * seconds, _LEAST_LATE_S):
+            late = 0.0
+        elif self._switches() - switched > _GIL_WAITS_PER_S * late:
+            late = 0.0
+            log.warning("late_for_the_gil", extra={"watchdog": self._name})
+        pause = max(late, slept if slept > _LEAST_LATE_S else 0.0)
+        if pause:
+            self.note(pause, "asleep" if slept >= late else "stopped or starved")
+        return pause
+
+    def note(self, seconds: float, why: str) -> None:
+        """Count a pause: all deadlines move by so many seconds."""
+        self.total_s += seconds
+        self.count += 1
+        log.warning(
+            "pause",
+            extra={"watchdog": self._name, "pause_s": round(seconds, 1), "reason": why, "count": self.count},
+        )

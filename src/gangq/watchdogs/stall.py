@@ -1,0 +1,371 @@
+"""Watching a job that says how far it is: from its first beat on, another one is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.idle import Sample, Verdict, judge
+from gangq.watchdogs.numbers import count, factor, seconds
+from gangq.watchdogs.pauses import PauseMeter
+from gangq.watchdogs.sensors import Sensors, WorkSensors
+from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
+from gangq.watchdogs.watch import Watch, Watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+STALL_TIMEOUT_S = 120.0
+"""Seconds without a beat before a stall is suspected, when nobody says otherwise."""
+LOAD_GRACE_S = 1200.0
+LONG_PHASE_S = 3600.0
+LEARNED_FACTOR = 5.0
+"""A job may be silent for so many times the longest gap it has honestly made."""
+WARM_UP_BEATS = 5
+"""The gaps between so many first beats teach nothing: they hold compilation and first touches."""
+
+_SLIDE_FACTOR = 3.0
+
+
+class Beat(NamedTuple):
+    """The latest beat. One object, replaced as a whole: who reads it needs no lock."""
+
+    number: int
+    at: float
+    paused: float
+    step: int | None
+    total: int | None
+    phase: str | None
+    loss: float | None
+    phase_since: float
+
+
+class Limits(NamedTuple):
+    """After how much silence what happens, seconds: ``due`` a suspicion, ``spin`` and ``overdue`` the two limits
+    that hold even for a busy job; ``unit`` is how long an exoneration lasts.
+    """
+
+    due: float
+    spin: float
+    overdue: float
+    unit: float
+
+
+class _Beaten(Watched):
+    __slots__ = (
+        "last",
+        "learns",
+        "load_grace_s",
+        "long_phase_s",
+        "longest_s",
+        "next_s",
+        "opened_s",
+        "pending",
+        "rearmed",
+        "seen",
+        "sensors",
+        "timeout_s",
+        "window",
+        "window_paused",
+    )
+
+    def __init__(self, since: float, paused: float, job: Any) -> None:
+        super().__init__(since, paused, job)
+        self.last: Beat | None = None
+        self.longest_s = 0.0
+        self.pending: tuple[float, float] | None = None
+        """The longest new gap, and the pauses counted when it began: its pauses may not be known yet."""
+        self.seen = 0
+        self.next_s: float | None = None
+        """At how much silence to look again; None: when it is due."""
+        self.opened_s = 0.0
+        self.rearmed = 0
+        self.window: list[Sample] = []
+        self.window_paused = 0.0
+        self.sensors: Sensors
+        self.timeout_s: float
+        self.learns: bool
+        self.load_grace_s: float
+        self.long_phase_s: float
+
+
+class StallWatchdog(Watch[_Beaten]):
+    """Inert until the first :meth:`beat`; then a beat is due every stall timeout. Exit 76.
+
+    Silence is only a suspicion. It opens a window of at least ``confirm_s`` and ``confirm_samples``, and trips
+    (reason ``idle``) when the devices were quiet and nothing moved in all of it. Something busy or moving in it
+    re-arms for another timeout; so does what cannot be known.
+
+    Busy is not progress, though: at ``overdue_factor`` timeouts of silence it trips whatever the devices do
+    (``no_progress``), at ``spin_factor`` where they are busy without touching memory or drawing power
+    (``spin``). With every sensor unknown neither does.
+
+    A beat's phase says what comes next: ``run`` (or none), ``load`` and ``save`` (the load grace instead of the
+    timeout, unless that is longer), ``long`` (exempt, for ``long_phase_s`` at most).
+
+    Unless it was set, the timeout grows with the job: 5 times the longest gap between two of its beats.
+    """
+
+    def __init__(
+        self,
+        *,
+        stall_timeout_s: float | None = None,
+        confirm_s: float = 10.0,
+        confirm_samples: int = 5,
+        load_grace_s: float = LOAD_GRACE_S,
+        long_phase_s: float = LONG_PHASE_S,
+        overdue_factor: float = 10.0,
+        spin_factor: float = 3.0,
+        sensors: Sensors | None = None,
+        name: str = "gangq-stall",
+        clock: Callable[[], float] = boottime,
+        wait: Callable[[float], object] | None = None,
+        poll_s: float = 1.0,
+        on_trip: OnTrip | None = None,
+        on_suspect: OnSuspect | None = None,
+        pauses: PauseMeter | None = None,
+    ) -> None:
+        """``stall_timeout_s`` [120, and learned]; given, it stays as it is. ``sensors`` [this process, without
+        devices]. The rest as for every watchdog: see `Watchdog`.
+
+        Raises:
+            InvalidInput: a number that makes no sense, by name.
+        """
+        super().__init__(
+            name=name,
+            clock=clock,
+            wait=wait,
+            poll_s=poll_s,
+            on_trip=on_trip,
+            on_suspect=on_suspect,
+            pauses=pauses,
+        )
+        self._learns = stall_timeout_s is None
+        self._timeout_s = (
+            STALL_TIMEOUT_S if stall_timeout_s is None else seconds("stall_timeout_s", stall_timeout_s)
+        )
+        self._confirm_s = seconds("confirm_s", confirm_s)
+        self._confirm_samples = count("confirm_samples", confirm_samples, least=2)
+        self._load_grace_s = seconds("load_grace_s", load_grace_s)
+        self._long_phase_s = seconds("long_phase_s", long_phase_s)
+        self._overdue_factor = factor("overdue_factor", overdue_factor)
+        self._spin_factor = factor("spin_factor", spin_factor)
+        self._sensors = sensors or WorkSensors(clock=clock)
+        self._latest: _Beaten | None = None
+
+    def start(
+        self,
+        *,
+        stall_timeout_s: float | None = None,
+        learn: bool | None = None,
+        load_grace_s: float | None = None,
+        long_phase_s: float | None = None,
+        sensors: Sensors | None = None,
+        job: Any = None,
+    ) -> Self:
+        """A job begins; what is None is as the constructor was told.
+
+        With ``learn`` the timeout may grow above ``stall_timeout_s`` [only if that is not given].
+
+        Raises:
+            InvalidInput: a number that makes no sense, by name.
+        """
+        watched = _Beaten(self._clock(), self.pauses.total_s, job)
+        watched.sensors = sensors or self._sensors
+        watched.timeout_s = self._timeout_s
+        watched.learns = self._learns if stall_timeout_s is None else False
+        watched.load_grace_s = self._load_grace_s
+        watched.long_phase_s = self._long_phase_s
+        if stall_timeout_s is not None:
+            watched.timeout_s = seconds("stall_timeout_s", stall_timeout_s)
+        if learn is not None:
+            watched.learns = learn
+        if load_grace_s is not None:
+            watched.load_grace_s = seconds("load_grace_s", load_grace_s)
+        if long_phase_s is not None:
+            watched.long_phase_s = seconds("long_phase_s", long_phase_s)
+        self._latest = watched
+        self._begin(watched)
+        return self
+
+    def beat(
+        self,
+        step: int | None = None,
+        total: int | None = None,
+        phase: str | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """The job is alive, and about to do ``phase``. About a microsecond, takes no lock, never waits."""
+        job = self._job
+        if job is None:
+            return
+        now = self._clock()
+        last = job.last
+        number, since = 1, now
+        if last is not None:
+            number = last.number + 1
+            if phase == last.phase:
+                since = last.phase_since
+            if number > WARM_UP_BEATS and last.phase in (None, "run"):
+                gap = now - last.at
+                if gap > job.longest_s and (job.pending is None or gap > job.pending[0]):
+                    job.pending = (gap, last.paused)
+        job.last = Beat(number, now, self.pauses.total_s, step, total, phase, loss, since)
+
+    @property
+    def learned(self) -> tuple[float, int]:
+        """Longest gap between two beats of the present or last job, in seconds, and how many beats that rests
+        on; warm-up, other phases than ``run`` and pauses do not count.
+        """
+        job = self._latest
+        if job is None or job.last is None:
+            return 0.0, 0
+        self._learn(job)
+        return job.longest_s, max(0, job.last.number - WARM_UP_BEATS)
+
+    @property
+    def last_beat(self) -> dict[str, Any] | None:
+        """The latest beat of the present or last job: step, total, phase, loss, number, at; None: none came."""
+        job = self._latest
+        return None if job is None or job.last is None else _beat_json(job.last)
+
+    # -- the rules -------------------------------------------------------------------------------------------
+
+    def _look(self, job: _Beaten, now: float) -> None:
+        job.sensors.look()
+        self._learn(job)
+        last = job.last
+        if last is None:
+            return
+        if job.seen != last.number:
+            if job.window:
+                self._log.info("beat_came", extra={"silence_s": round(last.at - job.window[0].at, 1)})
+            job.seen, job.next_s, job.window, job.rearmed = last.number, None, [], 0
+        paused = self.pauses.total_s
+        silence_s = now - last.at - (paused - last.paused)
+        limits = self._limits(job, last)
+        if not job.window:
+            if silence_s < (limits.due if job.next_s is None else job.next_s):
+                return
+            job.opened_s, job.window_paused = silence_s, paused
+            self._suspect(
+                job,
+                f"no beat for {silence_s:.1f} s, one is due every {limits.due:g} s",
+                self._evidence(job, last, silence_s, limits),
+            )
+        elif paused != job.window_paused:
+            # What was seen before the pause and what is seen after it are not one window.
+            job.window, job.opened_s, job.window_paused = [], silence_s, paused
+        sample = job.sensors.sample(job.window[-1].at if job.window else None)
+        if job.last is not last:
+            return
+        job.window.append(sample)
+        if len(job.window) >= 2:
+            self._decide(job, last, silence_s, limits)
+
+    def _decide(self, job: _Beaten, last: Beat, silence_s: float, limits: Limits) -> None:
+        verdict = judge(job.window)
+        full = self._full(job.window)
+        if silence_s >= limits.overdue and verdict.known:
+            self._convict(job, last, silence_s, limits, verdict, "no_progress")
+        elif verdict.idle is False:
+            if not (verdict.spinning and silence_s >= limits.spin):
+                self._rearm(job, silence_s, limits, verdict)
+            elif full:
+                self._convict(job, last, silence_s, limits, verdict, "spin")
+        elif full:
+            if verdict.idle is None:
+                # One reading that failed must not cost a whole timeout: the window slides on for a while.
+                verdict = judge(self._tail(job.window))
+            if verdict.idle:
+                self._convict(job, last, silence_s, limits, verdict, "idle")
+            elif silence_s - job.opened_s >= _SLIDE_FACTOR * self._confirm_s:
+                self._rearm(job, silence_s, limits, verdict)
+
+    def _limits(self, job: _Beaten, last: Beat) -> Limits:
+        unit = due = job.timeout_s
+        if job.learns:
+            unit = due = max(due, LEARNED_FACTOR * job.longest_s)
+        if last.phase in ("load", "save"):
+            unit = due = max(due, job.load_grace_s)
+        elif last.phase == "long":
+            # Repeating the word does not prolong the exemption: it counts from when the phase began.
+            due = max(due, job.long_phase_s - (last.at - last.phase_since))
+        return Limits(
+            due, due + (self._spin_factor - 1) * unit, due + (self._overdue_factor - 1) * unit, unit
+        )
+
+    def _full(self, window: Sequence[Sample]) -> bool:
+        return len(window) >= self._confirm_samples and window[-1].at - window[0].at >= self._confirm_s
+
+    def _tail(self, window: Sequence[Sample]) -> Sequence[Sample]:
+        """The shortest end of a window that is one by itself."""
+        first = len(window) - self._confirm_samples
+        while first > 0 and not self._full(window[first:]):
+            first -= 1
+        return window[max(first, 0) :]
+
+    def _rearm(self, job: _Beaten, silence_s: float, limits: Limits, verdict: Verdict) -> None:
+        job.window = []
+        job.rearmed += 1
+        job.next_s = silence_s + limits.unit
+        for limit in (limits.overdue, limits.spin):
+            if silence_s < limit < job.next_s:
+                job.next_s = limit
+        self._log.info(
+            "rearmed",
+            extra={"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
+        )
+
+    def _convict(
+        self, job: _Beaten, last: Beat, silence_s: float, limits: Limits, verdict: Verdict, reason: str
+    ) -> None:
+        evidence = self._evidence(job, last, silence_s, limits)
+        evidence |= {"why": verdict.why, "window": verdict.evidence}
+        what = {
+            "idle": verdict.why,
+            "spin": "its devices are busy without touching memory or drawing power",
+            "no_progress": f"that is {self._overdue_factor:g} times overdue, and busy is not progress",
+        }[reason]
+        message = f"no beat for {silence_s:.1f} s after {_place(last)}: {what}"
+        self._trip(job, Trip(ExitCode.STALL, reason, message, evidence, job=job.job))
+        job.window = []
+        job.next_s = silence_s + limits.unit
+
+    def _learn(self, job: _Beaten) -> None:
+        pending = job.pending
+        if pending is not None:
+            job.pending = None
+            gap, paused = pending
+            job.longest_s = max(job.longest_s, gap - (self.pauses.total_s - paused))
+
+    def _evidence(self, job: _Beaten, last: Beat, silence_s: float, limits: Limits) -> dict[str, Any]:
+        return {
+            "silence_s": round(silence_s, 3),
+            "due_s": limits.due,
+            "overdue_s": limits.overdue,
+            "longest_gap_s": round(job.longest_s, 3),
+            "rearmed": job.rearmed,
+            "paused_s": round(self.pauses.total_s - job.paused, 3),
+            "last_beat": _beat_json(last),
+        }
+
+
+def _beat_json(beat: Beat) -> dict[str, Any]:
+    # A loss may be anything, and NaN is not JSON.
+    loss = beat.loss if beat.loss is None or beat.loss - beat.loss == 0 else repr(beat.loss)
+    return {
+        "number": beat.number,
+        "at": round(beat.at, 3),
+        "step": beat.step,
+        "total": beat.total,
+        "phase": beat.phase,
+        "loss": loss,
+    }
+
+
+def _place(beat: Beat) -> str:
+    where = f"beat {beat.number}" if beat.step is None else f"step {beat.step}"
+    return where if beat.total is None or beat.step is None else f"{where} of {beat.total}"

@@ -1,0 +1,324 @@
+"""The one way in which a watchdog ends work in this process: evidence, one statement, exit.
+
+The order of promises is the other way round. First the kernel is told to end this process at the deadline; only
+then is anything tried that could hang: reading ``/proc``, the database, the log. So a trip with PostgreSQL
+unreachable or frozen exits just as a trip with PostgreSQL at hand does, and the lease's end does the rest. The
+statement may say that the process is as good as gone for the same reason: it is, whatever comes.
+
+The connection is this path's own. The worker's pool may be exhausted by the very thread that hangs, and its
+patience is measured for work, not for an exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken
+from gangq.watchdogs import evidence as evidence_of
+from gangq.watchdogs.activity import Family
+from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.deadman import Deadman, Unsupported
+from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.verdicts import Suspicion, Trip, error_of
+
+if TYPE_CHECKING:
+    from gangq.client.calls import Query
+    from gangq.client.core import Target
+
+log = logging.getLogger("gangq.watchdogs.trip")
+
+T = TypeVar("T")
+
+_CALLED_OFF = ("held", "notify")
+_RESERVE_S = 0.5
+"""Left for leaving itself: what comes before ends so much earlier than the deadline."""
+_FIRST_S = 1.0
+_AFTER_DEADLINE_S = 0.75
+"""The second timer's SIGKILL comes 0.25 s after the deadline; the rest is for the kernel."""
+_RETRY_S = 0.25
+_SHOW_S = 0.2
+_LEAVE_NOW_S = 2.0
+
+
+class TripPath:
+    """Carries out trips of work that runs in this process. Thread-safe: one trip at a time.
+
+    - ``database``: a conninfo, URI or `Target`; ``incarnation``: the worker's.
+    - ``deadline_s``: the process is gone so long after the call at the latest, whatever hangs.
+    - ``database_s``: connect, lock and statement timeout, each.
+    - ``first``: what to do before the evidence, such as handing in results; given a second at most.
+    - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
+    - ``leave(code)``: how to exit.
+    """
+
+    def __init__(
+        self,
+        database: str | Target,
+        incarnation: int,
+        *,
+        leave: Callable[[int], object] = os._exit,
+        deadline_s: float = 5.0,
+        database_s: float = 2.0,
+        first: Callable[[], object] | None = None,
+        ignored: Callable[[], Iterable[int]] | None = None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        """Raises `InvalidInput` for numbers or a database address that make no sense."""
+        from gangq.client import core
+
+        self._target = core.target(database, {}) if isinstance(database, str) else database
+        self._incarnation = incarnation
+        self._leave = leave
+        self._deadline_s = seconds("deadline_s", deadline_s, most=60)
+        self._database_s = seconds("database_s", database_s, most=60)
+        self._first = first
+        self._ignored = ignored
+        self._clock = clock
+        self._one = threading.Lock()
+        self._deadman: Deadman | None = None
+
+    def __call__(
+        self,
+        trip: Trip,
+        *,
+        job_id: int,
+        token: int,
+        evidence: Mapping[str, Any] | None = None,
+        log_tail: Callable[[], str | bytes] | str | bytes | None = None,
+    ) -> bool:
+        """End this process with the trip's code; ``evidence`` is kept beside what is collected here.
+
+        Returns only if nothing is to be ended: False, because the database called it off (the class only
+        notifies, or too much of the fleet is suspect at once) or because the claim is not this worker's any
+        more, which its lease keeper sees to. (True only where ``leave`` returns, as in tests.)
+        """
+        with self._one:
+            deadline = self._clock() + self._deadline_s
+            self._arm(deadline, trip)
+            called_off = False
+            try:
+                called_off = self._say(trip, job_id, token, evidence, log_tail, deadline)
+            except Exception as problem:
+                log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
+            if called_off:
+                if self._deadman is not None:
+                    self._deadman.disarm()
+                return False
+            self._kill_children()
+            log.critical("leaving", extra={"job": job_id, "code": int(trip.code), "reason": trip.message})
+            self._leave(int(trip.code))
+            return True
+
+    def tell(
+        self,
+        trip: Trip,
+        *,
+        job_id: int,
+        token: int,
+        evidence: Mapping[str, Any],
+        exit_in_s: float | None = None,
+        within_s: float | None = None,
+    ) -> str | None:
+        """Tell the database of a trip (SQL: gangq.trip); return the outcome, None if it did not answer within
+        ``within_s`` seconds. Repeated until then: a repeat changes nothing.
+
+        ``exit_in_s`` None: the work is proven dead already, and this process lives on.
+
+        Raises:
+            StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
+        """
+        from gangq.client import calls
+
+        def query() -> Query[str]:
+            return calls.trip(
+                incarnation=self._incarnation,
+                job_id=job_id,
+                token=token,
+                code=int(trip.code),
+                error=error_of(trip),
+                evidence=evidence,
+                devices=trip.devices,
+                exit_in_s=exit_in_s,
+                class_=trip.cls,
+            )
+
+        return self._ask(query, within_s)
+
+    def doubt(
+        self, suspicion: Suspicion, *, job_id: int, token: int, within_s: float | None = None
+    ) -> str | None:
+        """Put a suspicion on record (SQL: gangq.suspect); return ``noted`` or ``held``, None without an answer.
+
+        Raises:
+            StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
+        """
+        from gangq.client import calls
+
+        def query() -> Query[str]:
+            return calls.suspect(
+                incarnation=self._incarnation,
+                job_id=job_id,
+                token=token,
+                class_=suspicion.cls,
+                evidence={"message": suspicion.message, **suspicion.evidence},
+            )
+
+        return self._ask(query, within_s)
+
+    # -- the steps -------------------------------------------------------------------------------------------
+
+    def _arm(self, deadline: float, trip: Trip) -> None:
+        try:
+            if self._deadman is None:
+                self._deadman = Deadman()
+            self._deadman.arm(deadline, int(trip.code))
+        except (Unsupported, OSError) as problem:
+            # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would not
+            # be caught.
+            log.error("trip_without_timer", extra={"error": str(problem)})
+
+    def _say(
+        self,
+        trip: Trip,
+        job_id: int,
+        token: int,
+        more: Mapping[str, Any] | None,
+        log_tail: Callable[[], str | bytes] | str | bytes | None,
+        deadline: float,
+    ) -> bool:
+        """Hand over results, collect, tell; True when the trip is called off."""
+        if self._first is not None:
+            within(_FIRST_S, self._first, "gangq-goodbye")
+        collected = evidence_of.collect(own=True, trip=trip, more=more, log_tail=log_tail)
+        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-goodbye")
+        left = deadline - _RESERVE_S - self._clock()
+        exit_in_s = deadline + _AFTER_DEADLINE_S - self._clock()
+        try:
+            outcome = self.tell(
+                trip, job_id=job_id, token=token, evidence=collected, exit_in_s=exit_in_s, within_s=left
+            )
+        except (StaleToken, IncarnationEnded, NotFound) as problem:
+            log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
+            return True
+        log.warning("trip_told" if outcome else "trip_unheard", extra={"job": job_id, "outcome": outcome})
+        return outcome in _CALLED_OFF
+
+    def _ask(self, query: Callable[[], Query[T]], within_s: float | None) -> T | None:
+        limit = self._deadline_s if within_s is None else max(0.0, within_s)
+        until = time.monotonic() + limit
+
+        def repeat() -> T | None:
+            while True:
+                try:
+                    return self._execute(query())
+                except GangqError as problem:
+                    if not problem.retryable:
+                        raise
+                    log.warning("database_silent", extra={"error": str(problem)})
+                if time.monotonic() + _RETRY_S >= until:
+                    return None
+                time.sleep(_RETRY_S)
+
+        try:
+            return within(limit, repeat, "gangq-trip")
+        except (StaleToken, IncarnationEnded, NotFound):
+            raise
+        except Exception as problem:
+            # A schema without the verb, a login without the right: nothing that trying again would change.
+            log.error("database_refused", extra={"error": str(problem)})
+            return None
+
+    def _execute(self, query: Query[T]) -> T:
+        import psycopg
+        from psycopg.conninfo import make_conninfo
+
+        limit_s = max(1, round(self._database_s))
+        limit_ms = round(self._database_s * 1000)
+        conninfo = make_conninfo(
+            self._target.conninfo,
+            connect_timeout=limit_s,
+            tcp_user_timeout=limit_ms,
+            application_name="gangq trip",
+        )
+        kwargs = {**self._target.kwargs, "autocommit": True, "prepare_threshold": None}
+        try:
+            connection = psycopg.connect(conninfo, **kwargs)
+        except psycopg.Error as problem:
+            raise self._target.unreachable(problem) from problem
+        try:
+            with connection, connection.transaction():
+                # In the transaction and not at connecting: PgBouncer refuses to pass them on.
+                connection.execute(
+                    f"set local lock_timeout = {limit_ms}; set local statement_timeout = {limit_ms}"
+                )
+                with connection.cursor(row_factory=query.factory) as cursor:
+                    return query.read(cursor.execute(query.text, query.params).fetchall())
+        except psycopg.Error as problem:
+            raise self._target.failed(problem, query.name) from problem
+
+    def _kill_children(self) -> None:
+        """What the handler started dies with it: a data loader or a rank of its own would hold the device."""
+        try:
+            ignored = list(self._ignored()) if self._ignored is not None else []
+            me = os.getpid()
+            for pid in Family().members({me}, ignored, self._clock()):
+                if pid != me:
+                    os.kill(pid, signal.SIGKILL)
+        except OSError as problem:
+            log.warning("children_left", extra={"error": str(problem)})
+
+
+def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
+    """What watchdogs do with a trip when nobody says otherwise: all stacks to standard error, one line to the
+    log, and exit with the trip's code, within two seconds even where standard error is a pipe nobody reads.
+    """
+    with contextlib.suppress(Unsupported, OSError):
+        Deadman().arm(boottime() + _LEAVE_NOW_S, int(trip.code))
+
+    def last_words() -> None:
+        _show(evidence_of.stacks())
+        log.critical("leaving", extra={"code": int(trip.code), "reason": trip.message})
+
+    try:
+        within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
+    except Exception as problem:
+        log.error("trip_fault", extra={"error": repr(problem)})
+    leave(int(trip.code))
+    return True
+
+
+def _show(stacks: str) -> None:
+    """To standard error as well: the database may never hear of them."""
+    stream = sys.__stderr__ or sys.stderr
+    if stream is not None:
+        stream.write(stacks)
+        stream.flush()
+
+
+def within(limit_s: float, act: Callable[[], T], name: str) -> T | None:
+    """Do something in a thread of its own; None when it is not done after ``limit_s`` seconds, in which case it
+    goes on unheard. Raises what it raises.
+    """
+    done: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(act())
+        except Exception as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        raise failed[0]
+    return done[0] if done else None

@@ -1,0 +1,82 @@
+"""What a watchdog hands over when it has made up its mind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangq.watchdogs.codes import ExitCode
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Something is on its way to a trip. Nothing is stopped for it.
+
+    ``cls`` is budget, stall, health or fault; ``message`` one sentence; ``job`` whatever the watchdog's
+    ``start`` was given.
+    """
+
+    cls: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    job: Any = None
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A job is to be ended.
+
+    ``reason`` is a stable word (budget, idle, spin, no_progress, or the kind of a device event), ``message``
+    one sentence for people, ``devices`` the uuids to blame, ``application`` whether the fault is of a class
+    that programs cause (the device then stays in use), ``job`` whatever the watchdog's ``start`` was given.
+    """
+
+    code: ExitCode
+    reason: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    application: bool = False
+    job: Any = None
+
+    @property
+    def cls(self) -> str:
+        """Its class: budget, stall, health or fault."""
+        return self.code.word
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is to be kept of it as evidence."""
+        return {
+            "code": int(self.code),
+            "class": self.cls,
+            "reason": self.reason,
+            "message": self.message,
+            "application": self.application,
+            "devices_blamed": list(self.devices),
+            "seen": dict(self.evidence),
+        }
+
+
+_TYPES = {"budget": "OverBudget", "stall": "Stalled", "health": "Wedged", "fault": "DeviceFault"}
+
+
+def error_of(trip: Trip) -> dict[str, Any]:
+    """The error that is kept of a job that tripped, as ``gangq.fail`` and ``gangq.trip`` take it."""
+    return {
+        "type": _TYPES.get(trip.cls, trip.code.name.title()),
+        "message": trip.message,
+        "reason": trip.reason,
+        "code": int(trip.code),
+        "host": socket.gethostname(),
+    }
+
+
+OnTrip = Callable[[Trip], bool]
+"""Carries a trip out. Normally never returns, because the process is gone; True: carried out (the job is over
+although this process lives on); False: called off, and the watchdog watches on.
+"""
+
+OnSuspect = Callable[[Suspicion], object]
+"""Is told of a suspicion, in a thread of its own: however long it takes, no trip waits for it."""

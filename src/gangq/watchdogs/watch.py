@@ -1,0 +1,246 @@
+"""What the three watchdogs have in common: one long-lived thread each, started and stopped per job by writing an
+attribute.
+
+A worker runs thousands of small jobs a second, so nothing is created, woken or joined per job: the thread polls.
+What must hold all the same is that the watchdog of a finished job can never end the next one. A trip therefore
+begins under the same lock under which a job ends: either the job was over first, and nothing happens, or the
+trip was first, and then :meth:`Watch.stop` does not return before the process has ended or the trip was called
+off.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gangq.errors import GangqError
+from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.pauses import PauseMeter
+from gangq.watchdogs.trip import leave_now
+from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FAULT_WAIT_S = 60.0
+_WORDS_KEPT = 100
+
+J = TypeVar("J", bound="Watched")
+
+
+class Watched:
+    """One job under one watchdog."""
+
+    __slots__ = ("job", "paused", "since", "suspected")
+
+    def __init__(self, since: float, paused: float, job: Any) -> None:
+        self.since = since
+        self.paused = paused
+        """Pauses counted before it began."""
+        self.job = job
+        self.suspected = False
+
+    def ran_s(self, now: float, paused: float) -> float:
+        """How long it has been running, pauses not counted, seconds."""
+        return now - self.since - (paused - self.paused)
+
+
+class Watch(Generic[J]):
+    """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that promises.
+
+    A context manager around one job: entering starts unless :meth:`start` did, leaving stops. The same object
+    serves any number of jobs, one at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        clock: Callable[[], float] = boottime,
+        wait: Callable[[float], object] | None = None,
+        poll_s: float = 1.0,
+        on_trip: OnTrip | None = None,
+        on_suspect: OnSuspect | None = None,
+        pauses: PauseMeter | None = None,
+    ) -> None:
+        self.name = name
+        self.pauses = pauses or PauseMeter(name=name, clock=clock)
+        """The pauses of this process that the thread has met; they move every deadline."""
+        self._clock = clock
+        self._closing = threading.Event()
+        self._wait = wait or self._closing.wait
+        self._poll_s = seconds("poll_s", poll_s, most=3600)
+        self._on_trip = on_trip or leave_now
+        self._on_suspect = on_suspect
+        self._log = logging.getLogger(f"gangq.watchdogs.{name.rpartition('-')[2]}")
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._job: J | None = None
+        self._tripping: int | None = None
+        self._thread: threading.Thread | None = None
+        self._mouth: _Mouth | None = None
+
+    # -- per job ---------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Watch a job with what the constructor was given."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """The job is over. Returns at once, unless a trip of it has begun: then only once that was called off.
+
+        A trip that is carried out ends the process, and this call with it.
+        """
+        with self._lock:
+            self._job = None
+            if self._tripping is not None:
+                self._settle()
+
+    def close(self) -> None:
+        """Stop, and end the thread. Not needed at the end of a process: the thread is a daemon."""
+        self.stop()
+        self._closing.set()
+        thread, mouth = self._thread, self._mouth
+        if mouth is not None:
+            mouth.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2 * self._poll_s)
+
+    def __enter__(self) -> Self:
+        if self._job is None:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def watching(self) -> bool:
+        """Whether a job is being watched."""
+        return self._job is not None
+
+    def check(self, now: float | None = None) -> None:
+        """Look at the present job once: what the thread does every ``poll_s`` seconds.
+
+        Tests give the instant and need no thread.
+        """
+        job = self._job
+        if job is not None:
+            self._look(job, self._clock() if now is None else now)
+
+    # -- for the watchdogs -----------------------------------------------------------------------------------
+
+    def _look(self, job: J, now: float) -> None:
+        raise NotImplementedError
+
+    def _begin(self, job: J) -> None:
+        with self._lock:
+            if self._tripping is not None:
+                self._settle()
+            self._job = job
+        if self._thread is None:
+            self._spawn()
+
+    def _settle(self) -> None:
+        # What a trip itself calls (a test's, or a worker's that ends the job in the trip) must not wait for it.
+        while self._tripping is not None and self._tripping != threading.get_ident():
+            self._settled.wait()
+
+    def _suspect(self, job: J, message: str, evidence: Mapping[str, Any]) -> None:
+        cls = self.name.rpartition("-")[2]
+        self._log.warning("suspect", extra={**_about(job), "class": cls, "reason": message})
+        if self._on_suspect is not None:
+            if self._mouth is None:
+                self._mouth = _Mouth(f"{self.name}-tell", self._on_suspect, self._log)
+            self._mouth.say(Suspicion(cls, message, evidence, job.job))
+
+    def _trip(self, job: J, trip: Trip) -> None:
+        """Carry out a trip of ``job``, unless the job is over; returns once it was called off."""
+        with self._lock:
+            if self._job is not job:
+                return
+            self._tripping = threading.get_ident()
+        self._log.critical(
+            "trip",
+            extra={**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
+        )
+        carried_out = False
+        try:
+            carried_out = self._on_trip(trip)
+        finally:
+            with self._lock:
+                self._tripping = None
+                if carried_out and self._job is job:
+                    self._job = None
+                self._settled.notify_all()
+        if not carried_out:
+            self._log.warning("trip_called_off", extra={**_about(job), "class": trip.cls})
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                raise GangqError(f"{self.name} is closed: make a new one for further jobs")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        faults = 0
+        while not self._closing.is_set():
+            try:
+                self.check()
+                faults = 0
+            except Exception:
+                # A sensor nobody foresaw must neither kill the job nor leave it unwatched.
+                faults += 1
+                self._log.exception("watchdog_fault", extra={"faults": faults})
+            self.pauses.wait(
+                self._wait, min(self._poll_s * 2 ** min(faults, 10), max(_FAULT_WAIT_S, self._poll_s))
+            )
+
+
+class _Mouth:
+    """Passes suspicions on, in a thread of its own: who is told may be waiting for a database that hangs, and
+    meanwhile the watchdog has to watch.
+    """
+
+    def __init__(self, name: str, tell: OnSuspect, log: logging.Logger) -> None:
+        self._tell = tell
+        self._log = log
+        self._words: queue.Queue[Suspicion | None] = queue.Queue(_WORDS_KEPT)
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def say(self, suspicion: Suspicion) -> None:
+        """Pass it on when there is time; dropped where a hundred wait already."""
+        try:
+            self._words.put_nowait(suspicion)
+        except queue.Full:
+            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
+
+    def close(self) -> None:
+        """End the thread once it has passed on what waits."""
+        try:
+            self._words.put_nowait(None)
+        except queue.Full:
+            return
+
+    def _run(self) -> None:
+        while (suspicion := self._words.get()) is not None:
+            try:
+                self._tell(suspicion)
+            except Exception as problem:
+                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+
+
+def _about(job: Watched) -> dict[str, Any]:
+    """Which job a line of the log is about."""
+    return {} if job.job is None else {"job": getattr(job.job, "id", job.job)}

@@ -1,0 +1,127 @@
+"""How long the jobs of each task may take, load and fall silent, as the database knows it.
+
+Asked for once per task, kept, and asked for again once a minute by the lease keeper's thread: a job starts with
+what is known, and no job waits for a number.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gangq.errors import GangqError
+from gangq.watchdogs.clock import boottime
+
+if TYPE_CHECKING:
+    from gangq.app import WatchOptions
+    from gangq.client import Client
+    from gangq.client.rows import Claim
+
+log = logging.getLogger("gangq.worker.limits")
+
+_FRESH_S = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the watchdogs allow one job; seconds. The defaults hold where the database has not answered yet.
+
+    `learn`: the stall timeout was set by nobody, and may grow with the job. `notify_only`: classes of trip that
+    are reported and stop nothing.
+    """
+
+    budget_s: float = 2100.0
+    stall_timeout_s: float = 120.0
+    learn: bool = True
+    load_grace_s: float = 1200.0
+    health_window_s: float = 300.0
+    long_phase_s: float = 3600.0
+    notify_only: tuple[str, ...] = ()
+
+
+_WITH_DEVICES = Limits(budget_s=8100.0)
+_Key = tuple[str, str, str, bool]
+
+
+class LimitsTable:
+    """The limits of every task this worker has met. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._known: dict[_Key, tuple[float, Limits]] = {}
+        self._used: set[_Key] = set()
+        self._gaps: dict[tuple[str, str], tuple[float, int]] = {}
+        self._told: dict[tuple[str, str], float] = {}
+
+    def of(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
+        """What holds for this job: its own budget and its task's options before what the database says."""
+        key = (claim.task, claim.queue, device_class, bool(claim.devices))
+        self._used.add(key)
+        known = self._known.get(key)
+        limits = self._ask(key) if known is None else known[1]
+        if claim.budget_s is not None:
+            limits = replace(limits, budget_s=claim.budget_s)
+        if options is None:
+            return limits
+        return replace(
+            limits,
+            stall_timeout_s=options.stall_timeout or limits.stall_timeout_s,
+            learn=limits.learn and options.stall_timeout is None,
+            load_grace_s=options.load_grace or limits.load_grace_s,
+            health_window_s=options.health_window or limits.health_window_s,
+            long_phase_s=options.long_phase or limits.long_phase_s,
+        )
+
+    def learned(self, task: str, device_class: str, longest_s: float, beats: int) -> None:
+        """A job of this task went on after a gap between its beats as long as this: tell the database, later
+        and only where it is news.
+        """
+        key = (task, device_class)
+        with self._lock:
+            if longest_s <= max(self._told.get(key, 0.0), self._gaps.get(key, (0.0, 0))[0]) * 1.1:
+                return
+            self._gaps[key] = (longest_s, beats)
+
+    def exchange(self) -> None:
+        """Tell what was learned and ask anew what is older than a minute. Called now and then by a thread that
+        may wait for the database; its failures are this worker's next try, and nobody else's.
+        """
+        with self._lock:
+            gaps, self._gaps = self._gaps, {}
+        try:
+            for (task, device_class), (longest_s, beats) in gaps.items():
+                self._client.learn_gap(task=task, device_class=device_class, longest_s=longest_s, beats=beats)
+                self._told[task, device_class] = longest_s
+        except GangqError as problem:
+            log.info("gaps_untold", extra={"error": str(problem)})
+        now = boottime()
+        used, self._used = self._used, set()
+        for key in used:
+            if key in self._known and self._known[key][0] < now - _FRESH_S:
+                self._ask(key)
+            else:
+                self._used.add(key)
+
+    def _ask(self, key: _Key) -> Limits:
+        task, queue, device_class, with_devices = key
+        try:
+            row = self._client.watch_terms(task=task, device_class=device_class, queue=queue)
+        except GangqError as problem:
+            log.info("limits_unknown", extra={"task": task, "error": str(problem)})
+            found = self._known.get(key, (0.0, _WITH_DEVICES if with_devices else Limits()))[1]
+            self._known[key] = (0.0, found)
+            return found
+        limits = Limits(
+            budget_s=row.budget_gpu_s if with_devices else row.budget_s,
+            stall_timeout_s=row.stall_timeout_s,
+            learn=row.learned,
+            load_grace_s=row.load_grace_s,
+            health_window_s=row.health_window_s,
+            long_phase_s=row.long_phase_s,
+            notify_only=tuple(row.notify_only),
+        )
+        self._known[key] = (boottime(), limits)
+        return limits

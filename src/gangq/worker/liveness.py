@@ -1,0 +1,183 @@
+"""Signs of life of a worker: to its supervisor, and to a timer of the kernel.
+
+A thread says once a second that threads of this process still run. When it falls silent, something holds the
+interpreter, or the process is stopped, and nothing inside can help: the supervisor ends the worker
+(:mod:`gangq.worker.supervisor`). One second later the kernel would do it, should the supervisor be unable to;
+without a supervisor (``App.run_worker()``) the kernel is all there is (:mod:`gangq.watchdogs.backstop`).
+
+The supervisor also has to know what it ended: the worker writes its incarnation and the job in its own process
+into memory they share (:mod:`gangq.worker.liveness_memory`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import IO
+
+from gangq.errors import InvalidInput
+from gangq.watchdogs.backstop import Backstop
+from gangq.worker import liveness_memory
+from gangq.worker.liveness_memory import Memory
+from gangq.worker.supervisor import SILENCE_S
+
+log = logging.getLogger("gangq.worker.liveness")
+
+SILENCE_VARIABLE = "GANGQ_SILENCE_S"
+"""Seconds without a sign of life that end a worker [30]; ``gangq worker --silence-s`` says the same."""
+START_VARIABLE = "GANGQ_START_S"
+"""The same before the first sign of life [600]; ``gangq worker --start-s``."""
+_AFTER_SUPERVISOR_S = 1.0
+
+
+class Liveness:
+    """The signs of life of this process. :meth:`of_environment` makes it, :meth:`start` begins.
+
+    Without a supervisor, :meth:`registered`, :meth:`job` and :meth:`ended` do nothing.
+    """
+
+    def __init__(self, backstop: Backstop, memory: Memory | None = None, pipe: int = -1) -> None:
+        self._backstop = backstop
+        self._memory = memory
+        self._pipe = pipe
+
+    @classmethod
+    def of_environment(
+        cls,
+        environ: MutableMapping[str, str] | None = None,
+        *,
+        dump_file: IO[str] | None = None,
+        silence_s: float | None = None,
+    ) -> Liveness:
+        """Of this process, whose supervisor, if it has one, is named in ``environ`` [``os.environ``].
+
+        That name is taken out of it: no process started from here has the same supervisor. ``dump_file`` (a
+        real file) gets the stacks when there is no supervisor to take them; ``silence_s`` [what
+        ``GANGQ_SILENCE_S`` says, 30] counts when there is none.
+        """
+        environ = os.environ if environ is None else environ
+        named = environ.pop(liveness_memory.VARIABLE, "")
+        found = _supervisor(named) if named else None
+        if found is None:
+            if silence_s is None:
+                silence_s = number_of(environ, SILENCE_VARIABLE, SILENCE_S)
+            return cls(Backstop(silence_s=silence_s, dump_file=dump_file))
+        pipe, memory = found
+        interval_s, silence_s = memory.terms
+        backstop = Backstop(
+            silence_s=silence_s + _AFTER_SUPERVISOR_S,
+            interval_s=interval_s,
+            dump_file=open(memory.fd, "w", closefd=False),  # noqa: SIM115
+            beat=lambda: _write(pipe, liveness_memory.BEAT),
+        )
+        return cls(backstop, memory, pipe)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether there is a supervisor."""
+        return self._memory is not None
+
+    def start(self) -> None:
+        """Give the first sign of life, and go on. To be called once what may hold the interpreter for long
+        (the import of the app) is done: from now on silence is judged.
+        """
+        if self._memory is not None:
+            self._memory.dump_signal = self._backstop.dump_signal
+        self._backstop.start()
+
+    def stop(self) -> None:
+        """No more signs of life, and nobody waits for any: the process is about to end, or goes on as
+        something else than a worker. What was :meth:`registered` and has not :meth:`ended` stays known.
+        """
+        self._backstop.stop()
+        if self._memory is not None:
+            _write(self._pipe, liveness_memory.LEAVING)
+
+    def registered(
+        self, *, worker: str, host: str, incarnation: int, mark: str, directory: Path, dsn: str
+    ) -> None:
+        """This process has become an incarnation: should it die, the supervisor reports it dead.
+
+        ``dsn`` is where (``client.target.conninfo``); it stays in memory.
+        """
+        if self._memory is None:
+            return
+        record = {
+            "worker": worker,
+            "host": host,
+            "incarnation": incarnation,
+            "mark": mark,
+            "directory": str(directory),
+            "dsn": dsn,
+            "pid": os.getpid(),
+        }
+        try:
+            self._memory.register(incarnation, json.dumps(record).encode())
+        except ValueError as problem:
+            # The supervisor then ends this worker like any other, and leaves its jobs to the lease.
+            log.warning("record_unwritten", extra={"error": str(problem)})
+        _write(self._pipe, liveness_memory.REGISTERED)
+
+    def job(self, job_id: int, token: int) -> None:
+        """The handler of this job begins in this process; ``job(0, 0)``: no handler runs. For every job:
+        costs a third of a microsecond.
+        """
+        if self._memory is not None:
+            self._memory.set_job(job_id, token)
+
+    def ended(self) -> None:
+        """The incarnation has retired, or the database has ended it: there is nothing to report of it."""
+        if self._memory is not None:
+            self._memory.forget()
+
+
+def number_of(environ: Mapping[str, str], variable: str, default: float, *, zero: bool = False) -> float:
+    """The number that this variable of the environment holds, more than 0 (or, with ``zero``, not less).
+
+    Raises:
+        InvalidInput: it holds something else.
+    """
+    text = environ.get(variable)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value == 0 and not zero):
+        more = "0 or more" if zero else "more than 0"
+        raise InvalidInput(f"{variable} is {text!r}: give a number, {more}, such as {default:g}")
+    return value
+
+
+def _supervisor(named: str) -> tuple[int, Memory] | None:
+    try:
+        pipe, memory_fd = (int(word) for word in named.split(":"))
+        memory = Memory(memory_fd)
+        os.set_blocking(pipe, False)
+    except (OSError, ValueError) as problem:
+        log.warning(
+            "supervisor_unknown",
+            extra={
+                "named": named,
+                "error": str(problem),
+                "advice": f"this worker goes on without it; do not set {liveness_memory.VARIABLE} yourself",
+            },
+        )
+        return None
+    for fd in (pipe, memory_fd):
+        os.set_inheritable(fd, False)
+    return pipe, memory
+
+
+def _write(pipe: int, what: bytes) -> None:
+    """Say it, if somebody listens: a supervisor that is stopped reads nothing, one that was killed takes this
+    process with it (PDEATHSIG).
+    """
+    try:
+        os.write(pipe, what)
+    except OSError:
+        return

@@ -1,0 +1,160 @@
+"""Says how a worker died, for its supervisor: ``python -m gangq.worker.report``, a fresh process each time.
+
+On standard input comes one JSON object: ``record``, what the worker had said of its incarnation (with the
+address of its database, which is why none of this is on a command line; else ``GANGQ_DSN``), and ``facts``,
+what the supervisor saw. Out of these it says, in this order: the trip of the job that ran in the worker's own
+process; that all of the incarnation is dead. Of a process that nothing can kill it says that, and nothing
+else: what such a process holds is not free.
+
+Exit status: 0 all was said, 1 something was not; then the worker's lease ends by itself. The supervisor allows
+5 s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gangq.client import Client
+from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken
+from gangq.watchdogs.codes import ExitCode
+from gangq.worker.proof import HostIdentity
+from gangq.worker.session import blameless
+
+log = logging.getLogger("gangq.worker.report")
+
+DIRECTORY_PREFIX = "gangq-w-"
+"""How the private directory of a worker is called."""
+
+_CONNECT_S = 2
+_WORKERS_OWN = (ExitCode.BUDGET, ExitCode.STALL, ExitCode.HEALTH, ExitCode.FAULT)
+"""Trips that the worker itself reports; again from here, should it not have been able to. A repeat is none."""
+
+
+def main() -> None:
+    """Read standard input, say it, and exit."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
+    words = json.load(sys.stdin)
+    record, facts = words["record"], words["facts"]
+    dsn = record.get("dsn") or os.environ.get("GANGQ_DSN")
+    try:
+        with Client(dsn, max_size=1, timeout_s=_CONNECT_S, connect_timeout=_CONNECT_S) as client:
+            said = report(client, record, facts)
+    except GangqError as problem:
+        log.error("report_failed: %s", problem)
+        said = False
+    sys.exit(0 if said else 1)
+
+
+def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Say what the supervisor saw of this incarnation; whether all of it was said.
+
+    Raises:
+        GangqError: the database is not there, or refused.
+    """
+    worker, incarnation = str(record["worker"]), int(record["incarnation"])
+    if facts["stuck"]:
+        evidence = {**_seen(facts), "pid": facts["stuck"][0]["pid"], "boot_id": HostIdentity.here().boot_id}
+        client.report_stuck(worker=worker, incarnation=incarnation, evidence=evidence)
+        log.critical(
+            "reported_stuck: process %s of worker %s does not die of SIGKILL: reboot this host",
+            evidence["pid"],
+            worker,
+        )
+        return True
+    if not facts["tree_dead"]:
+        left = [entry["pid"] for entry in facts["left"]]
+        log.error("not_proven_dead: processes %s of worker %s are not ours to end", left, worker)
+        return False
+    directory = own_directory(record.get("directory"))
+    excuse = None if directory is None else blameless(directory, incarnation)
+    if excuse is not None:
+        # It ended its own work for a reason that is no fault of the jobs', and left word of it.
+        try:
+            client.retire_worker(incarnation=incarnation, final=True)
+        except IncarnationEnded:
+            log.info("already_ended: incarnation %s", incarnation)
+        else:
+            log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, excuse)
+    else:
+        _trip(client, incarnation, facts)
+        freed = client.report_dead(
+            worker=worker, incarnation=incarnation, evidence={"by": "its supervisor", **_seen(facts)}
+        )
+        log.warning("reported_dead: worker %s, incarnation %s, jobs freed: %s", worker, incarnation, freed)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+    return True
+
+
+def own_directory(path: object) -> Path | None:
+    """The private directory of a worker that could not remove it itself; None if this is no such directory.
+
+    The name may come from the database: believe little.
+    """
+    if not isinstance(path, str):
+        return None
+    found = Path(path)
+    try:
+        mine = found.lstat().st_uid == os.getuid()
+    except OSError:
+        return None
+    named = found.is_absolute() and found.name.startswith(DIRECTORY_PREFIX)
+    return found if mine and named and not found.is_symlink() else None
+
+
+def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> None:
+    """The trip of the job whose handler ran in the worker, if that is what it died of."""
+    code, job = facts["exit_code"], facts["job"]
+    if not job or code not in (ExitCode.FROZEN, ExitCode.MEMORY, *_WORKERS_OWN):
+        return
+    silent_s = facts["silent_s"]
+    if code == ExitCode.FROZEN:
+        since = f" for {silent_s:.0f} s" if silent_s is not None else ""
+        kind, message = "Frozen", f"no thread of its worker ran{since}: something held the interpreter"
+    elif code == ExitCode.MEMORY:
+        kind = "OutOfMemory"
+        message = "the kernel killed its worker for want of memory: give the job a larger memory_mb, or the host more"
+    else:
+        known = next(own for own in _WORKERS_OWN if own == code)
+        kind, message = known.word, known.meaning
+    try:
+        outcome = client.trip(
+            incarnation=incarnation,
+            job_id=job,
+            token=facts["token"],
+            code=code,
+            error={"type": kind, "message": message},
+            evidence={"by": "its supervisor", **_seen(facts)},
+            # All of it is gone already, and the other jobs of this worker are nobody's fault: this ends the
+            # incarnation and hands them back.
+            exit_in_s=0,
+        )
+    except (StaleToken, IncarnationEnded, NotFound, InvalidInput) as problem:
+        # It was between two jobs, or could say so itself.
+        log.info("no_trip: job %s: %s", job, problem)
+        return
+    log.warning("reported_trip: job %s, code %s: %s", job, code, outcome)
+
+
+def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts as evidence; the stacks under the name by which the database keeps them from viewers."""
+    kept = {
+        key: value
+        for key, value in facts.items()
+        if key not in ("stacks", "token") and value not in (None, [])
+    }
+    return {**kept, **({"traceback": facts["stacks"]} if facts["stacks"] else {})}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The watchdogs over this worker's jobs, and what happens here when one trips.
+
+A handler in this process can only be ended together with it: evidence, then one statement, then the exit
+(:class:`gangq.watchdogs.TripPath`). A command's tree can be killed alone: it is, and the database is told once
+it is gone; the worker and its other jobs go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gangq.errors import GangqError
+from gangq.gpu import Detection, DeviceSampler
+from gangq.watchdogs import (
+    Calibration,
+    GpuHealthWatchdog,
+    HostActivity,
+    StallWatchdog,
+    Suspicion,
+    Trip,
+    TripPath,
+    Watchdog,
+    WorkSensors,
+    collect,
+)
+from gangq.watchdogs.clock import boottime
+from gangq.worker.limits import Limits, LimitsTable
+
+if TYPE_CHECKING:
+    from gangq.app import WatchOptions
+    from gangq.worker.child import Child
+    from gangq.worker.jobs import ActiveJob
+    from gangq.worker.reporter import Reporter
+    from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.watching")
+
+_READINGS_EVERY_S = 10.0
+_TAIL_BYTES = 8192
+
+
+class Watching:
+    """What the watchdogs of one incarnation share: limits, the sampler, and whom to tell."""
+
+    def __init__(self, session: Session, detection: Detection, sampler: DeviceSampler) -> None:
+        self.session = session
+        self.sampler = sampler
+        self.limits = LimitsTable(session.client)
+        self.calibration = Calibration()
+        self._models = {device.uuid: device.model for device in detection.devices}
+        self._readings_at = 0.0
+        # Whatever this process starts is its own to the driver, the sampler excepted.
+        family = HostActivity(own=True, ignored=sampler.pids)
+        sampler.watch(self._models, family.pids)
+
+    def uuids(self, job: ActiveJob) -> tuple[str, ...]:
+        """The devices it holds."""
+        return tuple(str(device["uuid"]) for device in job.claim.devices)
+
+    def device_class(self, job: ActiveJob) -> str:
+        """The model of its devices; empty: it holds none, or nobody knows."""
+        return next((self._models.get(uuid, "") for uuid in self.uuids(job)), "")
+
+    def limits_of(self, job: ActiveJob, options: WatchOptions | None) -> Limits:
+        """What the watchdogs allow it."""
+        return self.limits.of(job.claim, options, self.device_class(job))
+
+    def suspect(self, suspicion: Suspicion, *, notify: bool = False) -> str | None:
+        """Tell the database; returns ``noted`` or ``held``, None when it did not answer. ``notify``: it would
+        have been tripped, were this class not one that only reports.
+        """
+        job: ActiveJob = suspicion.job
+        try:
+            said: str = self.session.client.suspect(
+                incarnation=self.session.incarnation,
+                job_id=job.id,
+                token=job.token,
+                class_=suspicion.cls,
+                evidence={"message": suspicion.message, **suspicion.evidence},
+                notify=notify or None,
+            )
+        except GangqError as problem:
+            log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
+            return None
+        return said
+
+    def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
+        """Whether the operator wants to hear of such trips and nothing else; the database is told then."""
+        if trip.cls not in self.limits_of(job, None).notify_only:
+            return False
+        self.suspect(suspicion_of(trip, evidence), notify=True)
+        return True
+
+    def readings(self) -> list[dict[str, Any]] | None:
+        """The devices' readings for a heartbeat, every ten seconds; None: not now, or there are none."""
+        now = boottime()
+        if now - self._readings_at < _READINGS_EVERY_S:
+            return None
+        found = [reading.as_json() for reading in self.sampler.readings().values()]
+        if not found:
+            return None
+        self._readings_at = now
+        return found
+
+
+def suspicion_of(trip: Trip, evidence: Mapping[str, Any]) -> Suspicion:
+    """A trip that may not be carried out, as something to put on record."""
+    return Suspicion(trip.cls, trip.message, {"reason": trip.reason, **evidence}, trip.job)
+
+
+class JobWatch:
+    """The three watchdogs over one job at a time."""
+
+    def __init__(
+        self,
+        watching: Watching,
+        on_trip: Callable[[Trip], bool],
+        *,
+        pids: Callable[[], Iterable[int]] | None = None,
+    ) -> None:
+        """``pids``: whom to watch [this process without the library's own threads, and what it started]."""
+        self._watching = watching
+        self._pids = pids
+        self._on_trip = on_trip
+        more: dict[str, Any] = {"on_trip": on_trip, "on_suspect": watching.suspect}
+        self._budget = Watchdog(**more)
+        self._stall = StallWatchdog(**more)
+        self._health = GpuHealthWatchdog(**more)
+        self._without_devices = self._sensors(())
+        self._device_class = ""
+        self._job: ActiveJob | None = None
+
+    def _sensors(self, uuids: tuple[str, ...]) -> WorkSensors:
+        watching = self._watching
+        return WorkSensors(
+            self._pids,
+            ignored=watching.sampler.pids,
+            uuids=uuids,
+            sampler=watching.sampler if uuids else None,
+            calibration=watching.calibration,
+        )
+
+    def begin(self, job: ActiveJob, options: WatchOptions | None) -> None:
+        """Its code is about to run."""
+        watching = self._watching
+        uuids = watching.uuids(job)
+        limits = watching.limits_of(job, options)
+        sensors = self._sensors(uuids) if uuids else self._without_devices
+        self._job, self._device_class = job, watching.device_class(job)
+        self._budget.start(budget_s=limits.budget_s, job=job)
+        self._stall.start(
+            stall_timeout_s=limits.stall_timeout_s,
+            learn=limits.learn,
+            load_grace_s=limits.load_grace_s,
+            long_phase_s=limits.long_phase_s,
+            sensors=sensors,
+            job=job,
+        )
+        if uuids:
+            self._health.start(
+                window_s=limits.health_window_s,
+                load_grace_s=limits.load_grace_s,
+                long_phase_s=limits.long_phase_s,
+                sensors=sensors,
+                job=job,
+            )
+        job.on_beat = self._heard
+
+    def _heard(self, beat: dict[str, Any]) -> None:
+        self._stall.beat(
+            step=beat.get("step"), total=beat.get("total"), phase=beat.get("phase"), loss=beat.get("loss")
+        )
+        self._health.beat(phase=beat.get("phase"))
+
+    def end(self) -> None:
+        """Its code runs no more. From here on nothing that was seen of it can end the next one."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        job.on_beat = None
+        for dog in (self._budget, self._stall, self._health):
+            dog.stop()
+        longest_s, beats = self._stall.learned
+        if beats:
+            self._watching.limits.learned(job.claim.task, self._device_class, longest_s, beats)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.end()
+        for dog in (self._budget, self._stall, self._health):
+            dog.close()
+
+
+class CommandTrip:
+    """Carries out the trip of a command: kills its tree, and leaves word for its runner, which tells the
+    database once the tree is gone.
+    """
+
+    def __init__(self, watching: Watching, job: ActiveJob, child: Child) -> None:
+        self._watching = watching
+        self._job = job
+        self._child = child
+        self.trip: Trip | None = None
+        self.evidence: dict[str, Any] = {}
+
+    def __call__(self, trip: Trip) -> bool:
+        """False where the operator wants to be told only, or the whole fleet is suspect at once."""
+        job, watching = self._job, self._watching
+        evidence = collect(
+            HostActivity(lambda: [self._child.pid]).pids(),
+            more=trip.evidence,
+            log_tail=lambda: self._child.log_tail(_TAIL_BYTES),
+        )
+        if watching.only_notifies(trip, job, evidence):
+            return False
+        if trip.cls in ("stall", "health") and watching.suspect(suspicion_of(trip, evidence)) == "held":
+            return False
+        log.critical("command_tripped", extra={**job.extra, "code": int(trip.code), "reason": trip.message})
+        self.trip, self.evidence = trip, evidence
+        self._child.kill()
+        return True
+
+
+class ProcessTrip:
+    """Carries out the trip of a handler in this process: nothing but the end of the process ends it."""
+
+    def __init__(self, watching: Watching, reporter: Reporter) -> None:
+        self._watching = watching
+        # What came before this job is done, and must not run again because its word was still in this process.
+        self._path = TripPath(
+            watching.session.client.target,
+            watching.session.incarnation,
+            first=reporter.flush,
+            ignored=watching.sampler.pids,
+        )
+
+    def __call__(self, trip: Trip) -> bool:
+        """Ends this process with the trip's code; False where the trip was called off."""
+        job: ActiveJob = trip.job
+        if self._watching.only_notifies(trip, job, trip.evidence):
+            return False
+        return self._path(trip, job_id=job.id, token=job.token)

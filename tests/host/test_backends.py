@@ -1,0 +1,354 @@
+"""How one worker is restarted: with programs that record how they were called, and with real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangq.errors import InvalidInput
+from gangq.host import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
+from gangq.host.commands import run
+
+ID = "ab" * 32
+
+_DOCKER = """#!{python}
+import json, os, sys
+from pathlib import Path
+here = Path({directory!r})
+with (here / "calls").open("a") as out:
+    print(json.dumps(sys.argv[1:]), file=out)
+state = here / "started"
+if sys.argv[1] == "restart":
+    if (here / "refuses").exists():
+        sys.exit("Error response from daemon: tried to kill container, but did not receive an exit event")
+    state.write_text("later")
+else:
+    started = state.read_text() if state.exists() else "earlier"
+    mode = (here / "pid_mode").read_text() if (here / "pid_mode").exists() else ""
+    running = "false" if (here / "stopped").exists() else "true"
+    print({id!r}, "/gangq-gpu-0", started, running, "87", mode, sep="\\t")
+"""
+
+_SYSTEMCTL = """#!{python}
+import json, os, sys
+from pathlib import Path
+here = Path({directory!r})
+words = [word for word in sys.argv[1:] if word != "--user"]
+with (here / "calls").open("a") as out:
+    print(json.dumps(sys.argv[1:]), file=out)
+state = json.loads((here / "state").read_text())
+if words[0] == "restart" and state["SubState"] == "start-limit":
+    state.update(ActiveState="failed", SubState="failed", Result="start-limit-hit")
+elif words[0] == "restart" and state.pop("restarts", True):
+    state["InvocationID"] = "b" if state.get("SubState") != "stuck" else "a"
+    state["SubState"] = "stop-sigterm" if state["InvocationID"] == "a" else "running"
+elif words[0] == "kill" and not state.pop("unkillable", False):
+    state["InvocationID"], state["SubState"] = "b", "running"
+(here / "state").write_text(json.dumps(state))
+if words[0] == "show":
+    print(*(f"{{key}}={{value}}" for key, value in state.items()), sep="\\n")
+"""
+
+
+class Stub:
+    """A program on the PATH that writes down how it was called."""
+
+    def __init__(self, directory: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        program = directory / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text.format(python=sys.executable, directory=str(directory), id=ID))
+        program.chmod(stat.S_IRWXU)
+        monkeypatch.setenv("PATH", str(program.parent))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        path = self.directory / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    return Stub(tmp_path, "docker", _DOCKER, monkeypatch)
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    made = Stub(tmp_path, "systemctl", _SYSTEMCTL, monkeypatch)
+    put(made)
+    return made
+
+
+def put(systemctl: Stub, **more: Any) -> None:
+    state = {
+        "LoadState": "loaded",
+        "ActiveState": "active",
+        "SubState": "running",
+        "InvocationID": "a",
+        **more,
+    }
+    (systemctl.directory / "state").write_text(json.dumps(state))
+
+
+class Virtual:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def unit(**more: Any) -> SystemdUnit:
+    time_ = Virtual()
+    return SystemdUnit("gangq-worker@0.service", clock=time_.clock, wait=time_.wait, **more)
+
+
+# Docker
+
+
+def test_docker_is_asked_to_restart_the_container_with_the_time_before_sigkill(docker: Stub) -> None:
+    done = DockerContainer("gangq-gpu-0").restart(15, {})
+    assert done.ok
+    assert done.proof is None, "nobody said that the worker lived in this container"
+    assert docker.calls[1] == ["restart", "-t", "15", "--", "gangq-gpu-0"]
+    assert [call[0] for call in docker.calls] == ["inspect", "restart", "inspect"]
+
+
+def test_a_restarted_container_proves_that_the_worker_in_it_is_gone(docker: Stub) -> None:
+    done = DockerContainer(ID, worker_container=ID).restart(1, {})
+    assert done.proof is not None
+    assert (done.proof["container"], done.proof["started"]) == (ID, "later")
+
+
+def test_a_container_that_is_not_running_is_left_alone_and_proves_the_death(docker: Stub) -> None:
+    (docker.directory / "stopped").write_text("")
+    done = DockerContainer(ID, worker_container=ID).restart(1, {})
+    assert not done.ok
+    assert "exit code 87" in done.detail
+    assert done.proof is not None
+    assert [call[0] for call in docker.calls] == ["inspect"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "pid_mode"), [("cd" * 32, ""), (ID[:11], ""), (ID, "host"), (ID, "container:x")]
+)
+def test_a_container_that_is_not_the_workers_whole_world_proves_nothing(
+    docker: Stub, registered: str, pid_mode: str
+) -> None:
+    (docker.directory / "pid_mode").write_text(pid_mode)
+    done = DockerContainer(ID, worker_container=registered).restart(1, {})
+    assert done.ok
+    assert done.proof is None
+
+
+def test_what_docker_refuses_is_passed_on(docker: Stub) -> None:
+    (docker.directory / "refuses").write_text("")
+    done = DockerContainer("gangq-gpu-0").restart(1, {})
+    assert not done.ok
+    assert "did not receive an exit event" in done.detail
+    assert "reboot" in done.detail
+
+
+def test_without_docker_the_restart_is_false_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = DockerContainer("gangq-gpu-0", worker_container=ID).restart(1, {})
+    assert (done.ok, done.proof) == (False, None)
+    assert "docker could not be started" in done.detail
+
+
+# systemd
+
+
+def test_a_unit_is_restarted_without_waiting_for_its_stop(systemctl: Stub) -> None:
+    done = unit().restart(15, {})
+    assert done.ok, done
+    assert ["restart", "--no-block", "--", "gangq-worker@0.service"] in systemctl.calls
+    assert not any(call[0] == "kill" for call in systemctl.calls)
+
+
+def test_a_users_unit_is_the_users_managers(systemctl: Stub) -> None:
+    assert unit(user=True).restart(15, {}).ok
+    assert all(call[0] == "--user" for call in systemctl.calls)
+
+
+def test_a_unit_that_does_not_stop_is_killed_as_a_whole(systemctl: Stub) -> None:
+    put(systemctl, SubState="stuck")
+    done = unit().restart(2, {})
+    assert done.ok
+    assert "SIGKILL" in done.detail
+    assert [call for call in systemctl.calls if call[0] == "kill"] == [
+        ["kill", "--signal=SIGKILL", "--", "gangq-worker@0.service"]
+    ]
+
+
+def test_the_report_of_a_death_is_not_killed(systemctl: Stub) -> None:
+    put(systemctl, SubState="stop-post", restarts=False)
+    assert not unit().restart(2, {}).ok
+    assert not any(call[0] == "kill" for call in systemctl.calls)
+
+
+def test_a_unit_that_survives_sigkill_needs_a_reboot(systemctl: Stub) -> None:
+    put(systemctl, SubState="stuck", unkillable=True)
+    done = unit().restart(2, {})
+    assert not done.ok
+    assert "reboot" in done.detail
+
+
+@pytest.mark.parametrize("code", [87, 88])
+def test_a_unit_that_ended_for_good_is_left_alone(systemctl: Stub, code: int) -> None:
+    put(systemctl, ActiveState="failed", SubState="failed", ExecMainStatus=str(code))
+    done = unit().restart(2, {})
+    assert not done.ok
+    assert f"ended with {code}" in done.detail
+    assert {call[0] for call in systemctl.calls} == {"show"}
+
+
+def test_a_unit_that_is_not_there_is_named(systemctl: Stub) -> None:
+    put(systemctl, LoadState="not-found")
+    done = unit().restart(2, {})
+    assert "there is no unit gangq-worker@0.service here" in done.detail
+
+
+def test_a_unit_at_its_start_limit_says_how_to_lift_it(systemctl: Stub) -> None:
+    put(systemctl, SubState="start-limit", restarts=False)
+    done = unit().restart(20, {})
+    assert not done.ok
+    assert "systemctl reset-failed gangq-worker@0.service" in done.detail
+
+
+def test_a_unit_that_somebody_stopped_is_left_alone(systemctl: Stub) -> None:
+    put(systemctl, ActiveState="inactive", SubState="dead", Result="success")
+    done = unit().restart(2, {})
+    assert not done.ok
+    assert "systemctl start gangq-worker@0.service" in done.detail
+    assert {call[0] for call in systemctl.calls} == {"show"}
+
+
+def test_without_systemctl_the_restart_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = unit().restart(1, {})
+    assert not done.ok
+    assert "systemctl could not be started" in done.detail
+
+
+# Commands
+
+
+def test_a_command_is_a_list_of_words_and_knows_the_worker(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = f"import os, sys; open({str(out)!r}, 'w').write(repr((sys.argv[1:], os.environ['GANGQ_WORKER'])))"
+    backend = RestartCommand([sys.executable, "-c", code, "a b", "$HOME; rm -rf /"])
+    assert backend.restart(1, {"GANGQ_WORKER": "w1"}).ok
+    assert out.read_text() == repr((["a b", "$HOME; rm -rf /"], "w1"))
+
+
+def test_a_command_that_fails_is_quoted_with_what_it_said() -> None:
+    done = RestartCommand([sys.executable, "-c", "import sys; sys.exit('no such\\nthing')"]).restart(1, {})
+    assert not done.ok
+    assert "ended with 1: no such thing" in done.detail
+
+
+def test_a_program_that_does_not_end_is_killed_with_its_group() -> None:
+    began = time.monotonic()
+    done = run([sys.executable, "-c", "import os, time; print(os.fork(), flush=True); time.sleep(100)"], 1.0)
+    assert time.monotonic() - began < 5
+    assert (done.ok, done.code) == (False, None)
+    assert "did not end within 1 s" in done.why
+    child = max(map(int, done.output.split()))
+    until = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and " Z " not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < until, f"its child {child} lives"
+        time.sleep(0.02)
+
+
+def test_what_a_command_leaves_in_the_background_lives_and_is_not_waited_for() -> None:
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    code = f"import subprocess, sys; print(subprocess.Popen({sleeper}).pid)"
+    began = time.monotonic()
+    done = run([sys.executable, "-c", code], 30.0)
+    assert done.ok
+    assert time.monotonic() - began < 20
+    os.kill(int(done.output), signal.SIGKILL)
+
+
+# Which
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "w1",
+            "w1=",
+            "w1=docker",
+            "w1=docker:",
+            "=docker:c",
+            "w1=podman:c",
+            "w1=unit:../x",
+            "w1=unit:x.socket",
+        ),
+        *("w1=docker:-f", "w1=docker:a b", "w1=command:'", "w1=unit:--now"),
+    ],
+)
+def test_a_mapping_that_names_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        WorkerMap.parse(text)
+
+
+def test_a_mapping_fits_by_name_and_fills_in_the_name() -> None:
+    maps = [WorkerMap.parse("a-*=docker:box-{worker}"), WorkerMap.parse("*=command:sv restart '{worker}'")]
+    assert str(choose("a-1", {}, maps=maps).backend) == "docker restart box-a-1"
+    assert str(choose("b;c d", {}, maps=maps).backend) == "sv restart 'b;c d'"
+    assert choose("a-$x", {}, maps=maps).backend is None
+    assert (
+        str(WorkerMap.parse("w=unit:gangq-worker@0").backend("w"))
+        == "systemctl restart gangq-worker@0.service"
+    )
+    assert str(WorkerMap.parse("w=user-unit:x").backend("w")) == "systemctl --user restart x.service"
+
+
+def test_what_a_worker_registered_is_used_when_nothing_is_mapped(docker: Stub) -> None:
+    assert str(choose("w", {"unit": "gangq-worker@0.service"}).backend) == (
+        "systemctl restart gangq-worker@0.service"
+    )
+    mine = {"user_unit": "gangq-worker@0.service", "host": {"uid": os.getuid()}}
+    assert str(choose("w", mine).backend) == "systemctl --user restart gangq-worker@0.service"
+    assert str(choose("w", {"container": ID}).backend) == f"docker restart {ID}"
+
+
+def test_a_worker_cannot_have_another_service_restarted_by_saying_it_is_one(docker: Stub) -> None:
+    found = choose("w", {"unit": "sshd.service"})
+    assert found.backend is None
+    assert "--trust 'sshd.service'" in found.problem
+    assert choose("w", {"unit": "sshd.service"}, trusted=["ssh*"]).backend is not None
+    assert choose("w", {"unit": "--force"}).backend is None
+    other = choose("w", {"container": ID}, trusted=["mine-*"])
+    assert other.backend is None
+    assert "gangq-gpu-0" in other.problem
+
+
+def test_another_users_unit_is_for_that_users_bouncer() -> None:
+    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": {"uid": 4711}}, uid=0)
+    assert found.backend is None
+    assert "4711" in found.problem
+
+
+def test_a_worker_that_is_neither_unit_nor_container_has_to_be_mapped() -> None:
+    found = choose("w", {"mark": "m", "unit": None, "container": None})
+    assert found.backend is None
+    assert "--map 'w=command:" in found.problem

@@ -1,0 +1,559 @@
+"""Real workers that fall silent, a real database that flags them, and the host that restarts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cli.cli_process import eventually, finished, objects, ok, running
+from gangq.cli import deaths
+from gangq.client import Client
+from gangq.client.rows import FlaggedRow
+from gangq.embedded import Server
+from gangq.errors import DatabaseUnreachable
+from gangq.host import Action, Bouncer, Choice, Proof, RestartCommand, Restarted
+from worker.worker_process import Fleet, fleet_of, short_leases
+
+HOST = socket.gethostname()
+FLAG_S = 1.5
+
+_HANG = """
+@app.task
+def hang(ctx, gate):
+    if not Path(gate).exists():
+        Path(gate).touch()
+        time.sleep(120)
+    return "done"
+"""
+
+# Starts a worker in the background, as a service manager that is no systemd would; its pid goes to a file.
+_START = """
+import subprocess, sys
+from pathlib import Path
+with open({log!r}, "ab") as log:
+    worker = subprocess.Popen({argv!r}, cwd={cwd!r}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True)
+with Path({pids!r}).open("a") as out:
+    print(worker.pid, file=out)
+"""
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    short_leases(client, lease_s=60, flag_after_s=FLAG_S, tick_s=0.5)
+    with fleet_of(dsn, tmp_path) as made:
+        made.define(_HANG)
+        yield made
+
+
+@pytest.fixture
+def start(dsn: str, tmp_path: Path) -> Iterator[str]:
+    """A command line that starts worker w1 again; what it has started is killed at the end."""
+    program, pids = tmp_path / "start.py", tmp_path / "pids"
+    argv = [
+        sys.executable,
+        "-m",
+        "gangq",
+        "worker",
+        "tasks",
+        "--name",
+        "w1",
+        "--devices",
+        "none",
+        "--no-supervisor",
+    ]
+    program.write_text(
+        _START.format(log=str(tmp_path / "again.log"), argv=argv, cwd=str(tmp_path), pids=str(pids))
+    )
+    os.environ["TEST_DSN"] = dsn
+    yield f"{sys.executable} {program}"
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(pid), signal.SIGKILL)
+    again = tmp_path / "again.log"
+    print(again.read_text() if again.exists() else "")
+
+
+def frozen(
+    fleet: Fleet, client: Client, tmp_path: Path, name: str = "w1", **more: Any
+) -> tuple[Any, FlaggedRow, int]:
+    """A worker that was stopped while it held a job, its flag, and the job."""
+    gate = tmp_path / f"gate-{name}"
+    worker = fleet.start(name, **more)
+    job = client.submit(task="hang", payloads=[{"gate": str(gate)}])[0]
+    eventually(gate.exists, f"{name} runs job {job}: {worker.log}")
+    worker.signal(signal.SIGSTOP)
+    return worker, flag_of(client, name), job
+
+
+def flag_of(client: Client, name: str) -> FlaggedRow:
+    def look() -> list[FlaggedRow]:
+        client.tick(force=True)
+        return [flag for flag in client.flagged() if flag.worker == name]
+
+    (found,) = eventually(look, f"{name} is flagged")
+    return found
+
+
+def bounce(dsn: str, *args: object) -> tuple[int, list[dict[str, Any]], str]:
+    """gangq bounce --once as a process of its own: its exit code, its answers, what it said."""
+    done = finished(dsn, "bounce", "--once", "--json", *args, TEST_DSN=dsn)
+    return done.returncode, objects(done.stdout), done.stderr
+
+
+def events(db: psycopg.Connection[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return db.execute("select * from gangq.events where kind = %s order by id", (kind,)).fetchall()
+
+
+def test_a_frozen_worker_is_restarted_and_its_job_runs_again(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, start: str, tmp_path: Path
+) -> None:
+    worker, flag, job = frozen(fleet, client, tmp_path)
+    code, answers, said = bounce(dsn, "--map", f"w1=command:{start}", "--kill-after", "5", "--verify", "30")
+    assert code == 0, (answers, said)
+    assert [a["action"] for a in answers] == ["bounced", "verified"]
+    assert all(a["incarnation"] == flag.incarnation for a in answers)
+    assert worker.exit_code() == -signal.SIGKILL
+    eventually(lambda: client.job(id=job).state == "done", f"job {job} runs again")
+    (bounced,) = events(db, "bounced")
+    assert bounced["data"]["ok"] is True
+    (successor,) = client.workers(name="w1")
+    assert bounced["data"]["successor"] == successor.incarnation > flag.incarnation
+    (dead,) = events(db, "dead")
+    assert (dead["incarnation"], dead["data"]["proves_death"]) == (flag.incarnation, True)
+    # Its job did not wait for the lease, which is a minute long; the crash is charged to it once.
+    assert client.job(id=job).crashes == 1
+    assert bounce(dsn) == (0, [], ""), "nothing is left to do, and nothing is said"
+
+
+def test_a_worker_that_is_gone_is_only_reported_dead(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, flag, job = frozen(fleet, client, tmp_path)
+    worker.signal(signal.SIGKILL)
+    worker.exit_code()
+    before = client.job(id=job).state
+    code, answers, _ = bounce(dsn, "--report-only")
+    assert (code, [a["action"] for a in answers]) == (0, ["would"])
+    assert before == client.job(id=job).state == "running", "report-only reports nothing to the database"
+    marker = tmp_path / "restarted"
+    code, answers, _ = bounce(dsn, "--map", f"w1=command:touch {marker}")
+    assert (code, [a["action"] for a in answers]) == (0, ["dead"])
+    assert "jobs freed: 1" in answers[0]["text"]
+    assert client.job(id=job).state in ("pending", "scheduled")
+    assert not marker.exists(), "to start it again is for its service manager"
+    assert events(db, "bounce") == []
+    assert client.flagged() == []
+    assert flag.incarnation == answers[0]["incarnation"]
+
+
+def test_a_worker_that_was_replaced_meanwhile_is_not_bounced(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, flag, _ = frozen(fleet, client, tmp_path)
+    calls: list[str] = []
+
+    class Replaced(Recorder):
+        """Its flag was read; before the database is asked, somebody else restarts it."""
+
+        def flagged(self) -> list[FlaggedRow]:
+            found = client.flagged(host=HOST)
+            worker.signal(signal.SIGKILL)
+            worker.exit_code()
+            fleet.start("w1")
+            eventually(
+                lambda: any(w.incarnation > flag.incarnation for w in client.workers(name="w1")),
+                "w1 is replaced",
+            )
+            return found
+
+    actions = acted(Replaced(client), calls)
+    assert (actions, calls) == ([], [])
+    assert [e["data"]["answer"] for e in events(db, "bounce_refused")] == ["replaced"]
+    assert client.workers(name="w1")[0].state == "live"
+
+
+def test_a_worker_that_is_heard_again_is_not_bounced(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    worker, flag, _ = frozen(fleet, client, tmp_path)
+    calls: list[str] = []
+
+    class Heard(Recorder):
+        def flagged(self) -> list[FlaggedRow]:
+            worker.signal(signal.SIGCONT)
+            eventually(lambda: client.flagged() == [], "w1 is heard again")
+            return [flag]
+
+    assert (acted(Heard(client), calls), calls) == ([], [])
+
+
+def test_a_worker_is_not_restarted_more_often_than_the_installation_allows(
+    dsn: str, client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    client.configure(bounces_per_hour=1)
+    fleet.start("w1")
+    worker, flag, _ = frozen(fleet, client, tmp_path, "w2")
+    # Within two minutes it is somebody else's turn; a minute of that fleet's time is an hour here.
+    assert client.bounce(incarnation=flag.incarnation, host=HOST) == "go"
+    move = "update gangq.events set at = at - interval '3 minutes' where kind = 'bounce'"
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(move)
+    marker = tmp_path / "restarted"
+    code, answers, _ = bounce(dsn, "--map", f"*=command:touch {marker}")
+    assert (code, [a["action"] for a in answers]) == (1, ["refused"])
+    assert "bounces_per_hour" in answers[0]["text"]
+    assert not marker.exists()
+    client.configure(bounces_per_hour=2)
+    worker.signal(signal.SIGCONT)
+    eventually(lambda: client.flagged() == [], "w2 is heard again")
+
+
+def test_when_a_fifth_of_the_fleet_is_flagged_nobody_is_restarted(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    first, _, _ = frozen(fleet, client, tmp_path, "w1")
+    second, _, _ = frozen(fleet, client, tmp_path, "w2")
+    fleet.start("w3")
+    marker = tmp_path / "restarted"
+    code, answers, _ = bounce(dsn, "--map", f"*=command:touch {marker}")
+    assert (code, [a["action"] for a in answers]) == (1, ["refused", "refused"])
+    assert all("the fault is elsewhere" in a["text"] and "database" in a["text"] for a in answers)
+    assert not marker.exists()
+    assert {e["data"]["answer"] for e in events(db, "bounce_refused")} == {"fleet"}
+    assert first.process.poll() is second.process.poll() is None
+
+
+def test_report_only_says_how_and_leaves_no_trace(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, _, _ = frozen(fleet, client, tmp_path)
+    marker = tmp_path / "restarted"
+    code, answers, _ = bounce(dsn, "--report-only", "--map", f"w1=command:touch {marker}")
+    assert (code, [a["action"] for a in answers]) == (0, ["would"])
+    assert f"touch {marker}" in answers[0]["text"]
+    assert not marker.exists()
+    assert worker.process.poll() is None
+    assert events(db, "bounce") == events(db, "bounce_refused") == []
+
+
+def test_a_worker_nobody_knows_how_to_restart_is_named(
+    dsn: str, client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    frozen(fleet, client, tmp_path)
+    code, answers, _ = bounce(dsn)
+    assert (code, [a["action"] for a in answers]) == (1, ["unmapped"])
+    assert "--map 'w1=command:" in answers[0]["text"]
+
+
+def test_another_hosts_flags_are_none_of_ours(dsn: str, client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    marker = tmp_path / "restarted"
+    frozen(fleet, client, tmp_path)
+    assert bounce(dsn, "--host", "elsewhere", "--map", f"*=command:touch {marker}") == (0, [], "")
+    assert not marker.exists()
+
+
+def test_a_restart_that_brings_nobody_back_is_said_and_recorded(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, _, job = frozen(fleet, client, tmp_path)
+    code, answers, _ = bounce(dsn, "--map", "w1=command:true", "--verify", "1s")
+    assert (code, [a["action"] for a in answers]) == (1, ["bounced", "unverified"])
+    assert worker.exit_code() == -signal.SIGKILL
+    assert client.job(id=job).state in ("pending", "scheduled"), "it is dead for all that"
+    assert [e["data"]["ok"] for e in events(db, "bounced")] == [False]
+
+
+def test_a_command_that_fails_is_said_and_recorded(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    frozen(fleet, client, tmp_path)
+    code, answers, _ = bounce(dsn, "--map", "w1=command:false")
+    assert (code, [a["action"] for a in answers]) == (1, ["failed"])
+    assert "false ended with 1" in answers[0]["text"]
+    assert [e["data"]["ok"] for e in events(db, "bounced")] == [False]
+
+
+def test_the_loop_outlives_the_database_and_stops_when_told(
+    dsn: str, client: Client, fleet: Fleet, start: str, tmp_path: Path
+) -> None:
+    options = ("--map", f"w1=command:{start}", "--kill-after", "2", "--every", "0.2")
+    with running(dsn, tmp_path, "bounce", "bounce", "--loop", "--json", *options) as loop:
+        # Whatever connection it has or makes is cut, while it looks every 0.2 s.
+        loop.until(lambda: cut(dsn) and "trying again" in loop.err, "it has noticed")
+        _, flag, job = frozen(fleet, client, tmp_path)
+        loop.until(lambda: [a["action"] for a in objects(loop.out)] == ["bounced", "verified"], "w1 is back")
+        assert loop.process.poll() is None
+        eventually(lambda: client.job(id=job).state == "done", f"job {job} runs again")
+        loop.interrupt(signal.SIGTERM)
+        assert loop.code() == 0
+        assert objects(loop.out)[0]["incarnation"] == flag.incarnation
+
+
+def cut(dsn: str) -> bool:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+            "and pid <> pg_backend_pid() and query like '%%gangq.flagged%%'"
+        )
+    return True
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "--once"),
+        (("--once", "--loop"), "one of them"),
+        (("--once", "--map", "w1"), "maps no worker"),
+        (("--once", "--kill-after", "soon"), "no length of time"),
+        (("--loop", "--every", "0"), "more than 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(dsn: str, args: tuple[str, ...], said: str) -> None:
+    done = finished(dsn, "bounce", *args)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_once_without_a_database_ends_with_3(tmp_path: Path) -> None:
+    done = finished(f"host={tmp_path} dbname=nothing", "bounce", "--once")
+    assert done.returncode == 3
+    assert done.stderr
+
+
+# What a database that comes and goes, or a process that does not die, makes of it: with pretended parts.
+
+
+class Recorder:
+    """The database as the bouncer sees it, some of it pretended."""
+
+    def __init__(self, client: Client | None = None) -> None:
+        self._client = client
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def flagged(self) -> list[FlaggedRow]:
+        raise NotImplementedError
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        assert self._client is not None
+        return getattr(self._client, verb)  # type: ignore[no-any-return]
+
+
+class Backend:
+    """Restarts nothing, and says what it was told to."""
+
+    kills_first = False
+
+    def __init__(self, calls: list[str], done: Restarted | None = None) -> None:
+        self._calls = calls
+        self._done = done or Restarted(True, "restarted")
+
+    def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+        self._calls.append(environ["GANGQ_WORKER"])
+        return self._done
+
+
+def acted(database: Recorder, calls: list[str], **more: Any) -> list[Action]:
+    """One round of a bouncer over that database; its actions."""
+    actions: list[Action] = []
+    real = database.flagged
+    database.__dict__["flagged"] = lambda host: real()
+    bouncer = Bouncer(
+        database,  # type: ignore[arg-type]
+        host=HOST,
+        choose=lambda worker, identity: Choice(Backend(calls)),
+        prove=more.pop("prove", deaths.prove),
+        bury=deaths.bury,
+        say=actions.append,
+        **more,
+    )
+    bouncer.round()
+    return actions
+
+
+@contextmanager
+def pretended(
+    flag: FlaggedRow | None = None,
+) -> Iterator[tuple[Any, list[tuple[str, dict[str, Any]]], dict[str, Any]]]:
+    """A pretended database: what it was told, and the verbs that fail now."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    failing: dict[str, Any] = {}
+
+    class Pretended:
+        def __getattr__(self, verb: str) -> Callable[..., Any]:
+            def call(**arguments: Any) -> Any:
+                if verb in failing:
+                    raise failing[verb]
+                told.append((verb, arguments))
+                return {"flagged": [flag], "bounce": "go", "workers": []}.get(verb, 0)
+
+            return call
+
+    yield Pretended(), told, failing
+
+
+FLAG = FlaggedRow("w1", HOST, 7, None, [1], 4711, {}, 40.0)  # type: ignore[arg-type]
+
+
+def made(database: Any, calls: list[str], actions: list[Action], **more: Any) -> Bouncer:
+    given = {"prove": lambda identity, within_s, kill=False: None, "done": None, **more}
+    backend = Backend(calls, given.pop("done"))
+    return Bouncer(
+        database,
+        host=HOST,
+        choose=lambda worker, identity: Choice(backend),
+        bury=deaths.bury,
+        say=actions.append,
+        **given,
+    )
+
+
+def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
+    survivor = Proof(False, {"survivors": [4711]}, left=(4711,), stuck=(4711,))
+    with pretended(FLAG) as (database, told, failing):
+        calls: list[str] = []
+        actions: list[Action] = []
+        looks = iter([None, survivor])
+        bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill=False: next(looks))
+        bouncer.round()
+        failing["report_stuck"] = DatabaseUnreachable("away")
+        with pytest.raises(DatabaseUnreachable):
+            bouncer.verify()
+        assert bouncer.waiting, "what the database does not know yet is told when it is back"
+        failing.clear()
+        bouncer.verify()
+        verbs = [verb for verb, _ in told]
+        assert verbs[-2:] == ["report_stuck", "bounced"]
+        assert told[-2][1]["evidence"]["pid"] == 4711
+        assert told[-1][1]["ok"] is False
+        assert [a.action for a in actions] == ["stuck"]
+        assert "reboot host" in actions[0].text
+        assert not bouncer.ok
+        assert not bouncer.waiting
+
+
+def test_an_outcome_that_the_database_did_not_hear_is_told_again_and_nothing_is_restarted_twice() -> None:
+    with pretended(FLAG) as (database, told, failing):
+        calls: list[str] = []
+        actions: list[Action] = []
+        bouncer = made(database, calls, actions, done=Restarted(False, "no such container"))
+        bouncer.round()
+        failing["bounced"] = DatabaseUnreachable("away")
+        for _ in range(3):
+            with pytest.raises(DatabaseUnreachable):
+                bouncer.verify()
+            bouncer.round()
+        assert calls == ["w1"]
+        failing.clear()
+        bouncer.verify()
+        assert [verb for verb, _ in told].count("bounced") == 1
+        assert [a.action for a in actions] == ["failed"]
+
+
+def test_a_death_the_backend_can_prove_is_reported() -> None:
+    with pretended(FLAG) as (database, told, _):
+        bouncer = made(database, [], [], done=Restarted(True, "restarted", {"container": "c"}))
+        bouncer.round()
+        (dead,) = [arguments for verb, arguments in told if verb == "report_dead"]
+        assert dead["incarnation"] == 7
+        assert dead["evidence"]["container"] == "c"
+
+
+def test_a_restart_without_proof_reports_no_death() -> None:
+    with pretended(FLAG) as (database, told, _):
+        made(database, [], []).round()
+        assert "report_dead" not in [verb for verb, _ in told]
+
+
+def test_only_what_is_started_by_a_command_is_killed_first() -> None:
+    for kills_first, expected in ((False, [False, False]), (True, [False, True, False])):
+        kills: list[bool] = []
+
+        def prove(
+            identity: Mapping[str, Any], within_s: float, kill: bool = False, kills: list[bool] = kills
+        ) -> None:
+            kills.append(kill)
+
+        with pretended(FLAG) as (database, _, _):
+            backend = Backend([])
+            backend.kills_first = kills_first
+            Bouncer(
+                database,
+                host=HOST,
+                choose=lambda worker, identity, backend=backend: Choice(backend),
+                prove=prove,
+                bury=deaths.bury,
+            ).round()
+        assert kills == expected
+    assert RestartCommand(["x"]).kills_first
+
+
+def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
+    with pretended(FLAG) as (database, _, _):
+        actions: list[Action] = []
+        bouncer = Bouncer(
+            database,
+            host=HOST,
+            choose=lambda worker, identity: Choice(None, "map it"),
+            prove=lambda identity, within_s, kill=False: None,
+            bury=deaths.bury,
+            say=actions.append,
+        )
+        bouncer.round()
+        bouncer.round()
+        assert [a.action for a in actions] == ["unmapped"]
+
+
+# gangq systemd report-death
+
+
+def report_death(dsn: str, name: str, *args: str, **env: str) -> list[dict[str, Any]]:
+    return objects(ok(dsn, "systemd", "report-death", "--name", name, "--json", *args, **env))
+
+
+def test_a_worker_that_was_killed_is_reported_dead_by_name(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, flag, job = frozen(fleet, client, tmp_path)
+    (lives,) = report_death(dsn, "w1")
+    assert (lives["dead"], lives["jobs"]) == (False, 0)
+    assert "lives" in lives["detail"]
+    assert client.job(id=job).state == "running"
+    worker.signal(signal.SIGKILL)
+    worker.exit_code()
+    said = {"SERVICE_RESULT": "watchdog", "EXIT_CODE": "killed", "EXIT_STATUS": "KILL", "INVOCATION_ID": "i"}
+    (dead,) = report_death(dsn, "w1", **said)
+    assert (dead["incarnation"], dead["dead"], dead["jobs"]) == (flag.incarnation, True, 1)
+    assert client.job(id=job).state in ("pending", "scheduled")
+    (event,) = events(db, "dead")
+    assert (event["data"]["by"], event["data"]["result"]) == ("its service manager", "watchdog")
+    assert report_death(dsn, "w1") == report_death(dsn, "never-was") == []
+    assert [w.name for w in client.workers()] == ["w1"], "asking who holds the name registers nobody"
+
+
+def test_what_cannot_be_proven_from_here_is_left_to_its_lease(dsn: str, client: Client) -> None:
+    client.register_worker(name="far", host="elsewhere", queues=["default"], identity={})
+    (found,) = report_death(dsn, "far")
+    assert (found["dead"], found["jobs"]) == (False, 0)
+    assert "its lease ends" in found["detail"]
+    assert client.workers(name="far")[0].state == "live"
+
+
+def test_waiting_for_the_database_ends_when_it_is_there(
+    server: Server, template: str, tmp_path: Path
+) -> None:
+    dsn = server.dsn("late_database")
+    with running(dsn, tmp_path, "wait", "systemd", "report-death", "--name", "w1", "--wait") as waiting:
+        waiting.until(lambda: "trying again" in waiting.err, "it waits")
+        server.create_database("late_database", template=template)
+        assert waiting.code(30) == 0
+    server.drop_database("late_database")
+    assert finished(dsn, "systemd", "report-death", "--name", "w1").returncode == 3

@@ -1,0 +1,66 @@
+"""Batches of solo jobs and members in any order: all lock gangs by id, then jobs by id, and never see a deadlock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from interleaving.sessions import Arena, Connection, Later, call
+
+Pair = tuple[int, int]
+# The plan of a large table: row by row from the index, in the order of the arrays.
+ROW_BY_ROW = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+
+
+class Batch:
+    """Two solo jobs with a gang's members between them by id, all running on one worker."""
+
+    def __init__(self, meeting: Arena) -> None:
+        worker = meeting.worker("w1", kind="command", slots=4)
+        self.low = meeting.running(worker)
+        self.gang_id, members, tokens = meeting.running_gang([worker, worker])
+        self.members = list(zip(members, tokens, strict=True))
+        self.high = meeting.running(worker)
+        assert self.low[0] < members[0] < members[1] < self.high[0]
+        self.pairs: list[Pair] = [self.low, *self.members, self.high]
+
+
+def give_up(conn: Connection, verb: str, pairs: list[Pair], **arguments: Any) -> list[dict[str, Any]]:
+    return call(conn, verb, job_ids=[p[0] for p in pairs], tokens=[p[1] for p in pairs], **arguments)
+
+
+OTHERS = {
+    "completed backwards": lambda conn, b: give_up(conn, "complete", b.pairs[::-1], strict=False),
+    "released backwards": lambda conn, b: give_up(conn, "release", b.pairs[::-1]),
+    "moved": lambda conn, b: call(
+        conn, "set_priority", priority=1, job_ids=[b.low[0], b.high[0]], gang_ids=[b.gang_id]
+    ),
+    "awaited": lambda conn, b: call(conn, "submit", task="t", after=[p[0] for p in b.pairs]),
+}
+
+
+@pytest.mark.parametrize("held", ["gang", "low"])
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("verb", ["complete", "release"])
+def test_a_mixed_batch_and_another_in_the_opposite_order_both_end(meeting, verb, other, held):
+    """Both wait for one row of the batch, the other one first; whoever held more than its turn would deadlock now."""
+    batch = Batch(meeting)
+    blocker = meeting.connect(autocommit=False)
+    if held == "gang":
+        blocker.execute("select 1 from gangq.live_gangs where id = %s for update", (batch.gang_id,))
+    else:
+        blocker.execute("select 1 from gangq.live_jobs where id = %s for update", (batch.low[0],))
+    first = Later(meeting.connect(**ROW_BY_ROW), lambda conn: OTHERS[other](conn, batch)).start(meeting.db)
+    mixed = [batch.high, batch.members[1], batch.low, batch.members[0]]
+    lenient = {"strict": False} if verb == "complete" else {}
+    second = Later(meeting.connect(**ROW_BY_ROW), lambda conn: give_up(conn, verb, mixed, **lenient)).start(
+        meeting.db
+    )
+    assert second.waited
+    blocker.rollback()
+    for later in (first.join(), second.join()):
+        assert later.sqlstate is None, later.error
+    assert meeting.violations() == []
+    states = {meeting.state(p[0]) for p in batch.pairs}
+    assert "running" not in states, states

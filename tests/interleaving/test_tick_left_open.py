@@ -1,0 +1,37 @@
+"""A tick called in a transaction that is then left open: the server hangs up on it, and maintenance goes on."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from interleaving.sessions import DEADLINE_S, Connection, Later, call
+
+
+def patience(conn: Connection) -> str:
+    row = conn.execute("select current_setting('idle_in_transaction_session_timeout') as now").fetchone()
+    assert row is not None
+    return str(row["now"])
+
+
+@pytest.mark.parametrize(("own", "then"), [("0", "5s"), ("1min", "5s"), ("5s", "5s"), ("300ms", "300ms")])
+def test_a_transaction_that_ticked_may_idle_for_five_seconds_at_most(meeting, own, then):
+    conn = meeting.connect(autocommit=False, idle_in_transaction_session_timeout=own)
+    (row,) = call(conn, "tick", force=True)
+    assert row["ran"]
+    assert patience(conn) == then
+    conn.commit()
+    assert patience(conn) == own, "only that transaction was in anybody's way"
+
+
+def test_a_tick_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
+    frozen = meeting.connect(autocommit=False, idle_in_transaction_session_timeout="300ms")
+    call(frozen, "tick", force=True)
+    other = Later(meeting.connect(), lambda conn: call(conn, "tick", force=True)).start(meeting.db)
+    assert other.waited
+    (row,) = other.join().result()
+    assert row["ran"]
+    assert other.seconds < DEADLINE_S / 2
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        frozen.execute("select 1")
+    assert frozen.closed

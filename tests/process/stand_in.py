@@ -1,0 +1,136 @@
+"""A worker reduced to what its supervisor sees of one: signs of life, an incarnation, a job, and what goes wrong.
+
+``python stand_in.py <what> [arguments]``; with ``TEST_DSN`` it registers as ``TEST_WORKER`` and, unless
+``TEST_IDLE`` is set, claims one job first. Whatever it does is preceded by a line in ``TEST_MARKS``: the instant
+(monotonic) and its pid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gangq.client import Client
+from gangq.worker.liveness import Liveness
+from gangq.worker.proof import HostIdentity, process_identity
+
+
+def marked(word: str = "now") -> None:
+    with Path(os.environ["TEST_MARKS"]).open("a") as file:
+        file.write(f"{word} {time.monotonic()} {os.getpid()}\n")
+
+
+def holds_the_gil_in_c() -> None:
+    """A library that was built for this and never lets go."""
+    library = ctypes.PyDLL(os.environ["TEST_LIBRARY"])
+    marked()
+    library.park()
+
+
+def backtracks() -> None:
+    marked()
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def is_stopped() -> None:
+    marked()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def finishes() -> None:
+    marked()
+
+
+def lives() -> None:
+    marked()
+    while True:
+        time.sleep(60)
+
+
+def exits(code: str) -> None:
+    marked()
+    os._exit(int(code))
+
+
+def leaves_a_process(code: str) -> None:
+    """Starts something that detaches as well as a process can, then exits."""
+    script = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    subprocess.run([sys.executable, "-S", "-c", script], stdin=subprocess.DEVNULL, check=True)
+    exits(code)
+
+
+def starts_a_tree() -> None:
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    lives()
+
+
+def spends_memory() -> None:
+    marked()
+    hog = []
+    while True:
+        hog.append(bytearray(b"x") * (1 << 20))
+
+
+def reads(path: str) -> None:
+    """A read that is never answered, in the main thread; then it is asked to end, and cannot."""
+    marked()
+    Path(path).read_bytes()
+
+
+def is_slow_to_start() -> None:
+    raise AssertionError("handled before anything else")
+
+
+def main(what: str, *arguments: str) -> None:
+    if what == "is_slow_to_start":
+        # What an import of a large library does, before there can be a sign of life.
+        ctypes.PyDLL(None).usleep(int(float(arguments[0]) * 1e6))
+        what, arguments = "exits", ("5",)
+    liveness = Liveness.of_environment(dump_file=sys.stderr)
+    liveness.start()
+    dsn = os.environ.get("TEST_DSN")
+    if dsn:
+        become_incarnation(liveness, dsn)
+    elif os.environ.get("TEST_REGISTERS"):
+        liveness.registered(worker="w", host="h", incarnation=7, mark="m", directory=Path("/none"), dsn="host=/none")
+    globals()[what](*arguments)
+    liveness.ended()
+    liveness.stop()
+
+
+def become_incarnation(liveness: Liveness, dsn: str) -> None:
+    name = os.environ["TEST_WORKER"]
+    client = Client(dsn, max_size=1)
+    identity: dict[str, Any] = {
+        "mark": uuid.uuid4().hex,
+        "host": asdict(HostIdentity.here()),
+        "process": asdict(process_identity(os.getpid())),
+    }
+    row = client.register_worker(
+        name=name, host="here", queues=["default"], boot_id=HostIdentity.here().boot_id, identity=identity
+    )
+    liveness.registered(
+        worker=name,
+        host="here",
+        incarnation=row.incarnation,
+        mark=identity["mark"],
+        directory=Path(os.environ["TEST_MARKS"]).parent,
+        dsn=dsn,
+    )
+    if not os.environ.get("TEST_IDLE"):
+        (claim,) = client.claim(incarnation=row.incarnation, request_id=uuid.uuid4())
+        liveness.job(claim.job_id, claim.token)
+    client.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

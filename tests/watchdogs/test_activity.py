@@ -1,0 +1,233 @@
+"""What the host side shows of real processes, and whose it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from victims import HUNG, until, victim
+
+from gangq.watchdogs import activity as activity_module
+from gangq.watchdogs.activity import (
+    Counters,
+    Family,
+    HostActivity,
+    HostSample,
+    library_threads,
+    movement,
+    process_counters,
+)
+from gangq.watchdogs.clock import boottime
+
+
+def moved(activity: HostActivity, seconds: float = 0.6) -> bool | None:
+    before = activity.sample()
+    time.sleep(seconds)
+    return movement(before, activity.sample()).moved
+
+
+@pytest.fixture
+def own() -> HostActivity:
+    """This process, warmed up: its first sample pays for what later ones find in caches."""
+    activity = HostActivity(own=True)
+    activity.sample()
+    return activity
+
+
+def test_a_process_that_waits_does_not_move(own: HostActivity) -> None:
+    assert moved(own) is False
+
+
+@pytest.mark.parametrize("name", ["gangq-heartbeat", "pool-1-worker-0", "mine"])
+def test_the_librarys_own_threads_do_not_count_and_the_jobs_do(own: HostActivity, name: str) -> None:
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.002):
+            os.stat("/")
+
+    thread = threading.Thread(target=tick, name=name, daemon=True)
+    thread.start()
+    try:
+        assert (thread.native_id in library_threads()) is (name != "mine")
+        assert moved(own) is (name == "mine")
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_what_the_librarys_threads_write_does_not_count(own: HostActivity) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        with open(os.devnull, "wb", buffering=0) as file:
+            while not stop.wait(0.05):
+                file.write(bytes(1 << 20))
+
+    thread = threading.Thread(target=write, name="gangq-log", daemon=True)
+    thread.start()
+    try:
+        assert moved(own) is False
+    finally:
+        stop.set()
+        thread.join()
+
+
+SPIN_BESIDE_THE_LIBRARY = """
+import json, os, threading, time
+from gangq.watchdogs.activity import HostActivity, movement
+def spin():
+    while True: pass
+def tick():
+    while True: time.sleep(0.25)
+for number in range(6):
+    threading.Thread(target=tick, name=f"gangq-{number}", daemon=True).start()
+activity = HostActivity(own=True)
+activity.sample()
+def watch():
+    before = activity.sample()
+    for _ in range(4):
+        time.sleep(0.5)
+        after = activity.sample()
+        print(json.dumps(movement(before, after).as_json()), flush=True)
+        before = after
+    os._exit(0)
+threading.Thread(target=watch, name="gangq-stall", daemon=True).start()
+spin()
+"""
+
+
+def test_handing_the_gil_to_the_library_is_no_movement_of_a_handler_that_spins() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SPIN_BESIDE_THE_LIBRARY], capture_output=True, text=True, timeout=60
+    )
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [line["moved"] for line in lines] == [False] * 4, lines
+    assert all(line["cpu_share"] > 0.1 for line in lines)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with victim("ready(); time.sleep(60)") as process:
+        yield process
+
+
+def test_a_child_of_a_child_counts() -> None:
+    code = """
+if os.fork() == 0:
+    if os.fork() == 0:
+        ready()
+        while True:
+            os.urandom(1 << 16); time.sleep(0.002)
+    os.waitpid(-1, 0)
+os.waitpid(-1, 0)
+"""
+    with victim(code) as process:
+        assert moved(HostActivity(lambda: [process.pid])) is True
+
+
+def test_a_process_that_came_in_between_counts_with_all_it_has_done() -> None:
+    old = HostSample(1.0, {(1, 5): Counters(io_bytes=0)})
+    new = HostSample(2.0, {(1, 5): Counters(io_bytes=0), (2, 9): Counters(io_bytes=5_000_000)})
+    assert movement(old, new).moved is True
+
+
+def test_a_pid_used_again_is_another_process() -> None:
+    old = HostSample(1.0, {(2, 5): Counters(io_bytes=90_000_000)})
+    new = HostSample(2.0, {(2, 9): Counters(io_bytes=100)})
+    assert movement(old, new).io_bytes == 100
+
+
+def test_no_process_of_the_job_to_be_seen_is_unknown(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    activity = HostActivity(lambda: [child.pid])
+    assert activity.sample().unknown is not None
+    assert moved(activity, 0.1) is None
+
+
+def test_a_zombie_is_nobody(child: subprocess.Popen[bytes]) -> None:
+    assert process_counters(child.pid) is not None
+    child.kill()
+    until(lambda: process_counters(child.pid) is None)
+    assert Path(f"/proc/{child.pid}").exists()
+
+
+def test_family_is_everything_below_without_the_ignored(child: subprocess.Popen[bytes]) -> None:
+    family = Family()
+    me = os.getpid()
+    now = boottime()
+    assert {me, child.pid} <= set(family.members({me}, (), now))
+    assert child.pid not in family.members({me}, {child.pid}, now)
+    # A guardian: its command counts, it does not.
+    assert me not in family.members({me}, {me}, now)
+    assert child.pid in family.members({me}, {me}, now)
+
+
+def test_family_notices_who_came_and_who_went() -> None:
+    family = Family()
+    me = os.getpid()
+    family.members({me}, (), boottime())
+    with victim("ready(); time.sleep(60)") as late:
+        assert late.pid in family.members({me}, (), boottime())
+    assert late.pid not in family.members({me}, (), boottime())
+
+
+def test_the_librarys_own_processes_do_not_count() -> None:
+    code = "import sys, time; print('up', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "-m", "gangq.gpu.sampling"], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert process.pid not in HostActivity(own=True).pids()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_threads_that_ask_for_the_gil_are_no_movement_and_threads_that_wait_for_data_are() -> None:
+    def sample(at: float, waits: int, *, parked: bool) -> HostSample:
+        where = frozenset([7]) if parked else frozenset()
+        return HostSample(at, {(1, 1): Counters(io_bytes=0, switches={7: waits}, parked=where)})
+
+    assert movement(sample(0, 0, parked=True), sample(1, 195, parked=True)).moved is False
+    assert movement(sample(0, 0, parked=False), sample(1, 195, parked=False)).moved is True
+    assert movement(sample(0, 0, parked=True), sample(1, 2000, parked=True)).moved is True
+
+
+def test_the_thread_that_asks_for_the_gil_is_found_in_a_futex() -> None:
+    with victim(HUNG["gil_held_park"]) as process:
+        time.sleep(0.5)
+        before = process_counters(process.pid)
+        time.sleep(0.5)
+        after = process_counters(process.pid)
+        assert before is not None
+        assert after is not None
+        grown = {tid: after[1].switches[tid] - before[1].switches[tid] for tid in after[1].switches}
+        busiest = max(grown, key=lambda tid: grown[tid])
+        assert grown[busiest] > 25, "nobody asks for the GIL: this kernel or Python does it otherwise"
+        assert busiest in after[1].parked
+
+
+def test_a_process_whose_io_is_hidden_is_unknown(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity_module, "_io", lambda path: None)
+    assert moved(HostActivity(lambda: [child.pid]), 0.3) is None
+
+
+def test_a_sample_is_cheap(own: HostActivity) -> None:
+    began = time.process_time()
+    for _ in range(20):
+        own.sample()
+    assert (time.process_time() - began) / 20 < 0.02

@@ -1,0 +1,286 @@
+"""The health watchdog's rules, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes import GPU, Clock, Record, Sampler, Scene, drive
+
+from gangq.errors import InvalidInput
+from gangq.watchdogs import ExitCode, GpuHealthWatchdog
+
+
+class World:
+    """A job with one idle device, that has been seen busy before this job."""
+
+    def __init__(self, *, call_off: bool = False, device: bool = True, **options: Any) -> None:
+        self.clock = Clock()
+        self.record = Record(call_off)
+        self.sampler = Sampler(self.clock)
+        if device:
+            self.sampler.set()
+        self.scene = Scene(self.clock, self.sampler)
+        self.dog = GpuHealthWatchdog(clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options)
+        self.dog._spawn = lambda: None  # type: ignore[method-assign]
+        self.suspected: list[str] = []
+        self.dog._suspect = lambda job, message, evidence: self.suspected.append(message)  # type: ignore
+        self.dog.start()
+
+    def run(self, seconds: float, *, step: float = 2.0) -> None:
+        drive(self.dog, self.clock, seconds, step=step)
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.record.reasons
+
+
+def test_loading_is_given_its_grace_and_then_a_whole_window() -> None:
+    world = World()
+    world.run(1498)
+    assert world.reasons == []
+    world.run(6)
+    trip = world.record.trips[0]
+    assert (trip.code, trip.reason) == (ExitCode.HEALTH, "idle")
+    assert trip.evidence["window"]["samples"] > 5
+
+
+def test_it_is_suspect_first() -> None:
+    world = World()
+    world.run(1258)
+    assert world.suspected == []
+    world.run(10)
+    assert len(world.suspected) == 1
+    world.run(100)
+    assert len(world.suspected) == 1
+
+
+def test_a_device_that_was_touched_ends_the_grace() -> None:
+    world = World()
+    world.run(20)
+    world.sampler.set(gpu_pct=70.0)
+    world.run(10)
+    world.sampler.set(gpu_pct=0.0)
+    world.run(298)
+    assert world.reasons == []
+    world.run(6)
+    assert world.reasons == ["idle"]
+
+
+def test_a_beat_ends_the_grace_unless_it_says_load() -> None:
+    world = World()
+    world.dog.beat(phase="load")
+    world.run(900)
+    assert world.reasons == []
+    world.dog.beat(1)
+    world.run(310)
+    assert world.reasons == ["idle"]
+
+
+def test_each_beat_counts_as_movement() -> None:
+    world = World()
+    for step in range(20):
+        world.dog.beat(step)
+        world.run(290)
+    assert world.reasons == []
+
+
+def test_a_busy_device_never_trips() -> None:
+    world = World()
+    world.sampler.set(gpu_pct=50.0)
+    world.run(5000)
+    assert world.reasons == []
+
+
+def test_movement_on_the_host_starts_the_window_anew() -> None:
+    world = World(load_grace_s=0)
+    world.run(290)
+    world.scene.moving = True
+    world.run(2)
+    world.scene.moving = False
+    world.run(298)
+    assert world.reasons == []
+    world.run(8)
+    assert world.reasons == ["idle"]
+
+
+@pytest.mark.parametrize("unknown", ["host", "device", "uncalibrated", "shared", "missing"])
+def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
+    world = World(load_grace_s=0)
+    if unknown == "host":
+        world.scene.moving = None
+    elif unknown == "device":
+        world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "not_supported"})
+    elif unknown == "uncalibrated":
+        world.sampler.kept.clear()
+    elif unknown == "shared":
+        world.sampler.set(shared=True)
+    else:
+        world.sampler.now.clear()
+    world.run(5000)
+    assert world.reasons == []
+
+
+def test_one_of_two_devices_at_work_is_enough() -> None:
+    world = World(load_grace_s=0)
+    world.sampler.set("GPU-2", gpu_pct=80.0)
+    world.scene.uuids = (GPU, "GPU-2")
+    world.run(2000)
+    assert world.reasons == []
+
+
+@pytest.mark.parametrize(("phase", "limit"), [("long", 2000), ("save", 1200)])
+def test_a_phase_that_may_idle_is_exempt_and_bounded(phase: str, limit: float) -> None:
+    world = World(long_phase_s=2000)
+    world.dog.beat(phase=phase)
+    world.run(limit + 296)
+    assert world.reasons == []
+    world.run(8)
+    assert world.reasons == ["idle"]
+
+
+def test_a_pause_starts_the_window_anew() -> None:
+    world = World(load_grace_s=0)
+    world.run(290)
+    world.clock.now += 600
+    world.dog.pauses.note(600, "stopped")
+    world.run(298)
+    assert world.reasons == []
+    world.run(8)
+    assert world.reasons == ["idle"]
+
+
+def test_a_pause_does_not_use_up_the_grace() -> None:
+    world = World()
+    world.run(600)
+    world.clock.now += 5000
+    world.dog.pauses.note(5000, "stopped")
+    world.run(896)
+    assert world.reasons == []
+    world.run(8)
+    assert world.reasons == ["idle"]
+
+
+def test_called_off_it_takes_another_whole_window() -> None:
+    world = World(load_grace_s=0, call_off=True)
+    world.run(306)
+    assert len(world.record.trips) == 1
+    world.run(290)
+    assert len(world.record.trips) == 1
+    world.run(10)
+    assert len(world.record.trips) == 2
+
+
+def test_stopped_it_never_trips() -> None:
+    world = World(load_grace_s=0)
+    world.run(290)
+    world.dog.stop()
+    world.run(5000)
+    assert world.reasons == []
+
+
+def test_a_job_without_devices_is_not_watched() -> None:
+    world = World(device=False, load_grace_s=0)
+    world.run(5000)
+    assert world.reasons == []
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+
+def test_a_fatal_event_trips_at_the_next_look_even_while_loading() -> None:
+    world = World()
+    world.run(10)
+    world.sampler.event("xid", fatal=True, advice="the card fell off the bus")
+    world.dog.check()
+    (trip,) = world.record.trips
+    assert (trip.code, trip.reason, trip.devices, trip.application) == (ExitCode.FAULT, "xid", (GPU,), False)
+    assert "xid 79: the card fell off the bus" in trip.message
+    assert trip.evidence["event"]["code"] == 79
+
+
+def test_a_fault_that_programs_cause_says_so() -> None:
+    world = World()
+    world.clock.now += 1
+    world.sampler.event("xid", fatal=True, code=31, application=True)
+    world.dog.check()
+    assert world.record.trips[0].application
+
+
+def test_what_befalls_another_device_is_not_its_affair() -> None:
+    world = World()
+    world.clock.now += 1
+    world.sampler.event("xid", fatal=True, uuid="GPU-2")
+    world.run(10)
+    assert world.reasons == []
+
+
+def test_what_befalls_the_whole_driver_is_and_all_its_devices_are_involved() -> None:
+    world = World()
+    world.clock.now += 1
+    world.sampler.event("driver_hang", fatal=True, uuid=None, code=None)
+    world.dog.check()
+    assert [(trip.reason, trip.devices) for trip in world.record.trips] == [("driver_hang", (GPU,))]
+
+
+def test_what_happened_before_the_job_is_not_its_affair() -> None:
+    world = World()
+    world.sampler.event("xid", fatal=True)
+    world.dog.start()
+    world.run(10)
+    assert world.reasons == []
+
+
+def test_an_event_that_is_not_fatal_is_a_suspicion_told_once() -> None:
+    world = World()
+    world.clock.now += 1
+    world.sampler.event("xid", fatal=False, code=63)
+    world.run(20)
+    assert (world.reasons, len(world.suspected)) == ([], 1)
+
+
+def test_a_fault_that_was_called_off_is_not_told_twice() -> None:
+    world = World(call_off=True)
+    world.clock.now += 1
+    world.sampler.event("lost")
+    world.run(20)
+    assert world.reasons == ["lost"]
+
+
+@pytest.mark.parametrize(("value", "kind"), [("ecc_uncorrectable", "ecc"), ("recovery_action", "recovery")])
+def test_a_count_of_errors_that_grows_while_it_runs_trips(value: str, kind: str) -> None:
+    world = World()
+    world.sampler.set(**{value: 2})
+    world.run(10)
+    assert world.reasons == []  # It was there before.
+    world.sampler.set(**{value: 3})
+    world.run(2)
+    (trip,) = world.record.trips
+    assert (trip.code, trip.reason, trip.devices) == (ExitCode.FAULT, kind, (GPU,))
+
+
+def test_a_count_that_the_driver_begins_to_tell_late_is_a_beginning_and_no_growth() -> None:
+    world = World()
+    world.run(10)
+    world.sampler.set(ecc_uncorrectable=5)
+    world.run(10)
+    assert world.reasons == []
+    world.sampler.set(ecc_uncorrectable=6)
+    world.run(2)
+    assert world.reasons == ["ecc"]
+
+
+@pytest.mark.parametrize(
+    ("name", "junk"),
+    [
+        ("window_s", 0),
+        ("window_s", "300"),
+        ("load_grace_s", -1),
+        ("long_phase_s", float("nan")),
+        ("sample_s", 0),
+        ("poll_s", True),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(name: str, junk: object) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} is "):
+        GpuHealthWatchdog(**{name: junk})  # type: ignore[arg-type]

@@ -1,0 +1,497 @@
+"""The stall watchdog's rules, in virtual time."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from fakes import GPU, Clock, Record, Sampler, Scene, drive
+
+from gangq.errors import InvalidInput
+from gangq.watchdogs import ExitCode, StallWatchdog
+
+
+class World:
+    """A job with one device, seen through scripted sensors."""
+
+    def __init__(self, *, device: bool = True, call_off: bool = False, **options: Any) -> None:
+        self.clock = Clock()
+        self.record = Record(call_off)
+        self.sampler = Sampler(self.clock)
+        if device:
+            self.sampler.set(gpu_pct=0.0)
+        self.scene = Scene(self.clock, self.sampler if device else None)
+        self.dog = StallWatchdog(
+            clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options
+        )
+        self.dog._spawn = lambda: None  # type: ignore[method-assign]
+        self.suspected: list[str] = []
+        inner = self.dog._suspect
+
+        def suspect(job: Any, message: str, evidence: Any) -> None:
+            self.suspected.append(message)
+            inner(job, message, evidence)
+
+        self.dog._suspect = suspect  # type: ignore[method-assign]
+        self.dog.start()
+
+    def run(self, seconds: float) -> None:
+        drive(self.dog, self.clock, seconds)
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.record.reasons
+
+
+def test_before_the_first_beat_nothing_is_policed() -> None:
+    world = World()
+    world.run(10_000)
+    assert (world.reasons, world.suspected, world.scene.samples) == ([], [], 0)
+
+
+def test_silence_with_everything_quiet_for_the_whole_window_trips() -> None:
+    world = World()
+    world.dog.beat(7, 100)
+    world.run(119)
+    assert (world.suspected, world.scene.samples) == ([], 0)
+    world.run(1)
+    assert len(world.suspected) == 1
+    world.run(9)
+    assert world.reasons == []
+    world.run(1)
+    trip = world.record.trips[0]
+    assert (trip.code, trip.reason) == (ExitCode.STALL, "idle")
+    assert trip.message.startswith("no beat for 130.0 s after step 7 of 100: ")
+    assert trip.evidence["last_beat"]["step"] == 7
+    assert trip.evidence["window"]["samples"] == 11
+
+
+def test_beats_that_come_in_time_never_open_a_window() -> None:
+    world = World()
+    for step in range(100):
+        world.dog.beat(step)
+        world.run(119)
+    assert world.suspected == []
+
+
+def test_a_beat_that_says_nothing_new_is_a_beat_all_the_same() -> None:
+    world = World()
+    for _ in range(20):
+        world.dog.beat(1)
+        world.run(119)
+    assert world.suspected == []
+
+
+def test_a_window_needs_its_samples_however_long_it_is() -> None:
+    world = World(poll_s=4)
+    world.dog.beat()
+    world.run(120)
+    drive(world.dog, world.clock, 12, step=4)
+    assert world.reasons == []  # 4 samples in 12 seconds
+    drive(world.dog, world.clock, 4, step=4)
+    assert world.reasons == ["idle"]
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {"gpu_pct": 6.0},
+        {"memory_pct": 6.0},
+        {"pcie_kb_s": 50_000},
+    ],
+)
+def test_a_busy_device_rearms(reading: dict[str, Any]) -> None:
+    world = World()
+    world.sampler.set(**reading)
+    world.dog.beat()
+    world.run(1000)
+    assert world.reasons == []
+    assert len(world.suspected) == 8  # Once a timeout, and not once a look.
+
+
+def test_something_moving_on_the_host_rearms() -> None:
+    world = World()
+    world.scene.moving = True
+    world.dog.beat()
+    world.run(1000)
+    assert world.reasons == []
+
+
+def test_one_movement_at_the_very_end_of_the_window_saves_it() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(129)
+    world.scene.moving = True
+    world.run(1)
+    assert world.reasons == []
+    world.scene.moving = False
+    world.run(119)
+    assert world.reasons == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_a_suspicion_does_not_latch() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(125)
+    world.dog.beat()
+    world.run(119)
+    assert (world.reasons, len(world.suspected)) == ([], 1)
+    world.run(11)
+    assert world.reasons == ["idle"]
+
+
+def test_a_beat_that_comes_while_the_sample_is_taken_counts() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(129)
+    world.scene.on_sample = world.dog.beat
+    world.run(5)
+    assert world.reasons == []
+
+
+@pytest.mark.parametrize("unknown", ["host", "device", "uncalibrated", "shared", "missing"])
+def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
+    world = World()
+    if unknown == "host":
+        world.scene.moving = None
+    elif unknown == "device":
+        world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "not_supported"})
+    elif unknown == "uncalibrated":
+        world.sampler.kept.clear()
+    elif unknown == "shared":
+        world.sampler.set(gpu_pct=0.0, shared=True)
+    else:
+        world.sampler.now.clear()
+    world.dog.beat()
+    world.run(1150)
+    assert world.reasons == []
+
+
+def test_one_reading_that_failed_costs_no_whole_timeout() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(122)
+    world.scene.moving = None
+    world.run(1)
+    world.scene.moving = False
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_with_every_sensor_unknown_not_even_ten_times_overdue_trips() -> None:
+    world = World()
+    world.scene.moving = None
+    world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "timeout"})
+    world.dog.beat()
+    world.run(5000)
+    assert world.reasons == []
+
+
+@pytest.mark.parametrize("known", ["host", "device"])
+def test_one_known_sensor_is_enough_for_ten_times_overdue(known: str) -> None:
+    world = World()
+    world.scene.moving = None if known == "device" else True
+    if known == "host":
+        world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "timeout"})
+    world.dog.beat()
+    world.run(1199)
+    assert world.reasons == []
+    world.run(10)
+    assert world.reasons == ["no_progress"]
+
+
+def test_busy_is_not_progress() -> None:
+    world = World()
+    world.sampler.set(gpu_pct=100.0, memory_pct=40.0)
+    world.scene.moving = True
+    world.dog.beat(3)
+    world.run(1199)
+    assert world.reasons == []
+    world.run(2)
+    assert world.reasons == ["no_progress"]
+    assert "10 times overdue" in world.record.trips[0].message
+
+
+def spinning(world: World, **more: Any) -> None:
+    """Idle power is known (100 W with a program's memory on it), then busy without memory traffic."""
+    world.sampler.set(gpu_pct=0.0, own_mb=500, power_w=100.0)
+    world.run(2)
+    world.sampler.set(**{"gpu_pct": 100.0, "memory_pct": 0.0, "own_mb": 500, "power_w": 110.0, **more})
+
+
+def test_busy_without_memory_traffic_or_power_trips_at_three_times() -> None:
+    world = World()
+    spinning(world)
+    world.dog.beat()
+    world.run(359)
+    assert world.reasons == []
+    world.run(13)
+    assert world.reasons == ["spin"]
+    assert world.record.trips[0].code == ExitCode.STALL
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [{"memory_pct": 2.0}, {"memory_pct": None}, {"power_w": 300.0}, {"power_w": None}, {"gpu_pct": 60.0}],
+)
+def test_whatever_else_a_busy_device_does_gives_it_ten_times(honest: dict[str, Any]) -> None:
+    world = World()
+    spinning(world, **honest)
+    world.dog.beat()
+    world.run(1190)
+    assert world.reasons == []
+    world.run(15)
+    assert world.reasons == ["no_progress"]
+
+
+def test_spin_needs_an_idle_power_to_compare_with() -> None:
+    world = World()
+    world.sampler.set(gpu_pct=100.0, memory_pct=0.0, power_w=110.0)
+    world.dog.beat()
+    world.run(1150)
+    assert world.reasons == []
+
+
+def test_energy_counters_give_the_power_where_there_are_any() -> None:
+    world = World()
+    world.sampler.set(gpu_pct=0.0, own_mb=500, power_w=100.0)
+    world.run(2)
+    world.dog.beat()
+    for second in range(372):
+        # 400 W, whatever the instantaneous figure claims.
+        world.sampler.set(gpu_pct=100.0, memory_pct=0.0, own_mb=500, power_w=100.0, energy_mj=second * 400_000)
+        world.run(1)
+    assert world.reasons == []
+
+
+@pytest.mark.parametrize("phase", ["load", "save"])
+def test_loading_and_saving_get_the_load_grace(phase: str) -> None:
+    world = World()
+    world.dog.beat(phase=phase)
+    world.run(1199)
+    assert world.suspected == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_a_load_grace_shorter_than_the_timeout_does_not_shorten_it() -> None:
+    world = World(load_grace_s=10, stall_timeout_s=300)
+    world.dog.beat(phase="load")
+    world.run(299)
+    assert world.suspected == []
+
+
+def test_a_long_phase_is_exempt_and_bounded() -> None:
+    world = World(long_phase_s=2000)
+    world.dog.beat(phase="long")
+    world.run(1999)
+    assert world.suspected == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_repeating_that_it_is_long_does_not_prolong_it() -> None:
+    world = World(long_phase_s=2000)
+    for _ in range(5):
+        world.dog.beat(phase="long")
+        world.run(380)
+    world.run(99)
+    assert world.suspected == []
+    world.run(13)
+    assert world.reasons == ["idle"]
+
+
+def test_a_beat_without_a_phase_ends_a_long_one() -> None:
+    world = World(long_phase_s=2000)
+    world.dog.beat(phase="long")
+    world.run(300)
+    world.dog.beat(1)
+    world.run(131)
+    assert world.reasons == ["idle"]
+
+
+def test_the_timeout_is_five_times_the_longest_gap_without_the_warm_up() -> None:
+    world = World()
+    for gap in (100, 110, 50, 50, 40, 30, 40):  # the first four gaps are warm-up
+        world.dog.beat()
+        world.run(gap)
+    world.dog.beat()
+    assert world.dog.learned == (40, 3)
+    world.run(199)
+    assert world.suspected == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_short_gaps_never_shorten_the_timeout() -> None:
+    world = World()
+    for _ in range(20):
+        world.dog.beat()
+        world.run(1)
+    world.run(118)
+    assert world.suspected == []
+
+
+def test_a_timeout_that_was_set_does_not_grow() -> None:
+    world = World(stall_timeout_s=60)
+    for _ in range(10):
+        world.dog.beat()
+        world.run(50)
+    assert world.dog.learned == (50, 5)
+    world.dog.beat()
+    world.run(71)
+    assert world.reasons == ["idle"]
+
+
+def test_other_phases_teach_nothing() -> None:
+    world = World()
+    for _ in range(6):
+        world.dog.beat()
+        world.run(1)
+    world.dog.beat(phase="save")
+    world.run(500)
+    world.dog.beat()
+    assert world.dog.learned == (1, 3)
+
+
+def test_a_gap_that_was_a_pause_teaches_nothing() -> None:
+    world = World()
+    for _ in range(7):
+        world.dog.beat()
+        world.run(10)
+    world.clock.now += 300
+    world.dog.beat()  # It beats before the watchdog's own thread has noticed the pause.
+    world.dog.pauses.note(300, "stopped")
+    assert world.dog.learned == (10, 3)
+
+
+def test_what_was_learned_is_there_after_the_job() -> None:
+    world = World()
+    for _ in range(8):
+        world.dog.beat()
+        world.run(7)
+    world.dog.stop()
+    assert world.dog.learned == (7, 3)
+
+
+def test_a_pause_moves_the_deadline() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(60)
+    world.clock.now += 1000
+    world.dog.pauses.note(1000, "stopped")
+    world.run(59)
+    assert world.suspected == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
+def test_a_pause_within_the_window_tears_it() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(128)
+    world.clock.now += 30
+    world.dog.pauses.note(30, "stopped")
+    world.run(9)
+    assert world.reasons == []
+    world.run(3)
+    assert world.reasons == ["idle"]
+
+
+def test_without_devices_a_processor_at_work_is_busy_and_still_not_progress() -> None:
+    world = World(device=False)
+    world.scene.cpu_share = 1.0
+    world.dog.beat()
+    world.run(1199)
+    assert world.reasons == []
+    world.run(3)
+    assert world.reasons == ["no_progress"]
+
+
+def test_with_a_device_a_processor_at_work_is_no_excuse() -> None:
+    world = World()
+    world.scene.cpu_share = 1.0
+    world.dog.beat()
+    world.run(131)
+    assert world.reasons == ["idle"]
+
+
+def test_called_off_it_watches_on_for_another_timeout() -> None:
+    world = World(call_off=True)
+    world.dog.beat()
+    world.run(130)
+    assert world.reasons == ["idle"]
+    world.run(119)
+    assert world.reasons == ["idle"]
+    world.run(12)
+    assert world.reasons == ["idle", "idle"]
+
+
+def test_a_finished_job_is_not_policed_and_the_next_one_begins_afresh() -> None:
+    world = World()
+    world.dog.beat()
+    world.run(115)
+    world.dog.stop()
+    world.dog.beat()  # A thread it left behind: nobody listens.
+    world.run(500)
+    world.dog.start()
+    world.run(500)
+    assert (world.reasons, world.suspected) == ([], [])
+
+
+def test_what_start_is_given_holds_for_that_job_only() -> None:
+    world = World()
+    world.dog.start(stall_timeout_s=30, job="short")
+    world.dog.beat()
+    world.run(41)
+    assert world.record.trips[0].job == "short"
+    world.dog.start()
+    world.dog.beat()
+    world.run(100)
+    assert len(world.record.trips) == 1
+
+
+def test_a_loss_that_is_no_number_is_kept_as_a_word() -> None:
+    world = World()
+    world.dog.beat(1, loss=float("nan"))
+    assert world.dog.last_beat is not None
+    assert world.dog.last_beat["loss"] == "nan"
+
+
+def test_rearming_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.sampler.set(gpu_pct=80.0)
+    world.dog.beat()
+    with caplog.at_level(logging.INFO, "gangq.watchdogs"):
+        world.run(125)
+    (record,) = [record for record in caplog.records if record.message == "rearmed"]
+    assert f"device {GPU} was 80" in record.reason  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "junk"),
+    [
+        ("stall_timeout_s", 0),
+        ("stall_timeout_s", "120"),
+        ("stall_timeout_s", float("nan")),
+        ("confirm_s", -1),
+        ("confirm_samples", 1),
+        ("confirm_samples", 2.5),
+        ("confirm_samples", True),
+        ("load_grace_s", float("inf")),
+        ("long_phase_s", None),
+        ("overdue_factor", 0.5),
+        ("spin_factor", "3"),
+        ("poll_s", 0),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(name: str, junk: object) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} is "):
+        StallWatchdog(**{name: junk})  # type: ignore[arg-type]
+    if name in ("load_grace_s", "long_phase_s", "stall_timeout_s") and junk is not None:
+        dog = StallWatchdog()
+        with pytest.raises(InvalidInput, match=f"{name} is "):
+            dog.start(**{name: junk})  # type: ignore[arg-type]
