@@ -1,4 +1,6 @@
 -- Workers: register, heartbeat, retire, proof of death, quarantine.
+-- Worker rows are locked FOR NO KEY UPDATE everywhere: a foreign key may still point at one that somebody works on, as when
+-- a device passes to a worker that is claiming.
 -- Locks: the worker's own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
 -- row, then frees its jobs with skip locked; what is locked by somebody else is freed by the next tick.
 
@@ -249,7 +251,7 @@ begin
     select distinct on (r.id) r.id, e.reading - 'uuid' as reading
     from jsonb_array_elements(keep_readings.readings) with ordinality as e(reading, n)
     join gangq.device_registry r on r.uuid = e.reading ->> 'uuid'
-    where jsonb_typeof(e.reading) = 'object' and r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
+    where r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
     order by r.id, e.n desc) n;
   update gangq.device_readings d set incarnation = keep_readings.incarnation, at = t, data = n.reading
   from unnest(ids, latest) as n(id, reading)
@@ -297,7 +299,7 @@ declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
 begin
-  select i.* into me from gangq.incarnations i where i.id = retire_worker.incarnation for update;
+  select i.* into me from gangq.incarnations i where i.id = retire_worker.incarnation for no key update;
   if not found then
     perform gangq.refuse_ended(retire_worker.incarnation);
   end if;
@@ -334,7 +336,7 @@ begin
       'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", "checked": "host was powered off"}.');
   end if;
   select x.* into i from gangq.incarnations x
-  where x.id = report_dead.incarnation and x.name = report_dead.worker for update;
+  where x.id = report_dead.incarnation and x.name = report_dead.worker for no key update;
   if not found then
     perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker, coalesce(report_dead.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
@@ -388,7 +390,7 @@ begin
   if worker is not null then
     -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it here.
     perform pg_advisory_xact_lock(1734438257, hashtext(quarantine.worker));
-    select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for update;
+    select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for no key update;
     if not found then
       perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
     end if;
@@ -405,7 +407,7 @@ begin
   if d.offered_by is null then
     perform 1 from gangq.device_registry r where r.id = d.id for no key update;
   else
-    perform 1 from gangq.incarnations x where x.id = d.offered_by for update;
+    perform 1 from gangq.incarnations x where x.id = d.offered_by for no key update;
   end if;
   if exists (select 1 from gangq.device_registry r where r.id = d.id and r.offered_by is distinct from d.offered_by) then
     raise exception using errcode = 'lock_not_available', message = format('device %s is changing hands this moment', device_uuid),

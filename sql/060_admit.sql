@@ -215,7 +215,7 @@ begin
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   wanted := array(select distinct w from unnest(reserve_gang.incarnations) w order by w);
   -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
-  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for update skip locked);
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for no key update skip locked);
   if locked <> wanted or exists (
     select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
     join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
@@ -339,7 +339,7 @@ begin
   where g.deadline_at <= t and i.id = any (array(
     select z.id from gangq.incarnations z
     where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
-    order by z.id for update skip locked));
+    order by z.id for no key update skip locked));
   update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
   update gangq.live_gangs x set state = 'blocked', deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
     placement_misses = x.placement_misses + 1,

@@ -47,7 +47,7 @@ begin
     end;
     perform set_config('lock_timeout', '2s', true);
   end if;
-  select i.* into me from gangq.incarnations i where i.id = claim.incarnation for update;
+  select i.* into me from gangq.incarnations i where i.id = claim.incarnation for no key update;
   if not found or me.ended_at is not null then
     perform gangq.refuse_ended(claim.incarnation);
   end if;

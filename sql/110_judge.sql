@@ -61,7 +61,7 @@ begin
     order by i.id limit most
   loop
     -- Skip locked, and look again: a heartbeat may have come between.
-    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for update skip locked;
+    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
     perform 1 from gangq.leases l
     where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, outage) <= t for update skip locked;
@@ -226,7 +226,7 @@ begin
     where c.flagged_at is not null or h.jobs is not null
     order by c.id limit 200
   loop
-    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for update skip locked;
+    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
     if w.flagged_at is not null then
       update gangq.incarnations i set flagged_at = null where i.id = w.id;
@@ -277,7 +277,7 @@ declare
   answer text;
 begin
   -- One bouncer at a time asks about a worker, and asks after the other was answered.
-  select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for update;
+  select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for no key update;
   t := gangq.now();
   if i.id is null or i.host is distinct from bounce.host then
     return 'unknown';
@@ -357,7 +357,7 @@ begin
       where exists (select 1 from gangq.live_gangs g where g.id = w.id and g.deadline_at <= t) and i.id = any (array(
         select z.id from gangq.incarnations z
         where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = w.id and j.state = 'reserved')
-        order by z.id for update skip locked));
+        order by z.id for no key update skip locked));
       perform gangq.drain(w.id, '{}', 'placement_miss', null, 'a member was not claimed in time, or its worker takes nothing more', t);
     end if;
     n := n + 1;

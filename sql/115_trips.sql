@@ -178,7 +178,13 @@ begin
   -- Wall clock, faults and dead interpreters are facts; a stall and an idle device are conclusions, and those can be
   -- wrong all at once. One at a time, or a whole fleet could trip in the instant before the first is counted.
   if trip.code in (76, 78) and kind_of in ('stall', 'health') then
-    perform pg_advisory_xact_lock(1734438260, 0);
+    begin
+      perform set_config('lock_timeout', '1s', true);
+      perform pg_advisory_xact_lock(1734438260, 0);
+    exception when lock_not_available then
+      null;  -- somebody left a trip open: count without it, for this caller has no more time
+    end;
+    perform set_config('lock_timeout', '2s', true);
     t := gangq.now();
     if gangq.braking(trip.incarnation, t) then
       perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
@@ -187,7 +193,7 @@ begin
   end if;
 
   if trip.exit_in_s is not null then
-    select i.* into me from gangq.incarnations i where i.id = j.incarnation for update;
+    select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
     -- Ended already: by another trip, which then says when it is gone; or proven dead, or its lease is over, this very
     -- moment, and nothing is to be waited for.
     gone_at := case when me.ended_at is null then t + make_interval(secs => trip.exit_in_s) when me.exits_at > t then me.exits_at end;
@@ -328,7 +334,9 @@ end $$;
 comment on function gangq.lift_withheld(bigint, timestamptz, integer) is
   'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, or (null) those whose time is over.';
 
-create function gangq.suspect(incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}') returns text
+create function gangq.suspect(
+  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false
+) returns text
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
@@ -342,16 +350,16 @@ begin
   if not found or j.token is distinct from suspect.token or j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
-  perform gangq.witness(t, 'suspect', j, coalesce(suspect.evidence ->> 'reason', suspect.class),
-    jsonb_build_object('class', suspect.class, 'devices', (
+  perform gangq.witness(t, case when suspect.notify then 'notify' else 'suspect' end, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
+    jsonb_build_object('class', suspect.class, 'outcome', case when suspect.notify then 'notify' end, 'devices', (
       select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.job_id = j.id)), suspect.evidence);
   return case when suspect.class in ('stall', 'health') and gangq.braking(suspect.incarnation, t) then 'held' else 'noted' end;
 end $$;
-comment on function gangq.suspect(bigint, bigint, bigint, text, jsonb) is
+comment on function gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean) is
   'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" is shown to everybody). '
-  'Changes nothing. Returns noted, or held while so many workers are suspect that no stall or health trip would be '
-  'carried out. Raises GQ001, GQ002, GQ003.';
+  'Changes nothing. notify: it would have been stopped, were its class not one that only reports. Returns noted, or held '
+  'while so many workers are suspect that no stall or health trip would be carried out. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
@@ -380,7 +388,7 @@ begin
   -- Against a registration of this name, as quarantine does.
   perform pg_advisory_xact_lock(1734438257, hashtext(report_stuck.worker));
   select x.* into i from gangq.incarnations x
-  where x.id = report_stuck.incarnation and x.name = report_stuck.worker for update;
+  where x.id = report_stuck.incarnation and x.name = report_stuck.worker for no key update;
   if not found then
     perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_stuck.worker, coalesce(report_stuck.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');

@@ -12,7 +12,7 @@ returns table (
     coalesce(ts.stall_timeout_s, greatest(s.stall_timeout_s, 5 * b.longest_s)),
     coalesce(ts.load_grace_s, s.load_grace_s), coalesce(ts.health_window_s, s.health_window_s),
     coalesce(ts.long_phase_s, s.long_phase_s), coalesce(ts.notify_only, s.notify_only),
-    ts.stall_timeout_s is null and coalesce(5 * b.longest_s > s.stall_timeout_s, false)
+    ts.stall_timeout_s is null
   from gangq.settings s
   left join gangq.task_settings ts on ts.task = watch_terms.task
   left join gangq.beat_gaps b on b.task = watch_terms.task and b.device_class = coalesce(watch_terms.device_class, '')
@@ -21,7 +21,8 @@ $$;
 comment on function gangq.watch_terms(text, text, text) is
   'What the watchdogs allow jobs of this task: the task''s own settings, else the queue''s (budget), else the '
   'installation''s. device_class: model of the devices, empty without; learned gaps are kept for each. budget_gpu_s is '
-  'for jobs that hold devices. learned: the stall timeout comes from gaps seen between beats.';
+  'for jobs that hold devices. learned: nobody has set the stall timeout, so it comes from the gaps seen between beats '
+  'and grows with them.';
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -127,8 +128,8 @@ begin
   end if;
   select x.id, p.step, p.step_at into first
   from gangq.live_jobs x join gangq.progress p on p.job_id = x.id and p.token = x.token
-  where x.gang_id = g.id and x.state = 'running' and p.step is not null
-  order by p.step, p.step_at, x.rank limit 1;
+  where x.gang_id = g.id and x.state = 'running'
+  order by p.step nulls last, p.step_at, x.rank limit 1;
   select x.* into j from gangq.live_jobs x where x.id = first.id;
   only_told := 'gang' = any (coalesce(
     (select ts.notify_only from gangq.task_settings ts join gangq.shapes s on s.task = ts.task where s.id = j.shape_id), (cfg).notify_only));

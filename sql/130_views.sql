@@ -63,13 +63,13 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
 cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (
-  select max(p.beat_at) as last_beat_at from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
+  select max(p.beat_at) as last_beat_at, sum(p.rate) as step_rate from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
   where j.incarnation = i.id) b
 where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
 comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';

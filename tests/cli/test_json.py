@@ -42,6 +42,20 @@ _EVENT = {
     "reason",
     "data",
 }
+_TASK = {"task", "budget_s", "stall_timeout_s", "notify_only", "device_class", "longest_gap_s", "beats"}
+_TRIP = {
+    "at",
+    "code",
+    "class",
+    "reason",
+    "outcome",
+    "task",
+    "job_id",
+    "worker",
+    "host",
+    "devices",
+    "evidence",
+}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
 # In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
@@ -52,7 +66,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("run --gang 2 -- echo hello", {"event"}),
     ("ls", _JOB),
     ("ls gangs", _GANG),
-    ("show 1", {"job", "events"}),
+    ("show 1", {"job", "events", "evidence"}),
     ("show g1", {"gang", "members", "timeline", "drains"}),
     ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
     ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
@@ -68,12 +82,26 @@ CASES: list[tuple[str, set[str]]] = [
     ("queue pause q2", _QUEUE),
     ("queue resume q2", _QUEUE),
     ("queue ls", _QUEUE),
+    ("task set train --budget 5m", _TASK),
+    ("task list", _TASK),
     ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
     (
         "workers",
-        {"name", "host", "state", "incarnation", "slots", "used_slots", "lease_left_s", "quarantined"},
+        {
+            "name",
+            "host",
+            "state",
+            "incarnation",
+            "slots",
+            "used_slots",
+            "lease_left_s",
+            "quarantined",
+            "model",
+        },
     ),
-    ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason"}),
+    ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
+    ("trips", _TRIP),
+    ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
     ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
@@ -89,8 +117,8 @@ CASES: list[tuple[str, set[str]]] = [
     ("checkpoint save 1 state", {"step", "bytes", "file"}),
     ("checkpoint load state", {"step", "bytes", "file"}),
 ]
-# psql has formats of its own; the demo is run by the tests of the demo.
-_WITHOUT = {"db psql", "demo"}
+# psql has formats of its own; the others are run by tests of their own.
+_WITHOUT = {"db psql", "demo", "bounce", "systemd install", "systemd show", "systemd report-death"}
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +136,22 @@ def installation(
         assert finished(dsn, "run", "--", "echo", "hello").returncode == 0
         ok(dsn, "submit", "a", "--queue", "later", "--gang", "2")
         assert finished(dsn, "run", "--gang", "2", "--max-attempts", "1", "--", "false").returncode == 1
+        with Client(dsn) as client:
+            _trip(client)
         yield dsn, directory
     server.drop_database("cli_json")
+
+
+def _trip(client: Client) -> None:
+    """A job that tripped and was cancelled, on a worker that has left."""
+    client.set_queue(name="hangs")
+    job = client.submit(task="train", queue="hangs")[0]
+    incarnation = client.register_worker(name="gone", host="h1", queues=["hangs"]).incarnation
+    (claim,) = client.claim(incarnation=incarnation)
+    words = {"error": {"type": "idle"}, "evidence": {"silence_s": 130}}
+    client.trip(incarnation=incarnation, job_id=job, token=claim.token, code=76, **words)
+    client.cancel(job_ids=[job])
+    client.retire_worker(incarnation=incarnation)
 
 
 @pytest.mark.parametrize(("line", "keys"), CASES, ids=[line for line, _ in CASES])
@@ -155,7 +197,7 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "checkpoint") else 1])
+        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint") else 1])
         for line, _ in CASES
     }
     assert covered | _WITHOUT == set(leaves(main, ""))

@@ -131,8 +131,9 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     result = gangq(dsn, "doctor")
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
-    wanted = "database server clock notify listen horizon schema code roles tick workers devices"
-    assert list(status_of(dsn)) == [*wanted.split(), "invariants", "partitions"]
+    wanted = "database server clock notify listen horizon schema code roles tick workers reboot devices"
+    wanted += " watchdogs sensors trips invariants partitions"
+    assert list(status_of(dsn)) == wanted.split()
 
 
 def test_the_doctor_stops_at_a_missing_schema(empty_dsn: str) -> None:

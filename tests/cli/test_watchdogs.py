@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from cli_process import answers, gangq, objects, ok
+from cli_process import answers, gangq, objects, ok, running
 
 from gangq.client import Client
 from gangq.client.rows import Claim
@@ -210,6 +211,7 @@ def test_a_job_that_tripped_shows_what_was_seen_in_the_order_of_the_questions(ds
     assert "no beat for 120.4 s" in text
     assert "test_watchdogs.py" in text  # this test's own frame, in the stacks
     assert "\x1b" not in text
+    assert "\N{REPLACEMENT CHARACTER}[2Jlast words" in text
     # Instants since boot mean nothing to people; an unknown value is not a zero.
     assert "5130" not in text
     readings = text[text.index("device readings:") :].splitlines()[1:4]
@@ -323,6 +325,8 @@ def test_workers_show_the_last_beat_the_model_how_busy_they_are_and_why_they_are
     claim = fleet.claim(busy, model="llama")
     assert claim.job_id == job
     fleet.beat(busy, claim, {"step": 1})
+    clock.advance(4)
+    fleet.beat(busy, claim, {"step": 3})
     fleet.client.heartbeat(incarnation=busy, readings=[{"uuid": "GPU-busy", **_READING}])
     exiting = fleet.run("exiting")
     fleet.trip(*exiting, exit_in_s=5)
@@ -333,6 +337,7 @@ def test_workers_show_the_last_beat_the_model_how_busy_they_are_and_why_they_are
     text = ok(dsn, "workers")
     line = row(text, "NAME", "busy")
     assert column(text, "BEAT")[column(text, "NAME").index("busy")] == "40s"
+    assert column(text, "STEPS/S")[column(text, "NAME").index("busy")] == "0.5"
     assert "llama" in line
     assert column(text, "GPU")[column(text, "NAME").index("busy")] == "97.5%"
     assert column(text, "GPU")[column(text, "NAME").index("stuck")] == "?"
@@ -357,7 +362,14 @@ def test_a_reading_that_has_grown_old_says_nothing_about_how_busy_a_worker_is(
 
 
 def test_numbers_of_a_task_are_set_shown_kept_and_forgotten(dsn: str, client: Client) -> None:
-    options = "--budget 2h --stall-timeout 5m --load-grace 30m --health-window 10m --long-phase 2h".split()
+    times = {
+        "budget": "2h",
+        "stall-timeout": "5m",
+        "load-grace": "30m",
+        "health-window": "10m",
+        "long-phase": "2h",
+    }
+    options = [f"--{name}={length}" for name, length in times.items()]
     ok(dsn, "task", "set", "train", *options, "--notify", "stall", "--notify", "gang")
     (task,) = client.tasks(task="train")
     assert (task.budget_s, task.stall_timeout_s, task.load_grace_s) == (7200, 300, 1800)
@@ -409,6 +421,21 @@ def test_a_model_is_submitted_with_a_job_and_with_a_gang(dsn: str, client: Clien
 def test_the_help_of_beat_names_the_phases() -> None:
     text = ok(None, "beat", "--help")
     assert all(phase in text for phase in ("load", "run", "save", "long"))
+
+
+def test_gangq_run_tells_what_the_watchdogs_do(dsn: str, fleet: Fleet, tmp_path: Path) -> None:
+    incarnation = fleet.start("w1")
+    with running(dsn, tmp_path, "run", "run", "--", "true") as run:
+        run.until(lambda: fleet.client.jobs(state="pending"), "it is submitted")
+        claim = fleet.claim(incarnation)
+        words = {"job_id": claim.job_id, "token": claim.token, "evidence": {"reason": "no beat for 121 s"}}
+        fleet.client.suspect(incarnation=incarnation, class_="stall", **words)
+        run.until(lambda: "is suspected (stall): no beat for 121 s" in run.err, "the doubt is told")
+        fleet.trip(incarnation, claim)
+        said = "tripped a watchdog (stall): no beat for 130.0 s (76)"
+        run.until(lambda: said in run.err, "the trip is told")
+        run.interrupt()
+        assert run.code() == 130
 
 
 # gangq doctor -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
         if name not in found:
             continue
         ours = inspect.signature(getattr(calls, name)).parameters.keys() - {"connection"}
-        sent = {argument: spelled.get(kind := calls._type_of(name, argument), kind) for argument in ours}
+        sent = {a.rstrip("_"): spelled.get(kind := calls._type_of(name, a), kind) for a in ours}
         theirs = {argument: kind for argument, kind in found[name].items() if argument != "wake"}
         assert sent == theirs, name
         checked += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
-from gangq.gpu import DeviceReading, SamplerProcess, detect
+from gangq.gpu import Detection, Device, DeviceEvent, DeviceReading, SamplerProcess
+from gangq.gpu.reading import VALUES
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -123,13 +126,46 @@ def eventually(look: Callable[[], T], timeout_s: float = 20.0) -> T:
     return answer
 
 
+def whole_cards(environ: Mapping[str, str]) -> Detection:
+    """Return what detection would find of whole NVIDIA cards, without the time that it takes."""
+    uuids = re.findall(r"uuid=(GPU-\w+)", Path(environ["FAKE_NVML"]).read_text())
+    return Detection(tuple(Device(i, uuid, 1, "H200", "nvml") for i, uuid in enumerate(uuids)), "nvml")
+
+
 @contextmanager
-def sampling(environ: Mapping[str, str], **options: Any) -> Iterator[SamplerProcess]:
-    """Run a sampler over what detection finds; a round every 0.2 s unless said otherwise."""
-    found = detect(environ=environ)
+def sampling(
+    environ: Mapping[str, str], found: Detection | None = None, **options: Any
+) -> Iterator[SamplerProcess]:
+    """Run a sampler over `found`, else over the whole cards; a round every 0.2 s unless said otherwise."""
+    found = whole_cards(environ) if found is None else found
     sampler = SamplerProcess(found, environ, **{"poll_s": 0.2, "deadline_s": 1.0, **options})
     sampler.start()
     try:
         yield sampler
     finally:
         sampler.stop()
+
+
+def state(environ: dict[str, str]) -> Path:
+    return Path(environ["FAKE_NVML"])
+
+
+def sampler_child() -> psutil.Process | None:
+    """The sampling process of this process, if it has one."""
+    for each in psutil.Process().children():
+        try:
+            if "gangq.gpu.sampling" in each.cmdline() and each.status() != psutil.STATUS_ZOMBIE:
+                return each
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def known(sampler: SamplerProcess, *uuids: str) -> bool:
+    """Say whether the latest reading of each device has values."""
+    readings = sampler.readings()
+    return all(uuid in readings and len(readings[uuid].unknown) < len(VALUES) for uuid in uuids)
+
+
+def heard(sampler: SamplerProcess, kind: str, *, fatal: bool | None = None) -> list[DeviceEvent]:
+    return [e for e in sampler.events(0) if e.kind == kind and fatal in (None, e.fatal)]

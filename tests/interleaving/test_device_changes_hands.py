@@ -112,3 +112,33 @@ def test_a_device_whose_worker_retires_while_another_registers_with_it_is_offere
     undone = None if end == "commit" else ("new", "old")[turn]
     offers = {None: "new", "new": None, "old": "old"}[undone]
     assert devices(meeting) == {"GPU-1": ("free" if offers else "withdrawn", offers)}
+
+
+def test_a_worker_ends_though_the_one_its_device_passes_to_is_claiming(meeting):
+    old, heir = register(meeting.db, "old", ONE), register(meeting.db, "heir", ONE)
+    meeting.job()
+    met = meeting.meet(
+        lambda conn: call(conn, "claim", incarnation=heir),
+        lambda conn: value(conn, "retire_worker", incarnation=old),
+    )
+    assert not met.later.waited
+    met.later.result()
+    assert devices(meeting) == {"GPU-1": ("free", "heir")}
+
+
+def test_two_workers_that_end_at_once_and_see_the_same_device_both_end(meeting):
+    """The first passes the device to the second, which has begun to end and wants the device itself."""
+    old, heir = register(meeting.db, "old", ONE), register(meeting.db, "heir", ONE)
+    blocker = meeting.connect(autocommit=False)
+    blocker.execute("select 1 from gangq.device_registry for no key update")
+    ends = [
+        Later(meeting.connect(), lambda conn: value(conn, "retire_worker", incarnation=old)),
+        Later(meeting.connect(), lambda conn: value(conn, "retire_worker", incarnation=heir)),
+    ]
+    for end in ends:
+        assert end.start(meeting.db).waited
+    blocker.rollback()
+    for end in ends:
+        end.join().result()
+    assert devices(meeting) == {"GPU-1": ("withdrawn", None)}
+    assert meeting.violations() == []

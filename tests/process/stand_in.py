@@ -44,6 +44,7 @@ def backtracks() -> None:
 def is_stopped() -> None:
     marked()
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
 
 
 def finishes() -> None:
@@ -61,9 +62,17 @@ def exits(code: str) -> None:
     os._exit(int(code))
 
 
+def lapses() -> None:
+    """Its lease ended before it could renew: it leaves word and ends its work."""
+    Path(os.environ["TEST_DIRECTORY"], "lapsed").write_text(os.environ["TEST_INCARNATION"])
+    exits("77")
+
+
 def leaves_a_process(code: str) -> None:
     """Starts something that detaches as well as a process can, then exits."""
-    script = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    script = (
+        "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    )
     subprocess.run([sys.executable, "-S", "-c", script], stdin=subprocess.DEVNULL, check=True)
     exits(code)
 
@@ -86,6 +95,37 @@ def reads(path: str) -> None:
     Path(path).read_bytes()
 
 
+def orphans_children() -> None:
+    """Processes whose parent is gone, and that end: somebody has to bury them."""
+    for _ in range(5):
+        subprocess.run(
+            [sys.executable, "-S", "-c", "import os\nfor _ in range(9):\n  os.fork() or os._exit(0)"],
+            check=True,
+        )
+        subprocess.run(["sh", "-c", "(sleep 0.1 &) ; (true &)"], stdin=subprocess.DEVNULL, check=True)
+    lives()
+
+
+def counts_signals() -> None:
+    """Ends at the second SIGTERM."""
+    heard = []
+
+    def handler(number: int, _frame: object) -> None:
+        heard.append(number)
+        marked(f"signal{number}")
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
+    marked()
+    while heard.count(signal.SIGTERM) < 2:
+        time.sleep(0.02)
+
+
+def shows_environment() -> None:
+    Path(os.environ["TEST_MARKS"]).with_name("environment").write_text(repr(dict(os.environ)))
+    marked()
+
+
 def is_slow_to_start() -> None:
     raise AssertionError("handled before anything else")
 
@@ -101,7 +141,9 @@ def main(what: str, *arguments: str) -> None:
     if dsn:
         become_incarnation(liveness, dsn)
     elif os.environ.get("TEST_REGISTERS"):
-        liveness.registered(worker="w", host="h", incarnation=7, mark="m", directory=Path("/none"), dsn="host=/none")
+        liveness.registered(
+            worker="w", host="h", incarnation=7, mark="m", directory=Path("/none"), dsn="host=/none"
+        )
     globals()[what](*arguments)
     liveness.ended()
     liveness.stop()
@@ -118,12 +160,15 @@ def become_incarnation(liveness: Liveness, dsn: str) -> None:
     row = client.register_worker(
         name=name, host="here", queues=["default"], boot_id=HostIdentity.here().boot_id, identity=identity
     )
+    directory = Path(os.environ["TEST_MARKS"]).with_name("gangq-w-test")
+    directory.mkdir()
+    os.environ.update(TEST_DIRECTORY=str(directory), TEST_INCARNATION=str(row.incarnation))
     liveness.registered(
         worker=name,
         host="here",
         incarnation=row.incarnation,
         mark=identity["mark"],
-        directory=Path(os.environ["TEST_MARKS"]).parent,
+        directory=directory,
         dsn=dsn,
     )
     if not os.environ.get("TEST_IDLE"):

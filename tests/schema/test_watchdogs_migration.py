@@ -12,37 +12,47 @@ from psycopg.rows import dict_row
 from gangq import schema
 from gangq.client import Client
 
-# What the first release leaves behind while it works: a job and a gang that run with devices, one that waits, one that
-# ended, and a device that an operator has quarantined.
+# What the first release leaves behind while it works: a job and a gang that run with devices, one that
+# waits, one that ended, and a device that an operator has quarantined.
 AT_WORK = """
 insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels)
 values ('default', 'train', 1, 100, 0, 0, '{}'), ('default', 'train', 0, 0, 0, 0, '{}');
-insert into gangq.incarnations (id, name, host, address, kind, slots, memory_mb, cpus, queues, registered_at)
+insert into gangq.incarnations (id, name, host, address, kind, slots, memory_mb, cpus, queues,
+  registered_at)
 values (nextval('gangq.incarnation_ids'), 'w1', 'h1', 'h1', 'command', 4, 0, 0, '{default}', now());
-insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s) values (1, now() + interval '120 s', now(), 120);
+insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s) values (1, now() + interval '120
+  s', now(), 120);
 insert into gangq.device_registry (uuid, host, index, vram_mb, source, offered_by, seen_at)
 select 'G' || n, 'h1', n, 100, 'nvml', 1, now() from generate_series(0, 3) n;
 insert into gangq.device_claimants select id, 1 from gangq.device_registry;
-insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
+insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, max_crashes,
+  max_trips, state,
   checkpoint_mode, claim_deadline_s, submitted_at, go_at, submitter)
-values (nextval('gangq.gang_ids'), (1000::bigint << 50) + 1, 1, 2, 1, 0, 3, 3, 3, 'running', 'each', 30, now(), now(), 'me');
-insert into gangq.live_jobs (id, order_key, token, incarnation, ran_on, gang_id, rank, submitted_at, claimed_at, shape_id,
+values (nextval('gangq.gang_ids'), (1000::bigint << 50) + 1, 1, 2, 1, 0, 3, 3, 3, 'running', 'each', 30,
+  now(), now(), 'me');
+insert into gangq.live_jobs (id, order_key, token, incarnation, ran_on, gang_id, rank, submitted_at,
+  claimed_at, shape_id,
   priority, attempts, max_attempts, max_crashes, max_trips, state, submitter, payload)
-select nextval('gangq.job_ids'), (1000::bigint << 50) + n, 100 + n, 1, 1, case when n < 3 then 1 end, case when n < 3 then n - 1 end,
+select nextval('gangq.job_ids'), (1000::bigint << 50) + n, 100 + n, 1, 1, case when n < 3 then 1 end,
+  case when n < 3 then n - 1 end,
   now(), now(), 1, 0, 1, 3, 3, 3, 'running', 'me', '{}' from generate_series(1, 3) n;
-insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, priority, max_attempts, max_crashes, max_trips, state,
+insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, priority, max_attempts, max_crashes,
+  max_trips, state,
   submitter, payload)
-values (nextval('gangq.job_ids'), (1000::bigint << 50) + 9, now(), 2, 0, 3, 3, 3, 'pending', 'me', '{"n": 4}');
+values (nextval('gangq.job_ids'), (1000::bigint << 50) + 9, now(), 2, 0, 3, 3, 3, 'pending', 'me', '{"n":
+  4}');
 insert into gangq.device_holds (device_id, kind, job_id, token, since)
 select r.id, 'job', r.id, 100 + r.id, now() from gangq.device_registry r where r.index < 3;
 insert into gangq.device_holds (device_id, kind, reason, since) values (4, 'quarantine', 'smells', now());
 insert into gangq.progress (job_id, token, beat_at, data) values (3, 103, now(), '{"step": 7}');
-insert into gangq.history (job_id, token, submitted_at, finished_at, shape_id, priority, attempts, max_attempts, crashes,
+insert into gangq.history (job_id, token, submitted_at, finished_at, shape_id, priority, attempts,
+  max_attempts, crashes,
   max_crashes, trips, max_trips, stops, state, retention, submitter, payload)
 values (99, 7, now(), now(), 2, 0, 1, 3, 0, 3, 1, 3, 0, 'done', 'short', 'me', '{}');
 insert into gangq.events (at, kind, job_id, token, reason, data)
 values (now(), 'trip', 99, 7, 'Stalled', '{"type": "Stalled", "code": "theirs", "trips": 1}');
-insert into gangq.tick_state (singleton, last_at) values (true, now()) on conflict (singleton) do update set last_at = now();
+insert into gangq.tick_state (singleton, last_at) values (true, now()) on conflict (singleton) do update
+  set last_at = now();
 """
 
 
@@ -66,8 +76,19 @@ def rows(dsn: str, statement: str) -> list[dict[str, Any]]:
         return conn.execute(statement.encode()).fetchall()
 
 
-TABLES = ("live_jobs", "live_gangs", "incarnations", "leases", "device_registry", "device_holds", "progress", "history",
-          "shapes", "settings", "queues_table")  # fmt: skip
+TABLES = (
+    "live_jobs",
+    "live_gangs",
+    "incarnations",
+    "leases",
+    "device_registry",
+    "device_holds",
+    "progress",
+    "history",
+    "shapes",
+    "settings",
+    "queues_table",
+)
 
 
 def test_a_database_at_work_is_migrated_and_loses_nothing(old: str) -> None:
@@ -119,7 +140,8 @@ def test_the_numbers_are_the_documented_defaults(old: str) -> None:
 
 
 def test_migrating_it_takes_no_longer_than_its_locks_allow_while_somebody_reads(old: str) -> None:
-    """A reader's transaction holds a table that gets columns: the migration gives up, and changes nothing."""
+    """A reader's transaction holds a table that gets columns: the migration gives up, and changes
+    nothing."""
     with psycopg.connect(old) as reader, pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "_WAIT_FOR_TABLE", "50ms")
         reader.execute("select * from gangq.settings")

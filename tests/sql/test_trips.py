@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
 
+from gangq.watchdogs.codes import ExitCode
+
 
 def running(q: Q, name: str = "w1", devices: list[dict[str, Any]] | None = None, **options: Any) -> Claim:
     """One job, claimed by one new worker."""
@@ -163,10 +165,13 @@ def test_at_the_cap_the_process_still_goes_and_its_devices_are_withheld(q: Q) ->
 
 def test_a_tripped_job_goes_to_the_front_of_its_priority_and_never_above_it(q: Q) -> None:
     worker = q.worker()
+    older = q.submit(due_at=q.value("select gangq.now() + interval '1 s'"))
     job = q.submit()
     claim = worker.take()
-    older, urgent = q.submit(), q.submit(priority=1)
-    later = q.submit()
+    assert claim.job_id == job
+    urgent, later = q.submit(priority=1), q.submit()
+    q.later(2)
+    q.tick()
     claim.trip()
     order = []
     for _ in range(4):
@@ -177,13 +182,13 @@ def test_a_tripped_job_goes_to_the_front_of_its_priority_and_never_above_it(q: Q
 
 
 def test_it_keeps_the_front_also_when_it_had_to_wait_for_its_process(q: Q) -> None:
+    older = q.submit(due_at=q.value("select gangq.now() + interval '1 s'"))
     claim = running(q)
-    first = q.submit()
     claim.trip(exit_in_s=5)
     q.later(6)
     q.tick()
     worker = q.worker("w2", prefetch=2)
-    assert [c.job_id for c in worker.claim()] == [claim.job_id, first]
+    assert [c.job_id for c in worker.claim()] == [claim.job_id, older]
 
 
 def test_a_trip_repeated_with_its_token_is_harmless(q: Q) -> None:
@@ -820,6 +825,25 @@ def test_a_suspicion_is_an_event_with_evidence_and_changes_nothing(q: Q) -> None
     assert kept == {"kind": "suspect", "data": {"reason": "no beat for 120 s", "stack": "File x"}}
 
 
+def test_a_worker_that_knows_its_class_only_notifies_says_so_without_a_trip(q: Q) -> None:
+    claim = running(q)
+    named = {
+        "incarnation": claim.incarnation,
+        "job_id": claim.job_id,
+        "token": claim.token,
+        "class": "budget",
+    }
+    assert q.one("suspect", **named, evidence={"reason": "2100 s"}, notify=True) == "noted"
+    (row,) = q.sql("select class, outcome, reason, evidence from gangq.trips")
+    assert row == {
+        "class": "budget",
+        "outcome": "notify",
+        "reason": "2100 s",
+        "evidence": {"reason": "2100 s"},
+    }
+    assert (q.state(claim.job_id), q.events("suspect")) == ("running", [])
+
+
 def test_a_suspicion_of_a_job_that_is_not_ours_any_more_is_refused(q: Q) -> None:
     claim = running(q)
     with refused(INVALID, "class"):
@@ -991,6 +1015,14 @@ def test_a_stuck_report_repeated_is_harmless_and_one_that_makes_no_sense_is_refu
             q.call("report_stuck", worker=name, incarnation=incarnation, evidence={"pid": 1})
     assert (stuck(q, claim), stuck(q, claim)) == (0, 0)
     assert len(q.events("stuck")) == 1
+
+
+def test_the_words_for_exit_codes_are_those_of_the_library(q: Q) -> None:
+    for code in ExitCode:
+        assert q.value("select gangq.class_of(%(code)s)", code=int(code)) == code.word
+    assert {q.value("select gangq.class_of(%(n)s)", n=n) for n in range(256) if n not in set(ExitCode)} == {
+        None
+    }
 
 
 # The client library says the same ---------------------------------------------------------------------------

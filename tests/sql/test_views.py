@@ -80,6 +80,49 @@ def test_devices_shows_free_held_quarantined_and_withdrawn(q: Q) -> None:
     assert rows == {"G0": "quarantined", "G1": "withdrawn", "G2": "withdrawn"}
 
 
+READINGS = {
+    "ok": {"gpu_pct": 99, "throttle": [], "recovery_action": 0, "ecc_uncorrectable": 0},
+    "degraded: throttled": {"throttle": ["hw_thermal"]},
+    "degraded: asks for a reset": {"recovery_action": 1},
+    "degraded: memory errors": {"ecc_uncorrectable": 3},
+    "ok: the driver does not say": {"throttle": None, "recovery_action": None, "ecc_uncorrectable": None},
+    "ok: nothing that we know": {"recovery_action": "reset", "ecc_uncorrectable": {"total": 7}},
+}
+
+
+@pytest.mark.parametrize("what", READINGS)
+def test_devices_shows_the_latest_reading_and_what_it_says_of_the_devices_health(q: Q, what: str) -> None:
+    worker = q.worker(devices=gpus(1, 2))
+    row = only(q, "select * from gangq.devices where uuid = 'G0'")
+    assert (row["health"], row["reading"], row["read_at"], row["trips_day"]) == ("ok", None, None, 0)
+    reading = {"uuid": "G0", **READINGS[what]}
+    q.call("heartbeat", incarnation=worker.incarnation, readings=[reading])
+    rows = {r["uuid"]: r for r in q.sql("select * from gangq.devices")}
+    assert rows["G0"]["health"] == what.split(":")[0]
+    assert {key: rows["G0"]["reading"].get(key) for key in READINGS[what]} == READINGS[what]
+    assert rows["G0"]["read_at"] == q.clock.now()
+    assert (rows["G1"]["health"], rows["G1"]["reading"]) == ("ok", None)
+
+
+def test_workers_shows_the_model_and_the_last_beat_of_what_it_runs_now(q: Q) -> None:
+    q.submit(count=2, model="llama")
+    worker = q.worker()
+    assert only(q, "select model, last_beat_at from gangq.workers") == {"model": None, "last_beat_at": None}
+    claim = worker.take(model="llama")
+    worker.beat(claim, beats=[{"step": 1}])
+    beaten = q.clock.now()
+    q.later(7)
+    worker.beat(claim)
+    assert only(q, "select model, last_beat_at from gangq.workers") == {
+        "model": "llama",
+        "last_beat_at": beaten,
+    }
+    claim.complete()
+    assert {r["model"] for r in q.sql("select model from gangq.jobs")} == {"llama"}, "also of one that ended"
+    worker.take(model="llama")
+    assert only(q, "select last_beat_at from gangq.workers")["last_beat_at"] is None
+
+
 def test_capacity_adds_up_per_queue_and_host(q: Q) -> None:
     q.call("set_queue", name="gpu")
     for name in ("a", "b"):

@@ -15,7 +15,7 @@ INSTALLATION = {
     "health_window_s": 300,
     "long_phase_s": 3600,
     "notify_only": [],
-    "learned": False,
+    "learned": True,
 }
 
 
@@ -142,7 +142,7 @@ def test_set_task_refuses_what_makes_no_sense(q: Q, wrong: dict[str, Any]) -> No
 
 def test_the_stall_timeout_is_five_times_the_longest_gap_but_never_under_the_floor(q: Q) -> None:
     q.call("learn_gap", task="train", device_class="", longest_s=20, beats=100)
-    assert (terms(q)["stall_timeout_s"], terms(q)["learned"]) == (120, False)
+    assert (terms(q)["stall_timeout_s"], terms(q)["learned"]) == (120, True)
     q.call("learn_gap", task="train", device_class="", longest_s=40, beats=10)
     assert (terms(q)["stall_timeout_s"], terms(q)["learned"]) == (200, True)
 

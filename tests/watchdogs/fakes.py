@@ -53,7 +53,13 @@ class Sampler:
 
     def event(self, kind: str = "xid", *, fatal: bool = True, uuid: str | None = GPU, **more: Any) -> None:
         """It happens now."""
-        values: dict[str, Any] = {"code": 79, "application": False, "bucket": "reboot", "advice": "reboot", **more}
+        values: dict[str, Any] = {
+            "code": 79,
+            "application": False,
+            "bucket": "reboot",
+            "advice": "reboot",
+            **more,
+        }
         self.happened.append(DeviceEvent(uuid, self.clock(), kind, fatal=fatal, **values))  # type: ignore[arg-type]
 
     def start(self) -> None: ...

@@ -21,7 +21,9 @@ class World:
         if device:
             self.sampler.set()
         self.scene = Scene(self.clock, self.sampler)
-        self.dog = GpuHealthWatchdog(clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options)
+        self.dog = GpuHealthWatchdog(
+            clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options
+        )
         self.dog._spawn = lambda: None  # type: ignore[method-assign]
         self.suspected: list[str] = []
         self.dog._suspect = lambda job, message, evidence: self.suspected.append(message)  # type: ignore

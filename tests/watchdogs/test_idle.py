@@ -52,7 +52,8 @@ def test_up_to_five_percent_is_quiet(pct: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"gpu_pct": 5.1}, {"memory_pct": 5.1}, {"pcie_kb_s": 10_001}, {"gpu_pct": 30.0, "shared": True}]
+    "values",
+    [{"gpu_pct": 5.1}, {"memory_pct": 5.1}, {"pcie_kb_s": 10_001}, {"gpu_pct": 30.0, "shared": True}],
 )
 def test_a_busy_device_is_not_idle_whosever_it_is(values: dict[str, Any]) -> None:
     assert judge(window(**values)).idle is False
@@ -126,7 +127,8 @@ def test_unknown_is_not_idle_and_not_busy(case: dict[str, Any]) -> None:
     samples = window(unknown=host, **case)
     if why:
         samples = [
-            replace(s, devices=tuple(replace(r, unknown={"gpu_pct": why}) for r in s.devices)) for s in samples
+            replace(s, devices=tuple(replace(r, unknown={"gpu_pct": why}) for r in s.devices))
+            for s in samples
         ]
     verdict = judge(samples)
     assert verdict.idle is None
@@ -180,7 +182,7 @@ readings = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(readings, min_size=3, max_size=8),
     st.booleans(),
@@ -209,14 +211,20 @@ def test_whatever_else_is_seen_one_unknown_keeps_a_window_from_being_idle(
     assert judge(samples).idle is not True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(readings, min_size=3, max_size=8), st.integers(0, 7))
 def test_making_a_window_quieter_never_makes_it_busier(seen: list[DeviceReading], which: int) -> None:
     def verdict(them: list[DeviceReading]) -> bool | None:
         host = {(1, 1): Counters(io_bytes=0)}
         return judge(
             [
-                Sample(float(at), HostSample(float(at), host), (replace(r, at=float(at)),), (GPU,), frozenset([GPU]))
+                Sample(
+                    float(at),
+                    HostSample(float(at), host),
+                    (replace(r, at=float(at)),),
+                    (GPU,),
+                    frozenset([GPU]),
+                )
                 for at, r in enumerate(them)
             ]
         ).idle

@@ -22,9 +22,7 @@ class World:
         if device:
             self.sampler.set(gpu_pct=0.0)
         self.scene = Scene(self.clock, self.sampler if device else None)
-        self.dog = StallWatchdog(
-            clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options
-        )
+        self.dog = StallWatchdog(clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options)
         self.dog._spawn = lambda: None  # type: ignore[method-assign]
         self.suspected: list[str] = []
         inner = self.dog._suspect
@@ -262,7 +260,9 @@ def test_energy_counters_give_the_power_where_there_are_any() -> None:
     world.dog.beat()
     for second in range(372):
         # 400 W, whatever the instantaneous figure claims.
-        world.sampler.set(gpu_pct=100.0, memory_pct=0.0, own_mb=500, power_w=100.0, energy_mj=second * 400_000)
+        world.sampler.set(
+            gpu_pct=100.0, memory_pct=0.0, own_mb=500, power_w=100.0, energy_mj=second * 400_000
+        )
         world.run(1)
     assert world.reasons == []
 

@@ -56,9 +56,10 @@ def told(ctx):
 
 first = boottime() + 0.4
 session = SimpleNamespace(kill_at=first, lapsing=lambda: False, directory=Path("/nowhere"), table=JobTable(),
-    ended=Event(), work=Event())
+    ended=Event(), work=Event(), model=None)
 switch = Deadman()
-runner = InlineRunner(session, Slow(), None, switch, lambda *_: None)
+unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None, job=lambda *_: None)
+runner = InlineRunner(session, Slow(), None, switch, lambda *_: None, unwatched, unwatched)
 app = App("host=nowhere")
 app.task(quick, name="quick")
 app.task(hang, name="isolated", isolate=True)

@@ -29,6 +29,7 @@ from gangq.worker.environment import scrubbed
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.listener import Listener
+from gangq.worker.liveness import Liveness
 from gangq.worker.options import WorkerOptions, default_name
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import register
@@ -240,7 +241,16 @@ def test_a_result_is_sent_as_it_was_when_the_handler_returned(client: Client, tm
     session = session_of(client, tmp_path)
     job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
     reporter = Reporter(session)
-    runner = InlineRunner(session, reporter, PortHolder(0), Deadman(), lambda *_: None)  # type: ignore[arg-type]
+    unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None)
+    runner = InlineRunner(
+        session,
+        reporter,
+        PortHolder(0),
+        Deadman(),
+        lambda *_: None,
+        unwatched,
+        Liveness.of_environment({}),  # type: ignore[arg-type]
+    )
     result = {"text": 'a "quoted" word', "n": 1}
     runner.run(job, lambda ctx: result, more_follow=True)
     result["n"] = 2  # By a thread the handler left behind.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -100,8 +100,10 @@ def bounce(
     def tell(action: Action) -> None:
         click.echo(to_json(action) if session.json else f"gangq: {action.text}")
 
+    # A loop may be started before its database.
+    client = session.client(checked=once)
     bouncer = Bouncer(
-        session.client(),
+        client,
         host=host or socket.gethostname(),
         choose=chosen,
         prove=deaths.prove,
@@ -113,7 +115,7 @@ def bounce(
     )
     with Interrupts() as interrupts:
         if loop:
-            _forever(bouncer, interrupts, every_s)
+            _forever(bouncer, interrupts, every_s, lambda: session.check_schema(client))
             return
         _once(bouncer, interrupts, verify_s + _OUTAGE_S)
     if not bouncer.ok:
@@ -141,10 +143,16 @@ def _once(bouncer: Bouncer, interrupts: Interrupts, patience_s: float) -> None:
         raise not_seen
 
 
-def _forever(bouncer: Bouncer, interrupts: Interrupts, every_s: float) -> None:
+def _forever(
+    bouncer: Bouncer, interrupts: Interrupts, every_s: float, check_schema: Callable[[], None]
+) -> None:
     retry_s = _RETRY_FIRST_S
+    checked = False
     while not interrupts.count:
         try:
+            if not checked:
+                check_schema()
+                checked = True
             # What has been restarted comes first: its outcome must not wait for the next restart.
             bouncer.verify()
             bouncer.round()

@@ -24,7 +24,7 @@ _CONVICT = ("trip", "notify", "held")
 _LINES = 200
 _SOONER = ("why", "event", "last_beat", "beats", "members", "devices", "moved")
 """Parts, and pairs, that answer the first questions; the database keeps no order of its own."""
-_LATER = ("threads", "processes", "stacks", "stack", "stack_dump", "log_tail")
+_LATER = ("threads", "processes", "stacks", "stack", "stack_dump", "traceback", "log_tail")
 """Long or wide, and looked at once the rest has been read; in this order."""
 _TITLES = {
     "beats": "last beats",
@@ -36,6 +36,7 @@ _TITLES = {
     "stacks": "stacks",
     "stack": "stacks",
     "stack_dump": "stacks",
+    "traceback": "stacks",
     "log_tail": "end of its output",
 }
 _INNER: dict[str, str] = {"window_s": "looked_s", "samples": "looks", "host": "moved"}

@@ -25,8 +25,8 @@ STALE_S = 60.0
 def workers(session: Session, host: str | None, name: str | None) -> None:
     """List the workers, each by its latest start.
 
-    BEAT is how long ago a job of it last said how far it is, GPU how busy its devices are (?: nobody knows),
-    WHY what keeps it from working. With --json the columns of gangq.workers.
+    BEAT is how long ago a job of it last said how far it is, STEPS/S how fast that goes, GPU how busy its
+    devices are (?: nobody knows), WHY what keeps it from working. With --json the columns of gangq.workers.
     """
     client = session.client()
     found: list[WorkerRow] = client.workers(name=name, host=host)
@@ -55,6 +55,7 @@ def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]
         Column("heard", lambda w: seconds(w.silent_s), right=True),
         Column("lease left", lambda w: seconds(w.lease_left_s), right=True),
         Column("beat", lambda w: _age(w.last_beat_at, now), right=True),
+        Column("steps/s", lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}", right=True),
         Column("model", lambda w: w.model),
         Column("pid", lambda w: w.pid, right=True),
         Column("why", why),

@@ -115,10 +115,12 @@ def report_death(session: Session, name: str, wait: bool, within: float) -> None
 
 def _patiently(session: Session) -> Client:
     """The client, once the database is there. Another schema is no reason to wait: the worker will say so."""
+    client = session.client(checked=False)
     wait_s = _RETRY_FIRST_S
     while True:
         try:
-            return session.client()
+            session.check_schema(client)
+            return client
         except DatabaseUnreachable as problem:
             say(f"{problem}; trying again in {wait_s:.1f} s")
         time.sleep(wait_s * random.uniform(0.8, 1.2))

@@ -192,12 +192,12 @@ def _become_supervisor(session: Session, start_s: float | None) -> None:
 
     The process a service manager or a terminal has started so remains the one it talks to.
     """
-    from gangq.worker import supervisor
+    from gangq.worker import supervision, supervisor
     from gangq.worker.liveness import SILENCE_VARIABLE, START_VARIABLE, number_of
 
     limits = [
-        ("--silence", number_of(os.environ, SILENCE_VARIABLE, supervisor.SILENCE_S)),
-        ("--start", start_s or number_of(os.environ, START_VARIABLE, supervisor.START_S)),
+        ("--silence", number_of(os.environ, SILENCE_VARIABLE, supervision.SILENCE_S)),
+        ("--start", start_s or number_of(os.environ, START_VARIABLE, supervision.START_S)),
     ]
     argv = [sys.executable, "-I", "-S", supervisor.__file__]
     argv += [word for name, value in limits for word in (name, str(value))]

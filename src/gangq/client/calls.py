@@ -68,7 +68,7 @@ _TYPES: dict[str, str] = {
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
-    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget",
+    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
                      "report_only", "ok"), "boolean"),
     "cpus": "numeric",
     "due_at": "timestamptz",
@@ -81,12 +81,14 @@ _TYPES: dict[str, str] = {
 
 def _type_of(name: str, argument: str) -> str:
     """The type of an argument of this SQL function."""
-    return _TYPES.get(f"{name}.{argument}") or _TYPES[argument]
+    sql = argument.rstrip("_")
+    return _TYPES.get(f"{name}.{sql}") or _TYPES[sql]
 
 
 def _call(name: str, select: str, args: Mapping[str, object]) -> tuple[str, dict[str, object]]:
     given = {key: value for key, value in args.items() if value is not None}
-    named = ", ".join(f"{key} => %({key})s::{_type_of(name, key)}" for key in given)
+    # What is a keyword in Python has an underscore behind it here: class_.
+    named = ", ".join(f"{key.rstrip('_')} => %({key})s::{_type_of(name, key)}" for key in given)
     return f"select {select} from gangq.{name}({named})", given  # noqa: S608 - names from this module only
 
 
@@ -681,37 +683,41 @@ def trip(
     """
     return _scalar(
         "trip",
-        **{
-            "incarnation": incarnation,
-            "job_id": job_id,
-            "token": token,
-            "code": int(code),
-            "error": dumps(error, "error"),
-            "evidence": _json(evidence, "evidence"),
-            "devices": _texts(devices, "devices"),
-            "exit_in_s": exit_in_s,
-            "class": class_,
-        },
+        incarnation=incarnation,
+        job_id=job_id,
+        token=token,
+        code=int(code),
+        error=dumps(error, "error"),
+        evidence=_json(evidence, "evidence"),
+        devices=_texts(devices, "devices"),
+        exit_in_s=exit_in_s,
+        class_=class_,
     )
 
 
 def suspect(
-    *, incarnation: int, job_id: int, token: int, class_: str, evidence: Mapping[str, Any] | None = None
+    *,
+    incarnation: int,
+    job_id: int,
+    token: int,
+    class_: str,
+    evidence: Mapping[str, Any] | None = None,
+    notify: bool | None = None,
 ) -> Query[str]:
     """Put a doubt about a job on record, with its evidence; nothing is stopped.
 
-    `class_`: budget, stall, health, fault, gang, frozen or memory. Returns noted, or held while so many
+    `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
+    its class not one that only reports. Returns noted, or held while so many
     workers are suspect that no stall or health trip would be carried out. Raises `StaleToken`.
     """
     return _scalar(
         "suspect",
-        **{
-            "incarnation": incarnation,
-            "job_id": job_id,
-            "token": token,
-            "class": class_,
-            "evidence": _json(evidence, "evidence"),
-        },
+        incarnation=incarnation,
+        job_id=job_id,
+        token=token,
+        class_=class_,
+        evidence=_json(evidence, "evidence"),
+        notify=notify,
     )
 
 

@@ -130,8 +130,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class WatchTerms:
-    """What the watchdogs allow jobs of one task. `budget_gpu_s` is for jobs that hold devices; `learned`: the
-    stall timeout comes from the gaps seen between beats.
+    """What the watchdogs allow jobs of one task. `budget_gpu_s` is for jobs that hold devices; `learned`:
+    nobody has set the stall timeout, so it comes from the gaps seen between beats and grows with them.
     """
 
     budget_s: float
@@ -297,6 +297,7 @@ class WorkerRow:
     """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
 
     `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
+    `step_rate`: steps a second of all of these together; None: none of them counts steps.
     """
 
     name: str
@@ -323,6 +324,7 @@ class WorkerRow:
     exit_code: int | None
     reboot_needed: bool
     last_beat_at: datetime | None
+    step_rate: float | None
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")

@@ -394,7 +394,7 @@ class SamplerProcess:
 
     def _failed(self, why: str) -> None:
         self._failures += 1
-        wait_s = min(60.0, 2.0 ** min(self._failures - 1, 6))
+        wait_s = min(60.0, self._poll_s * 2 ** min(self._failures - 1, 10))
         self._start_at = time.monotonic() + wait_s
         if self._why_not != f"failed: {why}":
             log.warning("sampler_ended", extra={"reason": why, "again_in_s": wait_s})

@@ -158,16 +158,7 @@ class Bouncer:
         """
         for incarnation, pending in list(self._pending.items()):
             if pending.stuck is not None:
-                self._client.report_stuck(
-                    worker=pending.flag.worker,
-                    incarnation=incarnation,
-                    evidence={
-                        "by": _BY,
-                        "pid": pending.stuck.stuck[0],
-                        "pids": list(pending.stuck.stuck),
-                        **pending.stuck.evidence,
-                    },
-                )
+                self._report_stuck(pending.flag, pending.stuck)
                 pending.stuck = None
             if pending.ok is None:
                 self._look(pending)
@@ -179,8 +170,17 @@ class Bouncer:
 
     def _act(self, flag: FlaggedRow) -> None:
         proof = self._prove(flag.identity, within_s=GLANCE_S)
+        if proof is not None and proof.stuck:
+            # Somebody has killed it, perhaps just now.
+            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S)
         if proof is not None and proof.dead:
             self._report_dead(flag, proof)
+            return
+        if proof is not None and proof.stuck:
+            # Nothing can be started beside it.
+            if not self._report_only:
+                self._report_stuck(flag, proof)
+            self._tell_stuck(flag, proof)
             return
         choice = self._choose(flag.worker, flag.identity)
         if choice.backend is None:
@@ -211,6 +211,10 @@ class Bouncer:
             return
         evidence = {"by": _BY, "host": self._host, **proof.evidence}
         jobs = self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        if jobs == 0:
+            # Its successor, or its unit, was faster.
+            log.info("death_known", extra={"worker": flag.worker, "incarnation": flag.incarnation})
+            return
         self._tell(
             flag,
             "dead",
@@ -273,11 +277,17 @@ class Bouncer:
             log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
 
     def _stuck(self, pending: _Pending, proof: Proof) -> None:
-        flag = pending.flag
-        pids = ", ".join(map(str, proof.stuck))
         pending.ok = False
         pending.stuck = proof
         pending.detail = {"backend": pending.how, "stuck": list(proof.stuck)}
+        self._tell_stuck(pending.flag, proof)
+
+    def _report_stuck(self, flag: FlaggedRow, proof: Proof) -> None:
+        evidence = {"by": _BY, "pid": proof.stuck[0], "pids": list(proof.stuck), **proof.evidence}
+        self._client.report_stuck(worker=flag.worker, incarnation=flag.incarnation, evidence=evidence)
+
+    def _tell_stuck(self, flag: FlaggedRow, proof: Proof) -> None:
+        pids = ", ".join(map(str, proof.stuck))
         self._tell(
             flag,
             "stuck",

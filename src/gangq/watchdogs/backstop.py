@@ -61,9 +61,11 @@ class Backstop:
         """
         self._silence_s = seconds("silence_s", silence_s, most=86400)
         self._code = int(code)
-        self._interval_s = (
-            self._silence_s / _REARMS if interval_s is None else seconds("interval_s", interval_s)
-        )
+        self._interval_s = self._silence_s / _REARMS
+        if interval_s is not None:
+            self._interval_s = seconds("interval_s", interval_s, most=self._silence_s / 2)
+        self._grace_s = 0.0 if dump_file is None else min(_STACKS_S, self._silence_s / 4)
+        self._armed_at: float | None = None
         self._beat = beat
         self.dump_signal = 0 if dump_file is None else DUMP_SIGNAL
         """On this signal the process writes its stacks to ``dump_file``; 0: there is none."""
@@ -77,6 +79,7 @@ class Backstop:
         """Arm it. Starting twice is the same as once."""
         if self._thread is None:
             self._stopping.clear()
+            self._armed_at = None
             self.check()
             self._thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
             self._thread.start()
@@ -101,8 +104,17 @@ class Backstop:
 
     def check(self) -> None:
         """Python runs: move the end ahead. What the thread does several times in each ``silence_s``."""
-        grace_s = min(_STACKS_S, self._silence_s / 4)
-        self._deadman.arm(self._clock() + self._silence_s, self._code, grace_s=grace_s)
+        now = self._clock()
+        if (
+            self._grace_s
+            and self._armed_at is not None
+            and now >= self._armed_at + self._silence_s - self._grace_s
+        ):
+            # The stacks are being written, and that signal has interrupted whatever held the interpreter. Who
+            # runs only because of it would be given a new life by every dump, for ever.
+            return
+        self._armed_at = now
+        self._deadman.arm(now + self._silence_s, self._code, grace_s=self._grace_s)
         if self._beat is not None:
             self._beat()
 

@@ -228,7 +228,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         if quiet_s >= job.window_s and job.samples >= _LEAST_SAMPLES:
             message = f"its devices did nothing and nothing else moved for {quiet_s:.0f} s"
             evidence = self._evidence(job, quiet_s, now)
-            self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, job=job.job))
+            self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, sample.uuids, job=job.job))
             self._afresh(job, sample)
         elif quiet_s >= min(_SUSPECT_S, job.window_s / 2) and not job.suspected:
             job.suspected = True

@@ -22,7 +22,7 @@ from gangq.errors import InvalidInput
 from gangq.watchdogs.backstop import Backstop
 from gangq.worker import liveness_memory
 from gangq.worker.liveness_memory import Memory
-from gangq.worker.supervisor import SILENCE_S
+from gangq.worker.supervision import SILENCE_S
 
 log = logging.getLogger("gangq.worker.liveness")
 

@@ -130,6 +130,11 @@ class Memory:
         _SIGNAL.pack_into(self._map, _INCARNATION_AT, 0)
         self.set_job(0, 0)
 
+    @property
+    def stacks_written(self) -> int:
+        """How many bytes of stacks there are so far."""
+        return os.fstat(self.fd).st_size - SIZE
+
     def stacks(self) -> bytes:
         """What ``faulthandler`` has written of the worker."""
         return os.pread(self.fd, STACKS_MAX, SIZE)

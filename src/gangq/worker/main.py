@@ -341,7 +341,7 @@ class Worker:
         found = None if task == COMMAND else self._find(task)
         if inline is not None:
             if found is not None and not found.isolate and self._owns_all_or_none(job):
-                inline.run(job, found, more_follow=bool(self._waiting))
+                inline.run(job, found, found.watch, more_follow=bool(self._waiting))
                 return
             inline.rest()
         if found is None:

@@ -14,8 +14,9 @@ Three traps this module exists for:
 
 from __future__ import annotations
 
+# Not signal, which imports enum: a megabyte for each guardian and supervisor.
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 import time
 
 MARK_VARIABLE = "GANGQ_MARK"

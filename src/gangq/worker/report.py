@@ -147,13 +147,20 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> None:
 
 
 def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts as evidence; the stacks under the name by which the database keeps them from viewers."""
+    """The facts as evidence. What stacks and threads say goes by the name under which the database keeps it from
+    viewers, and out of events.
+    """
     kept = {
         key: value
         for key, value in facts.items()
-        if key not in ("stacks", "token") and value not in (None, [])
+        if key not in ("stacks", "threads", "token") and value not in (None, [], 0.0)
     }
-    return {**kept, **({"traceback": facts["stacks"]} if facts["stacks"] else {})}
+    kernel = [
+        f"{entry['tid']} {entry['name']} state {entry['state']} in {entry['wchan']}, system call {entry['syscall']}"
+        for entry in facts["threads"]
+    ]
+    trace = "\n".join([facts["stacks"], *kernel]).strip()
+    return {**kept, **({"traceback": trace} if trace else {})}
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
 
 if TYPE_CHECKING:
-    from gangq.app import Task
+    from gangq.app import WatchOptions
 
 log = logging.getLogger("gangq.worker.inline")
 
@@ -185,10 +185,18 @@ class InlineRunner:
         """
         self._deadman.disarm()
 
-    def run(self, job: ActiveJob, task: Task[..., Any], *, more_follow: bool = False) -> None:
+    def run(
+        self,
+        job: ActiveJob,
+        handler: Callable[..., Any],
+        options: WatchOptions | None = None,
+        *,
+        more_follow: bool = False,
+    ) -> None:
         """Run one job to its end and report it. Whatever it does, this returns or the process ends.
 
-        With ``more_follow`` another one comes at once, or a :meth:`rest`.
+        ``options``: how patient its task wants the watchdogs to be. With ``more_follow`` another job comes at
+        once, or a :meth:`rest`.
         """
         gang: GangInfo | None = None
         if self._session.lapsing():
@@ -214,8 +222,8 @@ class InlineRunner:
             self._session.model = job.claim.model
         work.begin()
         self._liveness.job(job.id, job.token)
-        self._watch.begin(job, task.watch)
-        result, problem = self._call(task, context, job)
+        self._watch.begin(job, options)
+        result, problem = self._call(handler, context, job)
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
         self._watch.end()
         self._liveness.job(0, 0)

@@ -210,7 +210,7 @@ class CommandTrip:
         job, watching = self._job, self._watching
         evidence = collect(
             HostActivity(lambda: [self._child.pid]).pids(),
-            more=trip.evidence,
+            trip=trip,
             log_tail=lambda: self._child.log_tail(_TAIL_BYTES),
         )
         if watching.only_notifies(trip, job, evidence):

@@ -1,0 +1,564 @@
+"""What the supervisor does; see :mod:`gangq.worker.supervisor`, the program.
+
+In a file of its own because Python keeps the compiled form of what is imported, and compiles a program itself
+every time: that took a megabyte more. It must not import gangq and imports little.
+"""
+
+from __future__ import annotations
+
+# Not signal and socket, which import enum: a tenth of all the memory there is for this process.
+import _signal as signal  # type: ignore[import-not-found]
+import _socket
+import ctypes
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from gangq.worker import liveness_memory, oom, procfs
+else:
+    import liveness_memory
+    import oom
+    import procfs
+
+FROZEN = 80
+MEMORY = 86
+UNKILLABLE = 87
+
+SILENCE_S = 30.0
+START_S = 600.0
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_SIGINFO_BYTES = 128
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_TURN_S = 0.25
+_PAUSED_S = 1.0
+_STACKS_S = 0.2
+_LET_END_S = 8.0
+"""For guardians: longer than the grace that they give a command whose worker died (5 s)."""
+_KILL_S = 5.0
+_REPORT_S = 5.0
+_ROLE_PREFIX = b"GANGQ_ROLE="
+_GUARDIAN = "guardian"
+_SERVER = "server"
+"""The private PostgreSQL may be started by a worker, and belongs to nobody."""
+
+
+class Silence:
+    """How long the worker has been silent, as far as this process was there to hear it."""
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self.limit_s = limit_s
+        self.silent_s = 0.0
+        self._at = now
+
+    def heard(self) -> None:
+        """A sign of life."""
+        self.silent_s = 0.0
+
+    def wait_s(self) -> float:
+        """How long to wait for one before looking at the clock again."""
+        return max(0.0, min(_TURN_S, self.limit_s - self.silent_s))
+
+    def waited(self, now: float, wait_s: float) -> float:
+        """Count a wait that was to end after ``wait_s`` seconds; return how long this process was not running.
+
+        A wait that ends much too late means that this process was stopped, or the machine around it: the
+        worker may have spoken, and then its word lies in the pipe, or have been stopped just as well.
+        """
+        passed, self._at = now - self._at, now
+        paused_s = passed - wait_s if passed > wait_s + _PAUSED_S else 0.0
+        self.silent_s += passed - paused_s
+        return paused_s
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit is reached."""
+        return self.silent_s >= self.limit_s
+
+
+class Notifier:
+    """What a service manager is told, if there is one; see sd_notify(3)."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        """Takes what is meant for the main process of a unit out of ``environ``: a worker does not speak for
+        it.
+        """
+        self._socket: _socket.socket | None = None
+        address = environ.pop("NOTIFY_SOCKET", "")
+        usec = environ.pop("WATCHDOG_USEC", "")
+        pid = environ.pop("WATCHDOG_PID", "")
+        self.watchdog_s: float | None = None
+        """A sign of life is due that often; None: the service manager does not ask for any."""
+        if usec.isdigit() and int(usec) > 0 and pid in ("", str(os.getpid())):
+            self.watchdog_s = int(usec) / 1e6
+        self._beat_at = 0.0
+        self._status = ""
+        if address:
+            self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+            self._address = "\0" + address[1:] if address[0] == "@" else address
+
+    def say(self, *lines: str) -> None:
+        """Send these assignments. A service manager that does not listen is no reason to end a worker."""
+        if self._socket is not None:
+            try:
+                self._socket.sendto("\n".join(lines).encode(), self._address)
+            except OSError:
+                return
+
+    def relay(self, now: float) -> None:
+        """The worker gave a sign of life: pass it on, as often as is asked for."""
+        if self.watchdog_s is not None and now - self._beat_at >= self.watchdog_s / 4:
+            self._beat_at = now
+            self.say("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """What people see in ``systemctl status``."""
+        if text != self._status:
+            self._status = text
+            self.say(f"STATUS={text}")
+
+
+class Supervisor:
+    """One worker, from its start to the proof that nothing of it is left."""
+
+    def __init__(self, argv: list[str], *, silence_s: float, start_s: float, as_json: bool) -> None:
+        self.argv = argv
+        self.start_s = start_s
+        self.silence_s = silence_s
+        self.as_json = as_json
+        self.environ = dict(os.environ)
+        self.notifier = Notifier(self.environ)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        interval_s = min(1.0, silence_s / 4)
+        if self.notifier.watchdog_s is not None:
+            interval_s = min(interval_s, self.notifier.watchdog_s / 4)
+        self.memory = liveness_memory.Memory.create(interval_s=interval_s, silence_s=silence_s)
+        self.silence = Silence(start_s, time.monotonic())
+        self.alive = False
+        self.child = 0
+        self.status: int | None = None
+        """The worker's exit status, or minus the signal that killed it; None: it lives."""
+        self.frozen_s: float | None = None
+        self.oomed = False
+        self.paused_s = 0.0
+        self.killed_at: float | None = None
+        self.threads: list[dict[str, object]] = []
+        self.incarnation = 0
+        self.job = (0, 0)
+        self.left: list[procfs.Stat] = []
+        self.foreign: dict[int, int] = {}
+        """Children from before: a shell may have started them and become this program. Not ours to end."""
+
+    # -- the worker ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Fork, and become the worker in the child."""
+        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.foreign = _children()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
+        self.signals = _signalfd(self.libc, [*_FORWARDED, signal.SIGCHLD])
+        self.pipe, theirs = os.pipe()
+        os.set_blocking(self.pipe, False)
+        # Imports of the worker may take longer than a service manager waits for one to be ready.
+        self.notifier.say(f"EXTEND_TIMEOUT_USEC={int(self.start_s * 1e6)}", "STATUS=starting")
+        self.child = os.fork()
+        if self.child == 0:
+            self.become(theirs)
+        # In both: whoever comes second finds it done.
+        _own_group(self.child)
+        os.close(theirs)
+        self.oom = oom.OomWatch(self.child)
+        self.poll = select.poll()
+        self.poll.register(self.signals, select.POLLIN)
+        self.poll.register(self.pipe, select.POLLIN)
+
+    def become(self, pipe: int) -> None:
+        """In the forked child: turn into the worker; never return."""
+        try:
+            # A group of its own: what a terminal sends to the foreground comes through this process, once,
+            # and its group can be killed at one instant.
+            _own_group(0)
+            # From there it cannot read a terminal: an error at once is better than a process that stops.
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+            parent = os.getppid()
+            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            for fd in (pipe, self.memory.fd):
+                os.set_inheritable(fd, True)
+            env = {**self.environ, liveness_memory.VARIABLE: f"{pipe}:{self.memory.fd}"}
+            os.execve(self.argv[0], self.argv, env)
+        except BaseException as problem:
+            os.write(2, f"gangq supervisor: cannot start {self.argv[0]!r}: {problem}\n".encode())
+        finally:
+            os._exit(127)
+
+    def watch(self) -> None:
+        """Serve until the worker has died or is found frozen."""
+        while self.status is None and self.frozen_s is None:
+            wait_s = self.silence.wait_s()
+            ready = self.poll.poll(wait_s * 1000)
+            now = time.monotonic()
+            paused_s = self.silence.waited(now, wait_s)
+            if paused_s:
+                self.paused_s += paused_s
+                self.say("warning", "supervisor_paused", paused_s=round(paused_s, 1))
+            for fd, _ in ready:
+                if fd == self.pipe:
+                    self.listen(now)
+                elif fd == self.signals:
+                    self.obey()
+            self.reap()
+            if self.status is None and self.silence.over:
+                self.frozen_s = self.silence.silent_s
+
+    def listen(self, now: float) -> None:
+        """Signs of life, or the end of whoever could give any."""
+        data = os.read(self.pipe, 4096)
+        if not data:
+            self.poll.unregister(self.pipe)
+            return
+        self.silence.heard()
+        self.alive = True
+        self.silence.limit_s = self.silence_s
+        self.notifier.relay(now)
+        self.oom.look(now)
+        if liveness_memory.REGISTERED in data:
+            self.notifier.say("READY=1")
+        if liveness_memory.LEAVING in data:
+            self.silence.limit_s = self.start_s
+            self.notifier.status("leaving")
+        elif self.memory.incarnation:
+            job, _ = self.memory.job
+            what = f"running job {job}" if job else "serving"
+            self.notifier.status(f"incarnation {self.memory.incarnation}, {what}")
+
+    def obey(self) -> None:
+        """Pass signals on. The death of a child is looked for after every turn anyway."""
+        while True:
+            try:
+                info = os.read(self.signals, _SIGINFO_BYTES)
+            except BlockingIOError:
+                return
+            number = int.from_bytes(info[:4], sys.byteorder)
+            if number == signal.SIGCHLD:
+                continue
+            if number in _STOPPING:
+                self.notifier.say("STOPPING=1", "STATUS=told to stop")
+            if self.status is None:
+                # Not reaped yet, so the pid is still its own.
+                os.kill(self.child, number)
+
+    def reap(self) -> None:
+        """Bury whoever has died."""
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            if info.si_pid == self.child:
+                # While the zombie holds the number, the group is its own: whoever stayed in it goes at once.
+                _kill_group(self.child)
+                self.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            os.waitpid(info.si_pid, 0)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def end_frozen(self) -> None:
+        """Evidence, then SIGKILL for everything."""
+        # Before it is made to go on: what it writes now is written by a worker that is already judged.
+        self.remember()
+        self.say("error", "frozen", silent_s=round(self.frozen_s or 0.0, 1), job=self.job[0] or None)
+        self.notifier.status("frozen: being killed")
+        until = time.monotonic() + _STACKS_S
+        self.threads = procfs.threads(self.child)
+        number = self.memory.dump_signal
+        if number:
+            os.kill(self.child, number)
+            # A stopped process takes the signal as soon as it goes on.
+            os.kill(self.child, signal.SIGCONT)
+        written = -1
+        while (left := until - time.monotonic()) > 0 and self.status is None:
+            time.sleep(min(left, 0.04))
+            self.reap()
+            former, written = written, self.memory.stacks_written
+            if 0 < written == former:
+                break
+        self.kill_all()
+
+    def remember(self) -> None:
+        """Whom and what to report."""
+        self.incarnation, self.job = self.memory.incarnation, self.memory.job
+
+    def kill_all(self) -> None:
+        """SIGKILL for the whole tree, the worker first: it starts no more."""
+        self.killed_at = time.monotonic()
+        if self.status is None:
+            _kill_group(self.child)
+            os.kill(self.child, signal.SIGKILL)
+
+    def finish(self) -> int:
+        """End what is left, say how it ended, and return the exit code."""
+        if self.frozen_s is None:
+            self.remember()
+            self.let_end()
+        self.sweep()
+        stacks = self.memory.stacks() if self.code() == FROZEN else b""
+        if stacks:
+            os.write(2, b"gangq: the stacks of the frozen worker\n" + stacks)
+        code = self.code()
+        stuck = [entry for entry in self.left if procfs.unkillable(entry.pid)]
+        if stuck:
+            code = UNKILLABLE
+            self.say("critical", "unkillable", pids=[entry.pid for entry in stuck])
+            self.notifier.status("a process cannot be killed: reboot this host")
+        if self.incarnation:
+            self.report(code, stuck, stacks)
+        if code:
+            self.say("warning", "worker_ended", exit_code=code, status=self.status)
+        return code
+
+    def code(self) -> int:
+        """The exit code, as far as the worker itself decides it."""
+        if self.frozen_s is not None:
+            return FROZEN
+        if self.status is None or self.status >= 0:
+            return self.status or 0
+        return MEMORY if self.status == -signal.SIGKILL and self.oomed else 128 - self.status
+
+    def let_end(self) -> None:
+        """Give guardians the time they give to their commands; what nobody guards ends at once."""
+        self.oomed = self.oom.killed()
+        until = procfs.boottime() + _LET_END_S
+        while procfs.boottime() < until:
+            processes = procfs.table()
+            ours = self.tree(processes)
+            guardians = {pid for pid in ours if _role(processes[pid]) == _GUARDIAN}
+            guarded = guardians | procfs.descendants(processes, guardians)
+            procfs.strike([processes[pid] for pid in ours - guarded])
+            self.reap()
+            if not guardians:
+                return
+            time.sleep(0.05)
+
+    def sweep(self) -> None:
+        """SIGKILL until the kernel knows no child of ours any more, for 5 s."""
+        self.killed_at = self.killed_at or time.monotonic()
+        clean, pause = 0, 0.001
+        while True:
+            self.reap()
+            processes = procfs.table()
+            self.left = procfs.strike([processes[pid] for pid in self.tree(processes)])
+            self.reap()
+            if not self.left and self.status is not None:
+                # A reading of /proc is no snapshot. With children that are not ours to end, ECHILD never
+                # comes: then two clean ones in a row.
+                clean += 1
+                if clean >= 2 or not _has_children():
+                    return
+            else:
+                clean = 0
+            if time.monotonic() - self.killed_at >= _KILL_S:
+                return
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    def tree(self, processes: dict[int, procfs.Stat]) -> set[int]:
+        """Pids of all that is alive and ours."""
+        spared = {pid for pid, ticks in self.foreign.items() if _is(processes, pid, ticks)}
+        below = procfs.descendants(processes, {os.getpid()})
+        spared |= {
+            pid
+            for pid in below
+            if processes[pid].ppid == os.getpid() and pid != self.child and _role(processes[pid]) == _SERVER
+        }
+        ours = below - spared - procfs.descendants(processes, spared)
+        return {pid for pid in ours if processes[pid].alive}
+
+    # -- saying it -------------------------------------------------------------------------------------------
+
+    def report(self, code: int, stuck: list[procfs.Stat], stacks: bytes) -> None:
+        """Have a fresh process tell the database, for 5 s."""
+        import json
+
+        job, token = self.job
+        facts = {
+            "exit_code": code,
+            "status": self.status,
+            "signal": -self.status if self.status is not None and self.status < 0 else None,
+            "silent_s": self.frozen_s,
+            "paused_s": self.paused_s,
+            "out_of_memory": code == MEMORY,
+            "job": job,
+            "token": token,
+            "threads": self.threads,
+            "stacks": stacks.decode(errors="replace"),
+            "stuck": [_describe(entry) for entry in stuck],
+            "left": [_describe(entry) for entry in self.left],
+            "tree_dead": not self.left and self.status is not None,
+        }
+        words = b'{"record": ' + self.memory.record + b', "facts": ' + json.dumps(facts).encode() + b"}"
+        self.notifier.status("reporting the death of the worker")
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        try:
+            said = _run_report(root, words, self.environ)
+        except OSError as problem:
+            self.say("error", "report_unstarted", error=str(problem))
+            return
+        if said != 0:
+            self.say("error", "report_unsaid", exit_code=said, advice="its lease will end")
+
+    def say(self, level: str, event: str, **fields: object) -> None:
+        """One line of the log, in the form that the worker's have."""
+        import json
+
+        at = time.time()
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+        if self.as_json:
+            stamp = f"{seconds}.{int(at % 1 * 1e6):06d}+00:00"
+            words: dict[str, object] = {
+                "at": stamp,
+                "level": level.upper(),
+                "logger": "gangq.worker.supervisor",
+            }
+            line = json.dumps({**words, "message": event, **fields})
+        else:
+            extra = " ".join(f"{k}={json.dumps(v)}" for k, v in fields.items() if v is not None)
+            local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+            zone = time.strftime("%z", time.localtime(at))
+            stamp = f"{local}.{int(at % 1 * 1e3):03d}{zone[:3]}:{zone[3:]}"
+            line = f"{stamp} {level.upper()} gangq.worker.supervisor {event} {extra}".rstrip()
+        try:
+            os.write(1 if self.as_json else 2, line.encode() + b"\n")
+        except OSError:
+            return
+
+    def run(self) -> int:
+        """All of it; returns the exit code."""
+        self.start()
+        self.watch()
+        if self.frozen_s is not None:
+            self.end_frozen()
+        self.notifier.say("STOPPING=1")
+        return self.finish()
+
+
+def _own_group(pid: int) -> None:
+    try:
+        os.setpgid(pid, 0)
+    except OSError:
+        return  # Done by the other side already, and it has become the worker; or it is gone.
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # Nobody left, or none but another user's: the sweep sees what remains.
+
+
+def _signalfd(libc: ctypes.CDLL, numbers: list[int]) -> int:
+    """A descriptor from which these (blocked) signals are read: nothing is interrupted, none is lost."""
+    mask = (ctypes.c_ulong * (128 // ctypes.sizeof(ctypes.c_ulong)))()
+    mask[0] = sum(1 << (number - 1) for number in numbers)
+    fd = int(libc.signalfd(-1, mask, _SFD_FLAGS))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "signalfd")
+    return fd
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> dict[int, int]:
+    """Pid and start time of every child there is."""
+    if not _has_children():
+        return {}
+    me = os.getpid()
+    return {entry.pid: entry.start_ticks for entry in procfs.table().values() if entry.ppid == me}
+
+
+def _is(processes: dict[int, procfs.Stat], pid: int, start_ticks: int) -> bool:
+    return pid in processes and processes[pid].start_ticks == start_ticks
+
+
+def _role(entry: procfs.Stat) -> str | None:
+    """What it says it is. A process in state D is not asked: reading its memory may wait as long as it
+    does.
+    """
+    if entry.state == "D" or not entry.alive:
+        return None
+    try:
+        return procfs.environment_value(entry.pid, _ROLE_PREFIX)
+    except OSError:
+        return None
+
+
+def _describe(entry: procfs.Stat) -> dict[str, object]:
+    return {
+        "pid": entry.pid,
+        "start_ticks": entry.start_ticks,
+        "name": entry.comm,
+        "threads": procfs.threads(entry.pid),
+    }
+
+
+def _run_report(root: str, words: bytes, environ: dict[str, str]) -> int | None:
+    """Run the reporter on these words; its exit status, minus the signal that ended it, None: too late."""
+    import subprocess
+
+    # The program is this package and no neighbour of the working directory that happens to bear a module's
+    # name; that directory itself stays, because the address of a database may name files relative to it.
+    program = (
+        "import sys; sys.path[:] = [sys.argv[1]] + [place for place in sys.path if place]; "
+        "from gangq.worker.report import main; main()"
+    )
+    # Not the signals that this process has blocked: it could not even be interrupted.
+    reporter = subprocess.Popen(
+        [sys.executable, "-c", program, root],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        env=environ,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
+    )
+    try:
+        reporter.communicate(words, timeout=_REPORT_S)
+    except subprocess.TimeoutExpired:
+        reporter.kill()
+        return None
+    return reporter.returncode
+
+
+def main(argv: list[str]) -> int:
+    """Supervise the worker that this command line names."""
+    options = {"--silence": SILENCE_S, "--start": START_S}
+    as_json = False
+    while argv and argv[0] != "--":
+        name = argv.pop(0)
+        if name == "--json":
+            as_json = True
+        elif name in options:
+            options[name] = float(argv.pop(0))
+        else:
+            sys.stderr.write(f"gangq supervisor: unknown option {name!r}\n")
+            return 2
+    command = argv[1:]
+    return Supervisor(
+        command, silence_s=options["--silence"], start_s=options["--start"], as_json=as_json
+    ).run()

@@ -1,0 +1,289 @@
+"""The supervisor: what it costs, what it passes on, what it tells a service manager, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangq.worker import procfs
+from gangq.worker.liveness_memory import Memory
+from gangq.worker.supervision import Silence
+from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
+from worker.worker_process import eventually
+
+MEGABYTE_KB = 1000
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starter(tmp_path, "") as begin:
+        yield begin
+
+
+class Manager:
+    """The service manager's end of the notification socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = str(directory / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.address)
+        self.heard: list[tuple[float, str]] = []
+
+    def listen(self, seconds: float) -> list[str]:
+        """What is said within this time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if select.select([self._socket], [], [], left)[0]:
+                for line in self._socket.recv(4096).decode().split("\n"):
+                    self.heard.append((time.monotonic(), line))
+        return [line for at, line in self.heard if at >= until - seconds]
+
+    def until(self, line: str) -> None:
+        """Wait until it has been said, be it before."""
+
+        def look() -> bool:
+            self.listen(0.05)
+            return line in [said for _, said in self.heard]
+
+        eventually(look, f"it says {line}", PATIENCE_S)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    one = Manager(tmp_path)
+    yield one
+    one.close()
+
+
+def test_it_stays_under_12_megabytes(start: Start, manager: Manager) -> None:
+    run = start("lives", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1000000", TEST_REGISTERS="1")
+    run.until_marked()
+    manager.until("READY=1")
+    manager.listen(0.5)
+    assert 4 * MEGABYTE_KB < run.resident_kb() < 12 * MEGABYTE_KB
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [(("exits", 0), 0), (("exits", 5), 5), (("exits", 76), 76), (("finishes",), 0)]
+)
+def test_it_exits_as_its_worker_did(start: Start, what: tuple[object, ...], code: int) -> None:
+    assert start(*what).exit_code() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_that_killed_its_worker_is_told_by_the_code(start: Start, number: int) -> None:
+    run = start("lives")
+    run.until_marked()
+    os.kill(run.worker().pid, number)
+    assert run.exit_code() == 128 + number
+
+
+def test_a_worker_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*SUPERVISOR, "--", "/none/python", "x"], capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 127
+    assert "cannot start '/none/python'" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["plain", "as PID 1"])
+def test_signals_reach_the_worker_once_each(start: Start, place: str) -> None:
+    if place == "as PID 1":
+        needs_namespaces()
+    run = start("counts_signals", prefix=AS_PID_1 if place == "as PID 1" else ())
+    run.until_marked()
+    worker = run.worker()
+    # Of a terminal, to everybody in the foreground: the worker is not, and hears it from its supervisor.
+    if place == "plain":
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.until_marked("signal2")
+    os.kill(worker.ppid, signal.SIGHUP)
+    run.until_marked("signal1")
+    os.kill(worker.ppid, signal.SIGTERM)
+    run.until_marked("signal15")
+    os.kill(worker.ppid, signal.SIGTERM)
+    run.until_marked("signal15", 2)
+    assert run.exit_code() == 0
+    counts = [len(run.marks(word)) for word in ("signal2", "signal1", "signal15")]
+    assert counts == [1 if place == "plain" else 0, 1, 2]
+
+
+def test_what_a_worker_leaves_behind_is_dead_when_it_exits(start: Start) -> None:
+    run = start("leaves_a_process", 3)
+    run.until_marked()
+    assert run.exit_code() == 3
+    assert run.left() == []
+
+
+def test_it_dies_with_its_supervisor(start: Start) -> None:
+    run = start("starts_a_tree")
+    run.until_marked()
+    worker = run.worker()
+    run.process.kill()
+    eventually(lambda: procfs.same(worker) is None, "the worker is dead", PATIENCE_S)
+
+
+def test_processes_that_were_there_before_are_left_alone(tmp_path: Path) -> None:
+    command = " ".join([*SUPERVISOR, "--", sys.executable, STAND_IN, "exits", "4"])
+    script = f"sleep 300 >&- 2>&- & echo $! > {tmp_path}/pid; exec {command}"
+    done = subprocess.run(
+        ["sh", "-c", script], env={**os.environ, "TEST_MARKS": str(tmp_path / "marks")}, timeout=30
+    )
+    assert done.returncode == 4
+    sleeper = procfs.stat(int((tmp_path / "pid").read_text()))
+    assert sleeper is not None
+    assert procfs.send(sleeper, signal.SIGKILL)
+
+
+def test_orphans_are_buried_by_pid_1(start: Start) -> None:
+    needs_namespaces()
+    run = start("orphans_children", prefix=AS_PID_1)
+    run.until_marked()
+    first = run.worker().ppid
+
+    def zombies() -> list[procfs.Stat]:
+        return [entry for entry in procfs.table().values() if entry.ppid == first and entry.state == "Z"]
+
+    eventually(lambda: not zombies(), "no zombie is left", 5)
+    assert run.process.poll() is None
+
+
+def test_a_slow_start_is_not_silence(start: Start) -> None:
+    run = start("is_slow_to_start", 3, silence_s=1.0)
+    assert run.exit_code() == 5
+
+
+def test_a_start_that_never_ends_is(start: Start) -> None:
+    since = time.monotonic()
+    run = start("is_slow_to_start", 60, silence_s=1.0, start_s=2.0)
+    assert run.exit_code() == 80
+    assert 2 <= time.monotonic() - since < 8
+
+
+def test_its_own_pause_is_not_the_workers_silence(start: Start) -> None:
+    run = start("lives", silence_s=2.0)
+    run.until_marked()
+    worker = run.worker()
+    for pid in (run.process.pid, worker.pid):
+        os.kill(pid, signal.SIGSTOP)
+    # Longer than the silence it allows, shorter than the worker's own timer does.
+    time.sleep(2.4)
+    # The worker second: a supervisor that counted the pause would kill it at once.
+    os.kill(run.process.pid, signal.SIGCONT)
+    eventually(lambda: "supervisor_paused" in run.log, "it has noticed", PATIENCE_S)
+    os.kill(worker.pid, signal.SIGCONT)
+    time.sleep(1.0)
+    assert procfs.same(worker) is not None
+    assert "frozen" not in run.log
+
+
+def test_silence_counts_only_time_in_which_it_could_have_been_heard() -> None:
+    silence = Silence(10.0, now=100.0)
+    assert silence.waited(100.25, 0.25) == 0
+    assert silence.waited(160.25, 0.25) == pytest.approx(59.75)
+    assert silence.silent_s == pytest.approx(0.5)
+    assert not silence.over
+    for step in range(1, 39):
+        silence.waited(160.25 + step * 0.25, 0.25)
+    assert silence.over
+    assert silence.wait_s() == 0
+    silence.heard()
+    assert not silence.over
+
+
+def test_a_late_turn_is_no_pause() -> None:
+    silence = Silence(10.0, now=0.0)
+    assert silence.waited(0.9, 0.25) == 0
+    assert silence.silent_s == 0.9
+
+
+# -- a service manager ---------------------------------------------------------------------------------------
+
+
+def test_ready_is_said_when_the_worker_has_registered_and_not_before(start: Start, manager: Manager) -> None:
+    run = start("lives", NOTIFY_SOCKET=manager.address)
+    run.until_marked()
+    assert "READY=1" not in manager.listen(1.0)
+    other = start("lives", NOTIFY_SOCKET=manager.address, TEST_REGISTERS="1")
+    other.until_marked()
+    manager.until("READY=1")
+    manager.until("STATUS=incarnation 7, serving")
+
+
+def test_signs_of_life_are_passed_on_and_none_is_invented(start: Start, manager: Manager) -> None:
+    run = start("lives", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1000000", silence_s=4.0)
+    run.until_marked()
+    manager.until("WATCHDOG=1")
+    beats = manager.listen(2.0).count("WATCHDOG=1")
+    assert 4 <= beats <= 10
+    worker = run.worker()
+    os.kill(worker.pid, signal.SIGSTOP)
+    manager.listen(0.5)
+    assert manager.listen(2.0).count("WATCHDOG=1") == 0
+    os.kill(worker.pid, signal.SIGCONT)
+    assert manager.listen(1.5).count("WATCHDOG=1") > 0
+
+
+def test_stopping_is_said_and_the_worker_speaks_for_nobody(start: Start, manager: Manager) -> None:
+    run = start("counts_signals", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1000000")
+    run.until_marked()
+    run.process.send_signal(signal.SIGTERM)
+    manager.until("STOPPING=1")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.exit_code() == 0
+    shown = start("shows_environment", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1", WATCHDOG_PID="1")
+    assert shown.exit_code() == 0
+    told = shown.marks_path.with_name("environment").read_text()
+    assert "NOTIFY_SOCKET" not in told
+    assert "WATCHDOG" not in told
+    assert "GANGQ_SUPERVISOR" not in told
+
+
+def test_a_beat_asked_of_another_process_is_not_given(start: Start, manager: Manager) -> None:
+    run = start("lives", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="500000", WATCHDOG_PID="1")
+    run.until_marked()
+    assert "WATCHDOG=1" not in manager.listen(1.0)
+
+
+# -- the memory ----------------------------------------------------------------------------------------------
+
+
+def test_the_memory_keeps_what_the_worker_wrote_last() -> None:
+    memory = Memory.create(interval_s=0.5, silence_s=2.0)
+    same = Memory(os.dup(memory.fd))
+    assert same.terms == (0.5, 2.0)
+    assert (same.job, same.incarnation, same.record, same.dump_signal) == ((0, 0), 0, b"", 0)
+    memory.register(12, b'{"worker": "w"}')
+    memory.set_job(34, 56)
+    memory.dump_signal = 42
+    assert (same.job, same.incarnation, same.record, same.dump_signal) == (
+        (34, 56),
+        12,
+        b'{"worker": "w"}',
+        42,
+    )
+    with pytest.raises(ValueError, match="no room"):
+        memory.register(13, b"x" * 20000)
+    assert same.incarnation == 12
+    memory.forget()
+    assert (same.job, same.incarnation) == ((0, 0), 0)
+
+
+def test_a_descriptor_of_somebody_else_is_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(20000))
+    fd = os.open(tmp_path / "file", os.O_RDWR)
+    with pytest.raises(ValueError, match="not the memory"):
+        Memory(fd)
+    os.close(fd)

@@ -1,0 +1,61 @@
+"""The last line of a process that nobody supervises."""
+
+from __future__ import annotations
+
+import pytest
+from test_deadman import run
+
+from gangq.errors import InvalidInput
+from gangq.watchdogs import Backstop, ExitCode
+
+START = "from gangq.watchdogs import Backstop\nstop = Backstop(silence_s={silence}{more}).start()\n"
+
+
+# A lock that C waits for is not interrupted by the signal that writes the stacks; a sleep is, and then Python runs
+# for a moment.
+LOCK = "lock = ctypes.create_string_buffer(64); c = ctypes.PyDLL(None); [c.pthread_mutex_lock(lock) for _ in 'ab']"
+
+
+@pytest.mark.parametrize("hang", [LOCK, "hold_the_gil()", "backtrack()"])
+def test_a_frozen_interpreter_is_ended_when_it_has_been_silent_for_too_long(hang: str) -> None:
+    code = START.format(silence=0.6, more=", dump_file=sys.stderr")
+    status, late, err = run(f"{code}time.sleep(1.0); say(boottime()); {hang}")
+    assert status == ExitCode.FROZEN
+    # The last sign was at most a sixth of the silence before the freeze.
+    assert 0.45 <= late < 0.6 + 0.3
+    assert "Current thread" in err or "Thread" in err
+
+
+def test_a_process_that_is_only_busy_or_waiting_lives() -> None:
+    code = START.format(silence=0.5, more="")
+    spin = "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: pass\n"
+    status, _, err = run(f"{code}say(boottime()); {spin}")
+    assert status == 0, err
+
+
+def test_stopped_it_ends_nobody() -> None:
+    code = START.format(silence=0.4, more="") + "stop.stop(); say(boottime())\n"
+    status, _, err = run(f"{code}ctypes.PyDLL(None).usleep(900000)")
+    assert status == 0, err
+
+
+def test_the_code_can_be_chosen_and_the_signs_be_passed_on() -> None:
+    more = ", code=86, interval_s=0.05, beat=lambda: beats.append(1)"
+    code = f"beats = []\n{START.format(silence=0.4, more=more)}"
+    status, _, err = run(
+        f"{code}time.sleep(0.5); assert len(beats) > 4, beats; say(boottime()); hold_the_gil()"
+    )
+    assert status == 86, err
+
+
+def test_a_stopped_process_is_ended_too() -> None:
+    code = START.format(silence=0.4, more="")
+    status, late, _ = run(f"{code}say(boottime()); os.kill(os.getpid(), signal.SIGSTOP)")
+    assert status == -9
+    assert late < 1.2
+
+
+@pytest.mark.parametrize("junk", [{"silence_s": 0}, {"silence_s": "30"}, {"silence_s": 1, "interval_s": 1}])
+def test_a_setting_that_makes_no_sense_is_refused_by_name(junk: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match=list(junk)[-1]):
+        Backstop(**junk)  # type: ignore[arg-type]

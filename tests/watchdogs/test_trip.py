@@ -1,0 +1,385 @@
+"""The trip path in processes of their own, since it ends them: with PostgreSQL at hand, away, mute and frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from fakes import GPU
+
+from gangq.client import Client
+from gangq.embedded import Server
+from gangq.errors import InvalidInput
+from gangq.watchdogs import ExitCode, Trip, TripPath, error_of
+from gangq.watchdogs.clock import boottime
+
+Row = dict[str, Any]
+
+TRIP = """
+import ctypes, os, subprocess, sys, threading, time
+from gangq.watchdogs import ExitCode, Suspicion, Trip, TripPath
+from gangq.watchdogs.clock import boottime
+dsn, incarnation, job, token, code = sys.argv[1], *map(int, sys.argv[2:])
+def where_it_hangs(): time.sleep(60)
+threading.Thread(target=where_it_hangs, daemon=True).start()
+trip = Trip(ExitCode(code), "idle", "no beat for 130 s", {"silence_s": 130.0}, devices=("GPU-1",))
+def say(*words): print(*words, flush=True)
+"""
+GO = """
+say(boottime())
+off = TripPath(dsn, incarnation{options})(trip, job_id=job, token=token, log_tail="the last line")
+say(off)
+"""
+
+
+@dataclass
+class Ended:
+    """A process that tripped: its status, how long it took from the trip on, and what it said."""
+
+    code: int
+    took_s: float
+    out: list[str]
+    err: str
+
+
+@dataclass
+class Held:
+    """A job that a worker works on."""
+
+    incarnation: int
+    job: int
+    token: int
+
+    def argv(self, code: int = 76) -> list[str]:
+        return [str(number) for number in (self.incarnation, self.job, self.token, code)]
+
+
+class Started:
+    """A process that is about to trip."""
+
+    def __init__(self, dsn: str, held: Held, code: str, exit_code: int = 76) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TRIP + code, dsn, *held.argv(exit_code)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._ended: list[Ended] = []
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            out, err = self._process.communicate(timeout=30)
+        finally:
+            self._process.kill()
+        began, *rest = out.split("\n")
+        self._ended.append(Ended(self._process.returncode, boottime() - float(began or "nan"), rest, err))
+
+    def result(self) -> Ended:
+        self._thread.join(35)
+        return self._ended[0]
+
+
+def run(dsn: str, held: Held, code: str, exit_code: int = 76) -> Ended:
+    return Started(dsn, held, code, exit_code).result()
+
+
+def take(client: Client, **more: Any) -> Held:
+    """A job, claimed by a worker with one device."""
+    device = {"uuid": GPU, "index": 0, "vram_mb": 80_000, "model": "H200", "source": "nvml"}
+    incarnation = client.register_worker(name="w", host="h", queues=["default"], devices=[device]).incarnation
+    client.submit(task="t", gpus=1, **more)
+    (claim,) = client.claim(incarnation=incarnation)
+    return Held(incarnation, claim.job_id, claim.token)
+
+
+@pytest.fixture
+def held(client: Client) -> Held:
+    return take(client)
+
+
+NOBODY = Held(1, 2, 3)
+
+
+def test_it_writes_down_the_evidence_requeues_and_exits_with_the_code(
+    dsn: str, held: Held, db: psycopg.Connection[Row]
+) -> None:
+    ended = run(dsn, held, GO.format(options=""))
+    assert ended.code == 76
+    assert ended.took_s < 3
+    assert ended.out == [""], "it came back"
+    trip = db.execute("select * from gangq.trips").fetchone()
+    assert trip is not None
+    assert (trip["code"], trip["class"], trip["outcome"], trip["job_id"]) == (
+        76,
+        "stall",
+        "scheduled",
+        held.job,
+    )
+    assert trip["reason"] == "Stalled"
+    evidence = trip["evidence"]
+    assert "where_it_hangs" in evidence["stacks"]
+    assert evidence["seen"]["silence_s"] == 130.0
+    assert (evidence["log_tail"], evidence["application"]) == ("the last line", False)
+    assert evidence["processes"][0]["threads"][0]["wchan"]
+    job = db.execute("select state, trips, attempts from gangq.jobs where id = %s", [held.job]).fetchone()
+    assert job == {"state": "scheduled", "trips": 1, "attempts": 0}
+    worker = db.execute(
+        "select ended_at is not null as ended, exit_code, extract(epoch from exits_at - ended_at)::real as exits_in "
+        "from gangq.incarnations where id = %s",
+        [held.incarnation],
+    ).fetchone()
+    assert worker is not None
+    assert worker["ended"]
+    assert worker["exit_code"] == 76
+    # The kernel timer was armed for less than this before the statement was sent.
+    assert 3.5 < worker["exits_in"] <= 5.75
+    assert "where_it_hangs" in ended.err
+
+
+def test_a_fault_that_the_application_caused_spares_the_device(
+    dsn: str, held: Held, db: psycopg.Connection[Row]
+) -> None:
+    code = 'import dataclasses\ntrip = dataclasses.replace(trip, application=True, reason="xid")\n'
+    assert run(dsn, held, code + GO.format(options=""), 85).code == 85
+    found = db.execute("select evidence -> 'application' as it from gangq.trips").fetchone()
+    assert found == {"it": True}
+
+
+class MuteAfter:
+    """A proxy that passes everything on until the client says ``word``, and then nothing any more."""
+
+    def __init__(self, target: tuple[str, str | int], word: bytes) -> None:
+        self._target, self._word = target, word
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.heard = threading.Event()
+        self._lines: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            kind = socket.AF_UNIX if str(self._target[0]).startswith("/") else socket.AF_INET
+            far = socket.socket(kind)
+            self._lines += [near, far]
+            far.connect(
+                f"{self._target[0]}/.s.PGSQL.{self._target[1]}" if kind == socket.AF_UNIX else self._target
+            )
+            threading.Thread(target=self._pass, args=(near, far, self._word), daemon=True).start()
+            threading.Thread(target=self._pass, args=(far, near, None), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, word: bytes | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if word is not None and word in data:
+                    self.heard.set()
+                    return
+                sink.sendall(data)
+
+    def close(self) -> None:
+        for line in (self._listening, *self._lines):
+            line.close()
+
+
+def test_whatever_the_database_does_it_exits_within_five_seconds_with_the_code_and_the_stacks(
+    dsn: str, client: Client, db: psycopg.Connection[Row]
+) -> None:
+    held = take(client)
+    params = psycopg.conninfo.conninfo_to_dict(dsn)
+    proxy = MuteAfter((str(params["host"]), str(params["port"])), b"gangq.trip")
+    through = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port, sslmode="disable")
+    hangs = 'def first():\n    say("first")\n    time.sleep(60)\n'
+    go = GO.format(options="")
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # Bound and not listening: refused.
+        refused = f"host=127.0.0.1 port={unused.getsockname()[1]} dbname=x"
+        accepted = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x"
+        with db.transaction():
+            db.execute("select 1 from gangq.live_jobs where id = %s for update", [held.job])
+            started = {
+                "nobody listens": Started(refused, NOBODY, go, 75),
+                "accepted and never answered": Started(accepted, NOBODY, go, 76),
+                "mute from the statement on": Started(through, held, go, 78),
+                "somebody else holds the row": Started(dsn, held, go, 85),
+                "handing in results hangs too": Started(
+                    refused, NOBODY, hangs + GO.format(options=", first=first"), 76
+                ),
+            }
+            ended = {name: process.result() for name, process in started.items()}
+    proxy.close()
+    assert proxy.heard.is_set()
+    assert [end.code for end in ended.values()] == [75, 76, 78, 85, 76]
+    for name, end in ended.items():
+        assert end.took_s < 5, name
+        assert "where_it_hangs" in end.err, name
+    assert ended["handing in results hangs too"].out[0] == "first"
+
+
+def test_with_a_frozen_server_it_exits_within_five_seconds(dsn: str, held: Held, server: Server) -> None:
+    pid = server.status().pid
+    assert pid is not None
+    frozen = [pid, *_children(pid)]
+    for each in frozen:
+        os.kill(each, signal.SIGSTOP)
+    try:
+        ended = run(dsn, held, GO.format(options=""))
+    finally:
+        for each in frozen:
+            os.kill(each, signal.SIGCONT)
+    assert ended.code == 76
+    assert ended.took_s < 5
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def test_what_was_refused_once_is_tried_again_while_there_is_time(
+    dsn: str, held: Held, db: psycopg.Connection[Row]
+) -> None:
+    def let_go() -> None:
+        time.sleep(2.5)
+        db.execute("rollback")
+
+    db.execute("begin")
+    db.execute("select 1 from gangq.live_jobs where id = %s for update", [held.job])
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    ended = run(dsn, held, GO.format(options=", database_s=1"))
+    thread.join()
+    assert ended.code == 76
+    assert db.execute("select count(*) as n from gangq.trips").fetchone() == {"n": 1}
+
+
+def test_a_freeze_within_the_path_itself_is_ended_by_the_kernel_on_the_deadline() -> None:
+    hold = ", deadline_s=1.5, first=lambda: ctypes.PyDLL(None).sleep(30)"
+    ended = run("host=127.0.0.1 port=1 dbname=x", NOBODY, GO.format(options=hold), 78)
+    assert ended.code == 78
+    assert 1.4 < ended.took_s < 2.2
+
+
+STAY = """
+say("stayed"); time.sleep(1.6); say("alive")
+"""
+
+
+def test_called_off_it_lives_on_and_no_timer_is_left(
+    dsn: str, held: Held, client: Client, db: psycopg.Connection[Row]
+) -> None:
+    client.configure(notify_only=["stall"])
+    lost = "say(TripPath(dsn, incarnation)(trip, job_id=job, token=token + 1))\n"
+    ended = run(dsn, held, "say(boottime())\n" + lost + GO.format(options=", deadline_s=1.2") + STAY)
+    assert (ended.code, ended.out[0], ended.out[2:5]) == (0, "False", ["False", "stayed", "alive"]), ended.err
+    job = db.execute("select trips from gangq.jobs where id = %s", [held.job]).fetchone()
+    assert job == {"trips": 0}
+    assert db.execute("select outcome from gangq.trips").fetchall() == [{"outcome": "notify"}]
+
+
+def test_an_incarnation_that_has_ended_trips_nothing(dsn: str, held: Held, client: Client) -> None:
+    client.report_dead(worker="w", incarnation=held.incarnation, evidence={"by": "test"})
+    left: list[int] = []
+    path = TripPath(dsn, held.incarnation, leave=left.append, deadline_s=60)
+    path._kill_children = lambda: None  # type: ignore[method-assign]
+    try:
+        trip = Trip(ExitCode.STALL, "idle", "no beat for 130 s")
+        assert path(trip, job_id=held.job, token=held.token) is False
+    finally:
+        assert path._deadman is not None
+        path._deadman.disarm()
+    assert left == []
+
+
+def test_children_of_the_handler_die_with_it_and_the_ignored_do_not(dsn: str, held: Held) -> None:
+    code = (
+        'sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]\n'
+        "kept, gone = subprocess.Popen(sleeper), subprocess.Popen(sleeper)\n"
+        "say(boottime()); say(kept.pid, gone.pid)\n"
+        "TripPath(dsn, incarnation, ignored=lambda: [kept.pid])(trip, job_id=job, token=token)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRIP + code, dsn, *held.argv()], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    kept, gone = map(int, process.stdout.readline().split())
+    try:
+        assert process.wait(10) == 76
+        assert _alive(kept)
+        assert not _alive(gone)
+    finally:
+        process.stdout.close()
+        os.kill(kept, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# -- in this process -----------------------------------------------------------------------------------------
+
+
+def test_a_command_that_is_dead_is_told_of_without_an_exit(
+    dsn: str, held: Held, client: Client, db: psycopg.Connection[Row]
+) -> None:
+    trip = Trip(ExitCode.STALL, "idle", "no beat for 130 s")
+    left: list[int] = []
+    path = TripPath(dsn, held.incarnation, leave=left.append)
+    assert path.tell(trip, job_id=held.job, token=held.token, evidence={}) == "pending"
+    assert path.tell(trip, job_id=held.job, token=held.token, evidence={}) == "repeated"
+    assert left == []
+    assert client.heartbeat(incarnation=held.incarnation, job_ids=[], tokens=[], beats=[]) is not None
+
+
+def test_a_doubt_is_put_on_record(dsn: str, held: Held, db: psycopg.Connection[Row]) -> None:
+    from gangq.watchdogs import Suspicion
+
+    path = TripPath(dsn, held.incarnation)
+    doubt = Suspicion("stall", "no beat for 120 s", {"silence_s": 120})
+    assert path.doubt(doubt, job_id=held.job, token=held.token) == "noted"
+    assert db.execute("select count(*) as n from gangq.events where kind = 'suspect'").fetchone() == {"n": 1}
+
+
+def test_a_database_without_the_verb_does_not_keep_it(empty_dsn: str) -> None:
+    left: list[int] = []
+    path = TripPath(empty_dsn, 1, leave=left.append, deadline_s=60)
+    trip = Trip(ExitCode.BUDGET, "budget", "too long")
+    path._kill_children = lambda: None  # type: ignore[method-assign]
+    try:
+        assert path(trip, job_id=1, token=1) is True
+    finally:
+        assert path._deadman is not None
+        path._deadman.disarm()
+    assert left == [75]
+
+
+def test_the_error_that_is_kept_names_type_reason_and_code() -> None:
+    error = error_of(Trip(ExitCode.FAULT, "xid", "device GPU-1: xid 79: reboot"))
+    assert (error["type"], error["reason"], error["code"]) == ("DeviceFault", "xid", 85)
+
+
+@pytest.mark.parametrize("junk", [{"deadline_s": 0}, {"deadline_s": "5"}, {"database_s": float("nan")}])
+def test_settings_that_make_no_sense_are_refused(junk: Row) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(junk))):
+        TripPath("dbname=x", 1, **junk)
+    with pytest.raises(InvalidInput, match="cannot be parsed"):
+        TripPath("post gres://", 1)

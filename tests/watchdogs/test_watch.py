@@ -1,0 +1,225 @@
+"""What all three watchdogs promise about jobs that end, threads that poll, and what starting one costs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fakes import Record
+from victims import until
+
+from gangq.errors import GangqError
+from gangq.watchdogs import GpuHealthWatchdog, StallWatchdog, Suspicion, Trip, Watchdog
+
+FAST = {"poll_s": 0.01}
+
+
+@pytest.fixture
+def dogs() -> Iterator[Callable[..., Watchdog]]:
+    made: list[Watchdog] = []
+
+    def make(on_trip: Callable[[Trip], bool], **more: Any) -> Watchdog:
+        made.append(Watchdog(on_trip=on_trip, **FAST, **more))
+        return made[-1]
+
+    yield make
+    for dog in made:
+        dog.close()
+
+
+def test_the_thread_looks_by_itself_and_is_one_for_all_jobs(dogs: Callable[..., Watchdog]) -> None:
+    record = Record()
+    dog = dogs(record.trip)
+    names = []
+    for _ in range(3):
+        with dog.start(budget_s=0.02):
+            until(lambda: record.trips)
+            record.trips.clear()
+        names.append([t.ident for t in threading.enumerate() if t.name == "gangq-budget"])
+    assert len(names[0]) == 1
+    assert names[0] == names[1] == names[2]
+
+
+def test_stopping_waits_for_a_trip_that_has_begun(dogs: Callable[..., Watchdog]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(trip: Trip) -> bool:
+        begun.set()
+        go_on.wait(10)
+        return False
+
+    dog = dogs(slow).start(budget_s=0.01)
+    assert begun.wait(5)
+    stopped = threading.Event()
+    thread = threading.Thread(target=lambda: (dog.stop(), stopped.set()))
+    thread.start()
+    # In production the process would end in there: were stop() to return, the next job would be in it.
+    assert not stopped.wait(0.3)
+    go_on.set()
+    assert stopped.wait(5)
+    thread.join()
+
+
+def test_starting_the_next_job_waits_for_a_trip_of_the_former_one(dogs: Callable[..., Watchdog]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(trip: Trip) -> bool:
+        begun.set()
+        go_on.wait(10)
+        return False
+
+    dog = dogs(slow).start(budget_s=0.01)
+    assert begun.wait(5)
+    started = threading.Event()
+    thread = threading.Thread(target=lambda: (dog.start(budget_s=100), started.set()))
+    thread.start()
+    assert not started.wait(0.3)
+    go_on.set()
+    assert started.wait(5)
+    thread.join()
+
+
+def test_a_job_that_ends_while_it_is_being_judged_is_not_tripped() -> None:
+    record = Record()
+    dog = Watchdog(on_trip=record.trip)
+    dog._spawn = lambda: None  # type: ignore[method-assign]
+    dog.start(budget_s=1)
+    job = dog._job
+    assert job is not None
+    dog.stop()
+    dog.start(budget_s=1000)
+    dog._look(job, time.time() + 1e9)  # What a thread does that had fetched the former job.
+    assert record.trips == []
+
+
+def test_a_thousand_jobs_that_end_in_time_never_trip_one_another(dogs: Callable[..., Watchdog]) -> None:
+    tripped: list[Any] = []
+    current: list[int] = [-1]
+
+    def on_trip(trip: Trip) -> bool:
+        tripped.append((trip.job, current[0]))
+        return False
+
+    dog = dogs(on_trip)
+    for number in range(300):
+        current[0] = number
+        dog.start(budget_s=0.004, job=number)
+        time.sleep(0.001 if number % 3 else 0.006)
+        dog.stop()
+    assert tripped, "no job was tripped at all: this test shows nothing"
+    assert all(of == during for of, during in tripped)
+
+
+def test_a_trip_may_end_its_own_job(dogs: Callable[..., Watchdog]) -> None:
+    done = threading.Event()
+
+    def on_trip(trip: Trip) -> bool:
+        dog.stop()
+        done.set()
+        return True
+
+    dog = dogs(on_trip).start(budget_s=0.01)
+    assert done.wait(5)
+    until(lambda: not dog.watching)
+
+
+def test_a_fault_in_a_sensor_neither_trips_nor_ends_the_watching(
+    dogs: Callable[..., Watchdog], caplog: pytest.LogCaptureFixture
+) -> None:
+    record = Record()
+    dog = dogs(record.trip)
+    faults = [0]
+    look = dog._look
+
+    def broken(job: Any, now: float) -> None:
+        faults[0] += 1
+        if faults[0] <= 2:
+            raise OSError("a sensor nobody foresaw")
+        look(job, now)
+
+    dog._look = broken  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR):
+        dog.start(budget_s=0.01)
+        until(lambda: record.trips)
+    assert [record.message for record in caplog.records].count("watchdog_fault") == 2
+
+
+def test_who_is_told_of_a_suspicion_may_hang_and_the_trip_still_comes(dogs: Callable[..., Watchdog]) -> None:
+    record = Record()
+    told: list[Suspicion] = []
+    go_on = threading.Event()
+
+    def hangs(suspicion: Suspicion) -> None:
+        told.append(suspicion)
+        go_on.wait(10)
+
+    dog = dogs(record.trip, on_suspect=hangs).start(budget_s=0.2, job="mine")
+    until(lambda: told)
+    until(lambda: record.trips)
+    go_on.set()
+    assert (told[0].cls, told[0].job) == ("budget", "mine")
+    assert dog.name == "gangq-budget"
+
+
+def test_a_closed_watchdog_says_that_it_is(dogs: Callable[..., Watchdog]) -> None:
+    dog = dogs(Record().trip)
+    dog.start()
+    dog.close()
+    dog.close()
+    assert not any(thread.name == dog.name and thread.is_alive() for thread in threading.enumerate())
+    closed = Watchdog(name="gangq-other")
+    closed.close()
+    with pytest.raises(GangqError, match="gangq-other is closed"):
+        closed.start()
+
+
+def test_entering_starts_unless_it_was_started_and_leaving_stops() -> None:
+    dog = Watchdog(budget_s=50)
+    dog._spawn = lambda: None  # type: ignore[method-assign]
+    with dog:
+        assert dog._job is not None
+        assert dog._job.limit_s == 50
+    assert not dog.watching
+    with dog.start(budget_s=7):
+        assert dog._job.limit_s == 7
+    with pytest.raises(KeyError), dog:
+        raise KeyError
+    assert not dog.watching
+
+
+@pytest.mark.parametrize("kind", [Watchdog, StallWatchdog, GpuHealthWatchdog])
+def test_bracketing_a_job_costs_a_few_microseconds_and_a_beat_one(kind: Any) -> None:
+    dog = kind(on_trip=Record().trip)
+
+    def cost(act: Callable[[], object], times: int = 2000) -> float:
+        best = 1.0
+        for _ in range(7):
+            began = time.perf_counter()
+            for _ in range(times):
+                act()
+            best = min(best, (time.perf_counter() - began) / times)
+        return best
+
+    dog.start()
+    assert cost(lambda: (dog.start(), dog.stop())) < 4e-6
+    if hasattr(dog, "beat"):
+        dog.start()
+        assert cost(lambda: dog.beat(1, 10)) < 2e-6
+    dog.close()
+
+
+def test_beating_takes_no_lock() -> None:
+    dog = StallWatchdog(on_trip=Record().trip)
+    dog._spawn = lambda: None  # type: ignore[method-assign]
+    health = GpuHealthWatchdog(on_trip=Record().trip)
+    health._spawn = lambda: None  # type: ignore[method-assign]
+    dog.start()
+    health.start()
+    with dog._lock, health._lock:  # A plain lock: taking it again would hang here for ever.
+        dog.beat(1)
+        health.beat(1)
+    assert dog.last_beat is not None
