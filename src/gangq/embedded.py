@@ -138,7 +138,9 @@ class _Identity:
         of our file descriptors; its output goes to a file: a server that inherited a pipe would keep whoever
         reads that pipe waiting for ever. PG* variables are dropped, they would redirect the programs.
         """
-        env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
+        # By its role a worker's supervisor knows that the server, should that worker start it, outlives it.
+        env |= {"LC_ALL": "C", "GANGQ_ROLE": "server"}
         with tempfile.TemporaryFile() as out:
             try:
                 done = subprocess.run(

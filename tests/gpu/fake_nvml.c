@@ -159,6 +159,8 @@ static void refresh(void) {
 static int enter(struct device *device, const char *call) {
   char wanted[40], *found;
   refresh();
+  fputs("chatter ", stdout);
+  fflush(stdout);
   while (!strcmp(device->hang, call)) pause();
   snprintf(wanted, sizeof wanted, ";%s:", call);
   if (!(found = strstr(device->fail, wanted))) found = strstr(device->fail, ";all:");

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,14 +119,11 @@ def spin(folder: Path) -> Iterator[None]:
 
 
 def gil(folder: Path) -> Iterator[None]:
-    library = re.search(r"/\S*libcudart\S*", Path("/proc/self/maps").read_text())
-    if library is None:
-        raise SystemExit("no libcudart is loaded: this torch links it statically")
-    synchronise = ctypes.PyDLL(library[0]).cudaDeviceSynchronize
+    # Through PyDLL the call keeps the interpreter's lock: no thread of this process runs while it waits.
+    synchronise = ctypes.PyDLL("libcuda.so.1").cuCtxSynchronize
     while True:
         torch.cuda._sleep(_FOREVER_CYCLES)
         yield
-        # Through PyDLL the call keeps the interpreter's lock: no thread of this process runs from here on.
         synchronise()
 
 

@@ -11,6 +11,8 @@ from gpu_fakes import clean_environ
 
 from gangq.gpu import Detection, detect
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.fixture(scope="module")
 def real() -> Detection:

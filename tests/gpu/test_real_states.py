@@ -6,6 +6,7 @@ state: GANGQ_GPU_STATE_S [10].
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -61,7 +62,7 @@ def slope(readings: list[DeviceReading]) -> float | None:
     return (points[-1][1] - points[0][1]) / 1000 / (points[-1][0] - points[0][0])
 
 
-def row(state: str, readings: list[DeviceReading], back_s: float | None) -> dict[str, Any]:
+def row(state: str, readings: list[DeviceReading]) -> dict[str, Any]:
     """What a state looked like."""
     seen: dict[str, Any] = {"state": state, "readings": len(readings)}
     for name in ("gpu_pct", "memory_pct", "pcie_kb_s", "power_w", "temperature_c", "used_mb", "own_mb"):
@@ -71,44 +72,53 @@ def row(state: str, readings: list[DeviceReading], back_s: float | None) -> dict
     seen["scope"] = "/".join(sorted({str(reading.gpu_scope) for reading in readings}))
     seen["shared"] = any(reading.shared for reading in readings)
     seen["throttle"] = "/".join(sorted({name for reading in readings for name in reading.throttle})) or "-"
-    gaps = [b.at - a.at for a, b in zip(readings, readings[1:], strict=False)]
+    gaps = [b.at - a.at for a, b in itertools.pairwise(readings)]
     seen["round_s"] = span(gaps)
     reasons = {f"{name}={reason}" for reading in readings for name, reason in reading.unknown.items()}
     seen["unknown"] = " ".join(sorted(reasons)) or "-"
-    seen["memory_back_s"] = "-" if back_s is None else f"{back_s:.1f}"
+    seen["problem"] = "-"
     return seen
 
 
 def in_state(state: str, sampler: SamplerProcess, uuid: str, folder: Path) -> dict[str, Any]:
     """Put the GPU into a state, read it for a while, kill it, and see how soon its memory is back."""
     before = sampler.readings()[uuid].used_mb
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "gpu_states.py"), state, str(folder)],
-        env={**clean_environ(), "CUDA_VISIBLE_DEVICES": uuid},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    complaints = folder / f"{state}.txt"
+    with complaints.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "gpu_states.py"), state, str(folder)],
+            env={**clean_environ(), "CUDA_VISIBLE_DEVICES": uuid},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    readings: list[DeviceReading] = []
     try:
         sampler.watch([uuid], lambda: [process.pid])
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", f"{state} did not begin"
-        # The first second still shows how it began.
-        time.sleep(1.0)
-        since = sampler.readings()[uuid].at
-        time.sleep(STATE_S)
-        readings = sampler.history(uuid, since)
-        assert process.poll() is None, f"{state} ended by itself"
+        if process.stdout.readline() == "ready\n":
+            # The first second still shows how it began.
+            time.sleep(1.0)
+            since = sampler.readings()[uuid].at
+            time.sleep(STATE_S)
+            readings = sampler.history(uuid, since)
+        ended = process.poll()
     finally:
         process.kill()
         killed = time.monotonic()
         process.communicate()
+    seen = row(state, readings)
+    if ended is not None or not readings:
+        seen["problem"] = " ".join(complaints.read_text().split()[-20:]) or f"it exited with {ended}"
 
     def back() -> bool:
         used = sampler.readings()[uuid].used_mb
         return before is None or (used is not None and used < before + BACK_MB)
 
-    eventually(back, BACK_S)
-    return row(state, readings, time.monotonic() - killed)
+    while not back() and time.monotonic() < killed + BACK_S:
+        time.sleep(0.05)
+    seen["memory_back_s"] = f"{time.monotonic() - killed:.1f}" if back() else f"not within {BACK_S:g}"
+    return seen
 
 
 def on_cpu_s(task: str) -> float:
@@ -165,3 +175,4 @@ def test_every_state_is_recorded_and_work_hangs_and_idleness_look_as_the_watchdo
     assert {state: typical[state] for state in ("idle", "cpu") if typical.get(state, 0) > 5} == {}
     assert {state: typical[state] for state in ("busy", "spin", "gil") if typical.get(state, 100) < 90} == {}
     assert [event for event in events if event["fatal"]] == []
+    assert {each["state"]: each["problem"] for each in rows if each["problem"] != "-"} == {}

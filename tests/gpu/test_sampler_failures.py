@@ -26,7 +26,7 @@ from gpu_fakes import (
     whole_cards,
 )
 
-from gangq.gpu import SamplerProcess
+from gangq.gpu import SamplerProcess, sampler_process
 from gangq.gpu.reading import VALUES
 
 Script = Callable[..., dict[str, str]]
@@ -55,14 +55,27 @@ def test_a_call_that_hangs_names_its_device_and_the_others_are_read_on(
         # Again on the same device: now it is no accident.
         (again,) = eventually(lambda: heard(sampler, "driver_hang", fatal=True))
         assert again.uuid == A
+        # The neighbour had its turn in between: whoever hung goes last.
+        assert [r for r in sampler.history(B, hang.at) if r.at < again.at and r.used_mb == 9]
         # And from then on it is left alone, for its neighbours' sake.
         eventually(lambda: known(sampler, B) and sampler.readings()[B].used_mb == 9)
         assert len(heard(sampler, "driver_hang")) == 2
 
 
+def test_a_device_that_hung_twice_is_left_alone_and_its_silence_is_no_third_hang(fake_nvml: Script) -> None:
+    environ = fake_nvml(gpu("a", hang="temp"))
+    with sampling(environ, deadline_s=0.3, start_s=1.0) as sampler:
+        eventually(lambda: len(heard(sampler, "driver_hang")) == 2)
+        readings = len(sampler.history(A, 0))
+        # As long as opening a driver may take, and more.
+        eventually(lambda: len(sampler.history(A, 0)) >= readings + 8)
+        assert len(heard(sampler, "driver_hang")) == 2
+        assert sampler.pids() == []
+
+
 def test_hangs_on_two_devices_are_two_accidents(fake_nvml: Script) -> None:
     environ = fake_nvml(gpu("a"), gpu("b"))
-    with sampling(environ, deadline_s=0.4) as sampler:
+    with sampling(environ, deadline_s=0.8) as sampler:
         eventually(lambda: known(sampler, A, B))
         rewrite(state(environ), gpu("a", hang="temp"), gpu("b"))
         eventually(lambda: len(heard(sampler, "driver_hang")) == 1)
@@ -115,6 +128,49 @@ def test_a_process_that_survives_sigkill_is_fatal_left_behind_and_not_waited_for
     for reaper in reapers:
         reaper.join(10)
     assert not last.is_running()
+
+
+def test_opening_a_driver_that_hangs_is_blamed_on_the_device_that_hung_before(fake_nvml: Script) -> None:
+    environ = fake_nvml(gpu("a"), gpu("b"))
+    with sampling(environ, deadline_s=0.5, start_s=1.0) as sampler:
+        eventually(lambda: known(sampler, A, B))
+        rewrite(state(environ), line("driver", hang="init"), gpu("a", hang="temp"), gpu("b"))
+        eventually(lambda: len(heard(sampler, "driver_hang")) == 2)
+        assert [(e.uuid, e.fatal) for e in heard(sampler, "driver_hang")] == [(A, False), (A, True)]
+
+
+def test_no_more_than_three_processes_are_left_in_the_kernel(
+    fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_process, "_REAP_S", 0.1)
+    spared: list[int] = []
+    environ = fake_nvml(*(gpu(letter, hang="temp") for letter in "abcd"))
+    sampler = SamplerProcess(whole_cards(environ), environ, 0.1, 0.2, kill=lambda pid, _: spared.append(pid))
+    sampler.start()
+    try:
+        eventually(lambda: len(heard(sampler, "driver_hang")) == 3)
+        readings = len(sampler.history(A, 0))
+        eventually(lambda: len(sampler.history(A, 0)) > readings + 8)
+        assert (len(spared), len(heard(sampler, "driver_hang"))) == (3, 3)
+        assert sorted(sampler.pids()) == sorted(spared)
+    finally:
+        sampler.stop()
+        for pid in spared:
+            os.kill(pid, signal.SIGKILL)
+    for reaper in [t for t in threading.enumerate() if t.name.startswith("gangq-reap-")]:
+        reaper.join(10)
+
+
+def test_the_process_ends_with_its_input_and_when_somebody_else_is_its_parent(fake_nvml: Script) -> None:
+    for parent in (os.getpid(), os.getpid() + 1):
+        ended = subprocess.run(
+            [sys.executable, "-m", "gangq.gpu.sampling", "nvml", str(parent), "1"],
+            env=fake_nvml(gpu("a")),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(fake_nvml: Script) -> None:
@@ -219,7 +275,7 @@ def test_an_owner_that_was_stopped_takes_the_silence_for_its_own(fake_nvml: Scri
 
 
 def test_a_process_that_somebody_stopped_is_replaced_without_blaming_the_driver(fake_nvml: Script) -> None:
-    with sampling(fake_nvml(gpu("a")), deadline_s=0.5) as sampler:
+    with sampling(fake_nvml(gpu("a"))) as sampler:
         eventually(lambda: known(sampler, A))
         stopped = eventually(sampler_child)
         stopped.suspend()

@@ -112,7 +112,7 @@ class Fleet:
         )
         manager.drop_in(
             TEMPLATE,
-            "[Service]\nRestartSec=300ms\nWatchdogSec=3\nTimeoutStopSec=20\n"
+            "[Service]\nRestartSec=300ms\nWatchdogSec=3\nTimeoutStopSec=60\n"
             f"StandardOutput=append:{directory}/unit.log\nStandardError=append:{directory}/unit.log\n",
         )
         manager.systemctl("daemon-reload")

@@ -117,6 +117,9 @@ def test_the_sandbox_does_not_hide_gpus_and_lets_their_libraries_write_code() ->
     assert settings["DevicePolicy"] == "closed"
     for allowed in ("char-nvidia* rw", "/dev/kfd rw", "char-drm rw"):
         assert f"DeviceAllow={allowed}" in units.shipped("gangq-worker@.service")
+    for kept in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "PrivateTmp=yes"):
+        assert f"\n{kept}\n" in units.shipped("gangq-worker@.service")
+    # systemd-analyze does not see it: below one directory, the second instance could not start.
     assert "/" not in settings["StateDirectory"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -230,3 +231,78 @@ def test_a_kill_just_before_the_last_sign_of_life_counts(
     # Somebody else's kill, long before this death.
     watch.look(13.0)
     assert not watch.killed()
+
+
+# -- the command itself --------------------------------------------------------------------------------------
+
+
+def gangq(directory: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "GANGQ_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "gangq", *args],
+        env={**kept, **environ},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_private_server_outlives_the_worker_that_started_it(tmp_path: Path) -> None:
+    place = {"GANGQ_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    try:
+        done = gangq(tmp_path, "worker", "--once", "--devices", "none", **place)
+        assert done.returncode == 0, done.stderr
+        status = gangq(tmp_path, "db", "status", "--json", **place)
+        assert json.loads(status.stdout)["running"], status
+    finally:
+        gangq(tmp_path, "db", "stop", **place)
+
+
+def test_the_command_line_shows_what_was_given_and_no_dsn(tmp_path: Path, dsn: str, client: Client) -> None:
+    given = ["worker", "--name", "w7", "--devices", "none", "--silence-s", "9s", "--log-level", "warning"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gangq", *given],
+        env={**os.environ, "GANGQ_DSN": dsn},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: [w for w in client.workers(name="w7") if w.state == "live"], "it is registered")
+        (worker,) = [entry for entry in procfs.table().values() if entry.ppid == process.pid]
+        lines = [
+            Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1] for pid in (process.pid, worker.pid)
+        ]
+        assert lines[0][3].endswith(b"supervisor.py")
+        assert lines[0][4:8] == [b"--silence", b"9.0", b"--start", b"600.0"]
+        assert [line[-len(given) - 2 :] for line in lines] == [
+            [b"-m", b"gangq", *map(str.encode, given)] for _ in lines
+        ]
+        assert client.predecessor(worker="w7")[0].pid == worker.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert client.workers(name="w7")[0].state == "retired"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_without_a_supervisor_the_worker_is_the_process_itself(tmp_path: Path, dsn: str) -> None:
+    done = gangq(tmp_path, "worker", "--once", "--no-supervisor", "--devices", "none", GANGQ_DSN=dsn)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unfit_worker_exits_with_88(tmp_path: Path, dsn: str, client: Client) -> None:
+    done = gangq(tmp_path, "worker", "--once", "--expect-gpus", "2", "--devices", "none", GANGQ_DSN=dsn)
+    assert done.returncode == 88, done.stderr
+    assert "GANGQ_EXPECT_GPUS asks for 2" in done.stderr
+
+
+@pytest.mark.parametrize(("variable", "value"), [("GANGQ_SILENCE_S", "soon"), ("GANGQ_START_S", "0")])
+def test_junk_in_the_environment_is_refused_by_name(
+    tmp_path: Path, dsn: str, variable: str, value: str
+) -> None:
+    done = gangq(tmp_path, "worker", "--once", "--devices", "none", **{"GANGQ_DSN": dsn, variable: value})
+    assert done.returncode == 2
+    assert f"{variable} is '{value}': give a number" in done.stderr

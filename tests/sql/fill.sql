@@ -2,6 +2,9 @@
 set session_replication_role = replica;
 select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
 select count(*) from gangq.submit('fits', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('warm', model => 'm', payloads => array_fill('{}'::jsonb, array[:many / 30]), wake => 'never');
+update gangq.live_jobs j set submitted_at = (select min(x.submitted_at) from gangq.live_jobs x)
+from gangq.shapes s where s.id = j.shape_id and s.model = 'm';
 select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_mb => 90000,
   payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
 select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',

@@ -103,6 +103,9 @@ def idle(full: str) -> str:
     [
         ("select * from gangq.claim({idle}, gen_random_uuid())", 150),
         ("select * from gangq.claim({idle}, gen_random_uuid(), 100)", 3500),
+        ("select * from gangq.claim({idle}, gen_random_uuid(), model => 'm')", 250),
+        ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'm')", 3700),
+        ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'another')", 3600),
         ("select * from gangq.complete(array[{job}], array[{token}])", 150),
         ("select * from gangq.fail({job}, {token})", 300),
         ("select * from gangq.requeue({job}, {token})", 300),
@@ -110,6 +113,8 @@ def idle(full: str) -> str:
         ("select * from gangq.heartbeat({idle})", 60),
         ("select * from gangq.heartbeat({busy})", 800),
         ("select * from gangq.submit('fits')", 120),
+        ("select * from gangq.submit('fits', model => 'm')", 150),
+        ("select * from gangq.watch_terms('fits')", 20),
         ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8)", 600),
         ("select * from gangq.cancel(array[{job}])", 150),
         (
@@ -122,6 +127,7 @@ def idle(full: str) -> str:
         ("select * from gangq.flag_dead_workers()", 1500),
         ("select * from gangq.promote_due()", 100),
         ("select * from gangq.rollback_stale()", 100),
+        ("select * from gangq.judge_progress()", 50),
         ("select * from gangq.tick(true)", 8000),
     ],
 )

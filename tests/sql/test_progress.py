@@ -582,7 +582,7 @@ def test_a_straggler_whose_beat_is_being_brought_is_not_waited_for(q: Q) -> None
     q.sql("update gangq.progress set lags_since = null")
     with q.connected(q.db.info.dsn) as other, other.db.transaction():
         other.sql("select 1 from gangq.progress where job_id = %(id)s for update", id=team.claims[2].job_id)
-        q.one("tick", force=True)
+        assert q.one("tick", force=True)["detail"]["judge_progress"] == 0
     assert stored(q, team.claims[2])["lags_since"] is None
     q.later(5)
     q.tick()

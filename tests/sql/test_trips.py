@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
 
@@ -108,6 +109,19 @@ def test_proof_of_death_wakes_who_sleeps(q: Q, dsn: str) -> None:
     assert sleeper.claim(sleep=True) == []
     Worker(q, "w1", {"incarnation": claim.incarnation}).report_dead()
     assert q.sql("select * from gangq.sleepers") == []
+
+
+def test_a_trip_wakes_who_sleeps_or_the_tick_that_knows_when_it_is_due(q: Q, dsn: str) -> None:
+    q.submit(count=2)
+    one, two = (q.worker(name).take() for name in ("w1", "w2"))
+    assert q.worker("w3").claim(sleep=True) == []
+    one.trip()
+    assert q.sql("select * from gangq.sleepers") == []
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        ear.execute("listen gangq_tick")
+        two.trip(exit_in_s=0.5)
+        assert [n.channel for n in ear.notifies(timeout=2, stop_after=1)] == ["gangq_tick"]
+    assert q.tick()["next_in_s"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_next_start_of_a_worker_finds_every_unproven_one_of_its_name_and_of_no_other(q: Q) -> None:
@@ -451,13 +465,14 @@ def test_a_gang_of_one_waits_for_its_process_too(q: Q) -> None:
 
 
 def test_members_of_one_worker_are_all_stopped_by_the_trip_of_one(q: Q) -> None:
-    gang, worker = q.submit_gang(3), q.worker(slots=3)
+    gang, worker = q.submit_gang(3, gpus=1), q.worker(slots=3, devices=gpus(1, 1, 1))
     claims = gang.start(worker)
     claims[1].trip(80, exit_in_s=5)
     assert gang.states == ["preempting", "preempted", "preempting"]
     q.later(5)
     q.tick()
     assert gang.state == "blocked"
+    assert set(health(q).values()) == {"exiting"}
     assert [m["trips"] for m in gang.members] == [0, 1, 0]
     assert [m["crashes"] for m in gang.members] == [0, 0, 0]
 
@@ -544,8 +559,6 @@ def test_devices_are_withheld_for_as_long_as_the_process_was_announced_when_that
 
 
 def test_what_is_given_back_wakes_the_worker_that_offers_it(q: Q, dsn: str) -> None:
-    import psycopg
-
     claim = running(q, devices=gpus(8000), gpus=1)
     claim.trip(exit_in_s=5)
     again = q.worker("w1", devices=gpus(8000))
@@ -598,6 +611,7 @@ def test_a_device_of_another_job_cannot_be_blamed(q: Q) -> None:
     theirs = two["devices"][0]["uuid"]
     one.trip(85, devices=[theirs])
     assert health(q)[theirs] == "ok"
+    assert q.events("trip")[0]["data"]["blamed"] == [one["devices"][0]["uuid"]]
     assert two.complete() == "done"
 
 
@@ -664,12 +678,13 @@ def test_unquarantine_of_one_device_leaves_the_others_avoided(q: Q) -> None:
     assert q.value("select avoid from gangq.shapes order by id desc limit 1") is not None
 
 
-def test_a_gang_keeps_away_from_its_culprits_device_as_a_whole(q: Q) -> None:
+@pytest.mark.parametrize("code", [78, 85])
+def test_a_gang_keeps_away_from_its_culprits_device_as_a_whole(q: Q, code: int) -> None:
     gang = q.submit_gang(2, gpus=1)
     workers = [q.worker(f"w{n}", devices=gpus(1, prefix=f"D{n}-")) for n in range(3)]
     one, two = gang.start(*workers)
     bad = one["devices"][0]["uuid"]
-    one.trip(85)
+    one.trip(code)
     two.ack()
     claims = gang.restart(*workers)
     used = {d["uuid"] for c in claims for d in c["devices"]}
@@ -893,6 +908,11 @@ def test_two_suspects_are_never_too_many_however_small_the_fleet(q: Q) -> None:
 def test_three_of_three_are(q: Q) -> None:
     claims = fleet(q, 3)
     assert [c.trip(exit_in_s=5) for c in claims] == ["scheduled", "scheduled", "held"]
+
+
+def test_those_that_are_gone_after_their_trip_still_count_as_part_of_the_fleet(q: Q) -> None:
+    claims = fleet(q, 15)
+    assert [c.trip(exit_in_s=5) for c in claims[:4]] == ["scheduled"] * 3 + ["held"]
 
 
 def test_a_worker_suspected_again_and_again_is_one(q: Q) -> None:

@@ -106,6 +106,7 @@ def test_set_task_changes_what_is_given_and_leaves_the_rest(q: Q) -> None:
         "health_window_s": 70,
         "long_phase_s": 80,
         "notify_only": ["health"],
+        "learned": False,
     }
     assert terms(q, task="other") == INSTALLATION
     q.call("set_task", task="train", notify_only=[])

@@ -92,6 +92,7 @@ for number in range(6):
 activity = HostActivity(own=True)
 activity.sample()
 def watch():
+    time.sleep(0.5)  # Until the main thread has begun to spin.
     before = activity.sample()
     for _ in range(4):
         time.sleep(0.5)
@@ -110,7 +111,7 @@ def test_handing_the_gil_to_the_library_is_no_movement_of_a_handler_that_spins()
     )
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert [line["moved"] for line in lines] == [False] * 4, lines
-    assert all(line["cpu_share"] > 0.1 for line in lines)
+    assert all(line["cpu_share"] > 0.02 for line in lines)
 
 
 @pytest.fixture
@@ -195,14 +196,28 @@ def test_the_librarys_own_processes_do_not_count() -> None:
         process.stdout.close()
 
 
-def test_threads_that_ask_for_the_gil_are_no_movement_and_threads_that_wait_for_data_are() -> None:
-    def sample(at: float, waits: int, *, parked: bool) -> HostSample:
-        where = frozenset([7]) if parked else frozenset()
-        return HostSample(at, {(1, 1): Counters(io_bytes=0, switches={7: waits}, parked=where)})
+@pytest.mark.parametrize(
+    ("then", "now", "waits", "moved"),
+    [
+        ("lock", "lock", 195, False),
+        ("lock", "running", 195, False),
+        ("running", "lock", 195, False),
+        ("lock", "data", 195, True),
+        ("data", "data", 195, True),
+        ("running", "running", 195, True),
+        ("lock", "lock", 2000, True),
+        ("lock", "lock", 30, True),
+    ],
+)
+def test_threads_that_ask_for_the_gil_are_no_movement_and_threads_that_wait_for_data_are(
+    then: str, now: str, waits: int, moved: bool
+) -> None:
+    def sample(at: float, count: int, where: str) -> HostSample:
+        parked = frozenset([7] if where == "lock" else [])
+        elsewhere = frozenset([7] if where == "data" else [])
+        return HostSample(at, {(1, 1): Counters(0, 0, 0.0, 0, {7: count}, parked, elsewhere)})
 
-    assert movement(sample(0, 0, parked=True), sample(1, 195, parked=True)).moved is False
-    assert movement(sample(0, 0, parked=False), sample(1, 195, parked=False)).moved is True
-    assert movement(sample(0, 0, parked=True), sample(1, 2000, parked=True)).moved is True
+    assert movement(sample(0, 0, then), sample(1, waits, now)).moved is moved
 
 
 def test_the_thread_that_asks_for_the_gil_is_found_in_a_futex() -> None:

@@ -36,6 +36,7 @@ class Case:
         self.ignored = ignored
         self.overdue_factor = overdue_factor
         self.right: list[str] = []
+        self.because: list[str] = []
 
     def begin(self) -> None:
         self.record = Record()
@@ -100,8 +101,9 @@ def test_every_kind_of_hang_and_of_honest_work_is_told_apart_every_time(tmp_path
             for case in cases.values():
                 assert case.decided, f"{case.name}: neither tripped nor exonerated"
                 case.right.append(case.result())
+                case.because += case.why or [trip.message for trip in case.record.trips]
         for name, case in cases.items():
-            assert case.right == [expected[name]] * ROUNDS, f"{name}: {case.why} {case.record.trips}"
+            assert case.right == [expected[name]] * ROUNDS, f"{name}: {case.because}"
 
 
 def test_a_collective_that_spins_at_full_load_is_ended_at_ten_times_overdue_and_not_before() -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gangq.watchdogs.activity import process_counters
+
 _PRELUDE = """
 import ctypes, mmap, os, socket, sys, threading, time
 def ready():
@@ -96,7 +98,7 @@ while ours.recv_into(buffer): pass
 
 
 @contextlib.contextmanager
-def victim(code: str, *argv: str, tree: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+def victim(code: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process running ``code``, once it says that it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PRELUDE + code, *argv], stdout=subprocess.PIPE, start_new_session=True
@@ -104,6 +106,9 @@ def victim(code: str, *argv: str, tree: bool = False) -> Iterator[subprocess.Pop
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n", "the victim died"
+        if code == HUNG["gil_held_park"]:
+            # It hangs once its other thread has come to ask for the GIL, and not before.
+            until(lambda: (found := process_counters(process.pid)) is not None and found[1].parked)
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
+EXIT_UNFIT = 88
 EXIT_INTERRUPTED = 130
 
 
@@ -68,10 +69,14 @@ def _as_ours(raised: Exception) -> GangqError | None:
 
 
 def exit_code(problem: GangqError) -> int:
-    """The exit code for an error: 2 bad input or not found, 3 no database or another schema, else 1."""
+    """The exit code for an error: 2 bad input or not found, 3 no database or another schema, 88 a worker that
+    is unfit to start, else 1.
+    """
     from gangq.embedded import EmbeddedError
-    from gangq.errors import DatabaseUnreachable, SchemaMismatch
+    from gangq.errors import DatabaseUnreachable, SchemaMismatch, Unfit
 
+    if isinstance(problem, Unfit):
+        return EXIT_UNFIT
     if isinstance(problem, (DatabaseUnreachable, SchemaMismatch, EmbeddedError)):
         return EXIT_NO_DATABASE
     if isinstance(problem, (ValueError, TypeError, LookupError)):

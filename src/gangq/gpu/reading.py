@@ -51,7 +51,7 @@ def boottime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device at one instant.
 
@@ -102,15 +102,15 @@ class DeviceReading:
         return {**asdict(self), "throttle": list(self.throttle)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceEvent:
     """Something that befell a device, or the whole driver (`uuid` None).
 
     `at` is when this process learned of it, in seconds of the boottime clock; no two events of one sampler have
-    the same. `code` is the Xid, the recovery action, the driver's return code, or the number of devices or
-    errors, by `kind`. `fatal` means that work on the device cannot go on; `application` that the program is the
-    likely cause and the hardware is not to be blamed for it. `bucket` is the class of remedy (see
-    `gangq.gpu.xid`), `advice` a sentence for the person who reads it.
+    the same. `code` is, by `kind`, the Xid, the recovery action, the driver's return code or event type, or the
+    number of devices, new errors or recent hangs. `fatal` means that work on the device cannot go on;
+    `application` that the program is the likely cause and the hardware is not to be blamed for it. `bucket` is
+    the class of remedy (see `gangq.gpu.REMEDIES`), `advice` a sentence for the person who reads it.
     """
 
     uuid: str | None

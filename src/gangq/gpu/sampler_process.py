@@ -117,7 +117,7 @@ class SamplerProcess:
         deadline_s: float = 5.0,
         *,
         start_s: float = 30.0,
-        history_s: float = 600.0,
+        history_s: float = 360.0,
         kill: Callable[[int, int], None] = os.killpg,
     ) -> None:
         self._source = detection.source
@@ -219,12 +219,14 @@ class SamplerProcess:
 
     def _once(self) -> None:
         now = time.monotonic()
-        if self._child is None and now >= self._start_at:
+        due = self._due(now)
+        # A process without anything to read would only open the driver, which may be what hangs.
+        if self._child is None and now >= self._start_at and due:
             self._spawn(now)
         child = self._child
         if child is not None and (now >= self._order_at or not child.sent):
             self._order_at = now + self._poll_s
-            child.order(self._order(now))
+            child.order(self._order(due))
         timeout_s = min(self._poll_s, self._deadline_s / 4)
         asleep_at = time.monotonic()
         ready = self._listen(child, timeout_s)
@@ -253,19 +255,24 @@ class SamplerProcess:
                 os.read(self._wake_r, 4096)
         return any(not isinstance(stream, int) for stream in ready)
 
-    def _order(self, now: float) -> bytes:
+    def _due(self, now: float) -> list[str]:
+        """Return the watched devices that are not left alone; whoever hung goes last.
+
+        A second time it must not cost its neighbours their reading.
+        """
+        with self._lock:
+            due = [uuid for uuid in self._watched if self._alone_until.get(uuid, 0.0) <= now]
+            return sorted(due, key=self._findings.hangs)
+
+    def _order(self, due: list[str]) -> bytes:
         """Return what the process shall do, as it is to be sent."""
         with self._lock:
-            watched, pids = self._watched, self._pids
+            pids = self._pids
         try:
             own = sorted({int(pid) for pid in pids()})[:_MAX_PIDS]
         except Exception:
             log.exception("sampler_pids_failed")
             own = []
-        due = [uuid for uuid in watched if self._alone_until.get(uuid, 0.0) <= now]
-        with self._lock:
-            # Whoever hung goes last: a second time it must not cost its neighbours their reading.
-            due.sort(key=self._findings.hangs)
         return json.dumps({"watch": due, "pids": own}).encode() + b"\n"
 
     def _spawn(self, now: float) -> None:

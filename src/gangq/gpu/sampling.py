@@ -47,6 +47,7 @@ class Orders:
     """What the owner last said to watch."""
 
     def __init__(self, fd: int) -> None:
+        self.given = False
         self.watch: list[str] = []
         self.pids: frozenset[int] = frozenset()
         self._fd = fd
@@ -63,6 +64,7 @@ class Orders:
             for line in lines:
                 order = json.loads(line)
                 self.watch, self.pids = order["watch"], frozenset(order["pids"])
+                self.given = True
         return True
 
 
@@ -151,7 +153,7 @@ def main(argv: list[str]) -> int:
     voice = Voice(os.dup(1))
     os.dup2(2, 1)
     orders = Orders(0)
-    while not orders.watch:
+    while not orders.given:
         if not orders.take(3600):
             return 0
     reader: Reader = NvmlReader(os.environ, poll_s=poll_s) if source == "nvml" else AmdsmiReader(os.environ)

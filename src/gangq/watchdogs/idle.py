@@ -132,7 +132,8 @@ def power_w(before: DeviceReading | None, after: DeviceReading) -> float | None:
     """What a device drew between two readings, by its energy counter; else what it says it draws; watts."""
     if before is not None and before.energy_mj is not None and after.energy_mj is not None:
         elapsed = after.at - before.at
-        if elapsed > 0 and after.energy_mj >= before.energy_mj:
+        # A counter that stands still is a driver's that does not count: a card always draws something.
+        if elapsed > 0 and after.energy_mj > before.energy_mj:
             return (after.energy_mj - before.energy_mj) / elapsed / 1000
     return after.power_w
 

@@ -19,6 +19,8 @@ def seconds(name: str, value: float, *, most: float = LONGEST_S, zero: bool = Fa
     Raises:
         InvalidInput: not a number, not finite, negative, 0 (unless ``zero``), or more than ``most``.
     """
+    if type(value) is float and 0.0 < value <= most:
+        return value  # What it nearly always is, asked for every job.
     _refuse_strange(name, value, "a number of seconds such as 120")
     if value < 0 or (value == 0 and not zero):
         raise InvalidInput(f"{name} is {value!r}: it has to be {'0 or ' if zero else ''}more than 0 seconds")

@@ -52,7 +52,8 @@ class TripPath:
     """Carries out trips of work that runs in this process. Thread-safe: one trip at a time.
 
     - ``database``: a conninfo, URI or `Target`; ``incarnation``: the worker's.
-    - ``deadline_s``: the process is gone so long after the call at the latest, whatever hangs.
+    - ``deadline_s``: so long after the call the kernel ends this process at the latest, whatever hangs; five
+      seconds are promised, the rest is for a host under load.
     - ``database_s``: connect, lock and statement timeout, each.
     - ``first``: what to do before the evidence, such as handing in results; given a second at most.
     - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
@@ -65,7 +66,7 @@ class TripPath:
         incarnation: int,
         *,
         leave: Callable[[int], object] = os._exit,
-        deadline_s: float = 5.0,
+        deadline_s: float = 4.5,
         database_s: float = 2.0,
         first: Callable[[], object] | None = None,
         ignored: Callable[[], Iterable[int]] | None = None,

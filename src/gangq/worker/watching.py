@@ -8,6 +8,7 @@ it is gone; the worker and its other jobs go on.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +129,12 @@ class JobWatch:
         self._budget = Watchdog(**more)
         self._stall = StallWatchdog(**more)
         self._health = GpuHealthWatchdog(**more)
-        self._without_devices = self._sensors(())
-        self._device_class = ""
+        self._without_devices = self._sensors = self._sensors_of(())
         self._job: ActiveJob | None = None
+        self._options: WatchOptions | None = None
+        self._starting = threading.Lock()
 
-    def _sensors(self, uuids: tuple[str, ...]) -> WorkSensors:
+    def _sensors_of(self, uuids: tuple[str, ...]) -> WorkSensors:
         watching = self._watching
         return WorkSensors(
             self._pids,
@@ -143,48 +145,69 @@ class JobWatch:
         )
 
     def begin(self, job: ActiveJob, options: WatchOptions | None) -> None:
-        """Its code is about to run."""
+        """Its code is about to run.
+
+        For every job of thousands a second: only what such a job needs is started. The stall watchdog is inert
+        until the first beat anyway, and the health watchdog until there are devices.
+        """
         watching = self._watching
-        uuids = watching.uuids(job)
-        limits = watching.limits_of(job, options)
-        sensors = self._sensors(uuids) if uuids else self._without_devices
-        self._job, self._device_class = job, watching.device_class(job)
-        self._budget.start(budget_s=limits.budget_s, job=job)
-        self._stall.start(
-            stall_timeout_s=limits.stall_timeout_s,
-            learn=limits.learn,
-            load_grace_s=limits.load_grace_s,
-            long_phase_s=limits.long_phase_s,
-            sensors=sensors,
-            job=job,
-        )
-        if uuids:
+        self._job, self._options = job, options
+        if job.claim.devices:
+            uuids = watching.uuids(job)
+            limits = watching.limits_of(job, options)
+            self._sensors = self._sensors_of(uuids)
             self._health.start(
                 window_s=limits.health_window_s,
                 load_grace_s=limits.load_grace_s,
                 long_phase_s=limits.long_phase_s,
-                sensors=sensors,
+                sensors=self._sensors,
                 job=job,
             )
-        job.on_beat = self._heard
+        else:
+            limits = watching.limits.of(job.claim, options, "")
+            self._sensors = self._without_devices
+        self._budget.start(budget_s=limits.budget_s, job=job)
+        job.on_beat = self._first_beat
+
+    def _first_beat(self, beat: dict[str, Any]) -> None:
+        job = self._job
+        if job is None:
+            return
+        limits = self._watching.limits_of(job, self._options)
+        with self._starting:
+            if self._job is job and not self._stall.watching:
+                self._stall.start(
+                    stall_timeout_s=limits.stall_timeout_s,
+                    learn=limits.learn,
+                    load_grace_s=limits.load_grace_s,
+                    long_phase_s=limits.long_phase_s,
+                    sensors=self._sensors,
+                    job=job,
+                )
+                job.on_beat = self._heard
+        self._heard(beat)
 
     def _heard(self, beat: dict[str, Any]) -> None:
-        self._stall.beat(
-            step=beat.get("step"), total=beat.get("total"), phase=beat.get("phase"), loss=beat.get("loss")
-        )
-        self._health.beat(phase=beat.get("phase"))
+        step, total, phase, loss = (beat.get(name) for name in ("step", "total", "phase", "loss"))
+        self._stall.beat(step, total, phase, loss)
+        self._health.beat(step, total, phase, loss)
 
     def end(self) -> None:
         """Its code runs no more. From here on nothing that was seen of it can end the next one."""
-        job, self._job = self._job, None
+        with self._starting:
+            job, self._job = self._job, None
         if job is None:
             return
         job.on_beat = None
-        for dog in (self._budget, self._stall, self._health):
-            dog.stop()
-        longest_s, beats = self._stall.learned
-        if beats:
-            self._watching.limits.learned(job.claim.task, self._device_class, longest_s, beats)
+        self._budget.stop()
+        if job.claim.devices:
+            self._health.stop()
+        if self._stall.watching:
+            self._stall.stop()
+            longest_s, beats = self._stall.learned
+            if beats:
+                task, device_class = job.claim.task, self._watching.device_class(job)
+                self._watching.limits.learned(task, device_class, longest_s, beats)
 
     def close(self) -> None:
         """End the threads."""
