@@ -86,6 +86,11 @@ def device(floor: Floor, uuid: str) -> Any:
     return next(found for found in floor.client.devices() if found.uuid == uuid)
 
 
+def until_seen_busy(floor: Floor) -> None:
+    """Card a is being read, and its events have been subscribed to."""
+    eventually(lambda: (device(floor, A).reading or {}).get("gpu_pct") == 80, "it was seen busy", PATIENCE_S)
+
+
 def test_a_device_that_was_seen_busy_and_then_does_nothing_for_a_whole_window_is_freed(
     floor: Floor, cards: Cards, start: Callable[[str], WorkerProcess]
 ) -> None:
@@ -93,7 +98,7 @@ def test_a_device_that_was_seen_busy_and_then_does_nothing_for_a_whole_window_is
     job = at_work(floor)
     start("b")
     cards.say(BUSY)
-    eventually(lambda: (device(floor, A).reading or {}).get("gpu_pct") == 80, "it was seen busy", PATIENCE_S)
+    until_seen_busy(floor)
     assert worker.process.poll() is None
     cards.say(IDLE)
     assert worker.exit_code(PATIENCE_S) == 78
@@ -126,7 +131,7 @@ def test_a_fatal_xid_ends_the_job_within_two_seconds_and_takes_the_device_out_of
     job = at_work(floor)
     start("b")
     cards.say(BUSY)
-    eventually(lambda: (device(floor, A).reading or {}).get("gpu_pct") == 80, "it was seen busy", PATIENCE_S)
+    until_seen_busy(floor)
     told_at = time.monotonic()
     cards.say({**BUSY, "event": f"1:{XID}:79"})
     eventually(lambda: floor.client.trips(job_id=job), "it tripped", PATIENCE_S)
@@ -147,6 +152,8 @@ def test_an_xid_that_programs_cause_is_a_suspicion_and_blames_no_device(
 ) -> None:
     worker = start("a")
     job = at_work(floor)
+    cards.say(BUSY)
+    until_seen_busy(floor)
     cards.say({**BUSY, "event": f"1:{XID}:31"})
     told = eventually(lambda: floor.client.events(job_id=job, kind="suspect"), "it is suspect", PATIENCE_S)
     assert [event.data["class"] for event in told] == ["fault"]
