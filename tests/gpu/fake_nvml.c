@@ -9,7 +9,7 @@
  *   mig     uuid=MIG-...  name=...  total_mib=9856          (belongs to the gpu line before it; uuid= is a hole)
  *
  * init, memory and the numbers of fail are NVML return codes; everything may be left out. The names in fail and
- * hang are those given to `enter` below; `all` means every one of them. The file is read again when it has been
+ * hang are those given to `enter` below; `all` means every one of them; a hang leaves the file FAKE_NVML.hung. The file is read again when it has been
  * replaced; an event is delivered when its sequence number has grown since the subscription. OLD_DRIVER leaves out what
  * drivers of some years ago did not have.
  */
@@ -56,8 +56,16 @@ static int init_code, crash, listed = -1;
 static char hang[16];
 static struct stat script;
 
+/* Leaves a file that tells the test, and never comes back. */
+static void stay(void) {
+  char marker[512];
+  snprintf(marker, sizeof marker, "%s.hung", getenv("FAKE_NVML"));
+  fclose(fopen(marker, "w"));
+  for (;;) pause();
+}
+
 static void hang_if(const char *where) {
-  while (strcmp(hang, where) == 0) pause();
+  if (strcmp(hang, where) == 0) stay();
 }
 
 static unsigned pairs(struct pair *rows, const char *text) {
@@ -161,7 +169,7 @@ static int enter(struct device *device, const char *call) {
   refresh();
   fputs("chatter ", stdout);
   fflush(stdout);
-  while (!strcmp(device->hang, call)) pause();
+  if (!strcmp(device->hang, call)) stay();
   snprintf(wanted, sizeof wanted, ";%s:", call);
   if (!(found = strstr(device->fail, wanted))) found = strstr(device->fail, ";all:");
   if (found) return atoi(strchr(found, ':') + 1);
@@ -403,7 +411,7 @@ EXPORT int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms
     refresh();
     for (unsigned i = 0; i < gpu_count; i++) {
       struct device *device = &gpus[i];
-      while (!strcmp(device->hang, "wait")) pause();
+      if (!strcmp(device->hang, "wait")) stay();
       if (device->sequence <= device->delivered || !(device->event_type & device->subscribed)) continue;
       device->delivered = device->sequence;
       *out = (struct event){device, device->event_type, device->event_data, ~0u, ~0u};

@@ -45,7 +45,10 @@ def test_every_value_is_read_in_its_unit(fake_amdsmi: Script) -> None:
 
 
 def test_what_the_library_calls_not_available_is_unknown(fake_amdsmi: Script) -> None:
-    ((reading, _),) = read(fake_amdsmi(), A, script(gfx=65535, umc=65535, watts=65535))
+    (reading, _), (zero, _) = read(
+        fake_amdsmi(), A, script(gfx=65535, umc=65535, watts=65535), script(watts=0)
+    )
+    assert (zero.power_w, zero.unknown["power_w"]) == (None, "not_available")
     assert (reading.gpu_pct, reading.gpu_scope, reading.memory_pct, reading.power_w) == (None,) * 4
     assert {reading.unknown[name] for name in ("gpu_pct", "memory_pct", "power_w")} == {"not_available"}
 

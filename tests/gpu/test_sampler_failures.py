@@ -161,16 +161,20 @@ def test_no_more_than_three_processes_are_left_in_the_kernel(
         reaper.join(10)
 
 
-def test_the_process_ends_with_its_input_and_when_somebody_else_is_its_parent(fake_nvml: Script) -> None:
-    for parent in (os.getpid(), os.getpid() + 1):
-        ended = subprocess.run(
+def test_the_process_ends_with_its_input_and_at_once_when_its_owner_is_already_gone(
+    fake_nvml: Script,
+) -> None:
+    for parent, stdin in ((os.getpid(), subprocess.DEVNULL), (os.getpid() + 1, subprocess.PIPE)):
+        process = subprocess.Popen(
             [sys.executable, "-m", "gangq.gpu.sampling", "nvml", str(parent), "1"],
             env=fake_nvml(gpu("a")),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=20,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+        # Not communicate(), which would close the input.
+        assert process.wait(20) == 0
+        assert process.communicate() == (b"", b"")
 
 
 def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(fake_nvml: Script) -> None:
@@ -217,7 +221,7 @@ OWNER = """
 import json, sys, time
 from gangq.gpu import SamplerProcess, Detection, Device
 found = Detection(tuple(Device(**d) for d in json.loads(sys.argv[1])), "nvml")
-sampler = SamplerProcess(found, None, 0.2, 0.5)
+sampler = SamplerProcess(found, None, 0.2, float(sys.argv[2]))
 sampler.start()
 while True:
     values = {u: len(r.unknown) for u, r in sampler.readings().items()}
@@ -226,10 +230,13 @@ while True:
 """
 
 
-def owner(environ: dict[str, str]) -> subprocess.Popen[str]:
+def owner(environ: dict[str, str], deadline_s: float) -> subprocess.Popen[str]:
     devices = json.dumps([device.as_json() for device in whole_cards(environ).devices])
     return subprocess.Popen(
-        [sys.executable, "-c", OWNER, devices], env=environ, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, devices, str(deadline_s)],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -239,10 +246,10 @@ def child_of(process: subprocess.Popen[str]) -> psutil.Process:
 
 
 def test_the_process_dies_with_its_owner_even_inside_a_driver_call(fake_nvml: Script) -> None:
-    environ = fake_nvml(gpu("a"))
-    process = owner(environ)
+    environ = fake_nvml(gpu("a", hang="temp"))
+    process = owner(environ, 60.0)
     try:
-        rewrite(state(environ), gpu("a", hang="temp"))
+        eventually(state(environ).with_name("nvml.txt.hung").exists)
         orphan = child_of(process)
     finally:
         process.kill()
@@ -251,7 +258,7 @@ def test_the_process_dies_with_its_owner_even_inside_a_driver_call(fake_nvml: Sc
 
 
 def test_an_owner_that_was_stopped_takes_the_silence_for_its_own(fake_nvml: Script) -> None:
-    process = owner(fake_nvml(gpu("a")))
+    process = owner(fake_nvml(gpu("a")), 0.5)
     assert process.stdout is not None
     try:
         while json.loads(process.stdout.readline())[0].get(A, len(VALUES)) == len(VALUES):

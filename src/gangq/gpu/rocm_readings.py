@@ -24,7 +24,6 @@ _REASONS = {
 _LOST = frozenset({6, 31})
 _TIMEOUT = 8
 _NO_DATA = 40
-_NO_POWER = 0xFFFF
 
 # Flags of amdsmi's violation status; its power limit (ppt) is how these cards run, not a fault.
 _THROTTLE = {
@@ -225,7 +224,7 @@ def _power(power: Mapping[str, Any]) -> float:
     # Which of the two is filled depends on the generation; the other one is "N/A" or 0.
     for name in ("current_socket_power", "average_socket_power"):
         value = power.get(name)
-        if isinstance(value, int) and 0 < value < _NO_POWER:
+        if isinstance(value, int) and value > 0:
             return float(value)
     raise NotAvailable(power)
 

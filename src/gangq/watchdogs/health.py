@@ -262,7 +262,7 @@ class GpuHealthWatchdog(Watch[_Held]):
             if event.fatal:
                 self._fault(job, event, evidence, tuple(held or ()))
                 return True
-            self._suspect(job, _told(event), evidence)
+            self._suspect(job, _told(event), evidence, "fault")
         return False
 
     def _fault(self, job: _Held, event: DeviceEvent, evidence: dict[str, Any], held: tuple[str, ...]) -> None:

@@ -153,8 +153,8 @@ class Watch(Generic[J]):
         while self._tripping is not None and self._tripping != threading.get_ident():
             self._settled.wait()
 
-    def _suspect(self, job: J, message: str, evidence: Mapping[str, Any]) -> None:
-        cls = self.name.rpartition("-")[2]
+    def _suspect(self, job: J, message: str, evidence: Mapping[str, Any], cls: str | None = None) -> None:
+        cls = cls or self.name.rpartition("-")[2]
         self._log.warning("suspect", extra={**_about(job), "class": cls, "reason": message})
         if self._on_suspect is not None:
             if self._mouth is None:
