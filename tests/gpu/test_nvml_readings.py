@@ -134,7 +134,9 @@ def test_when_the_two_lists_disagree_about_the_number_the_device_is_read_as_a_wh
 
 
 @pytest.mark.parametrize(
-    "listed", [f"{OWN}:100;{NEIGHBOUR}:1", f"{NEIGHBOUR}:1", "4194001:1;4194002:1", f"{OWN}:100;4194001:1"]
+    "listed",
+    [f"{OWN}:100;{NEIGHBOUR}:1", f"{NEIGHBOUR}:1", "4194001:1;4194002:1", f"{OWN}:100;4194001:1"],
+    ids=["both", "the neighbour", "two unknown", "own and unknown"],
 )
 def test_on_a_shared_device_that_does_not_show_the_own_process_nothing_is_known(
     fake_nvml: Script, listed: str

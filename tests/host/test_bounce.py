@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from cli.cli_process import eventually, finished, objects, ok, running
 from gangq.cli import deaths
@@ -281,12 +282,12 @@ def test_a_command_that_fails_is_said_and_recorded(
 
 
 def test_the_loop_outlives_the_database_and_stops_when_told(
-    dsn: str, client: Client, fleet: Fleet, start: str, tmp_path: Path
+    server: Server, dsn: str, client: Client, fleet: Fleet, start: str, tmp_path: Path
 ) -> None:
     options = ("--map", f"w1=command:{start}", "--kill-after", "2", "--every", "0.2")
     with running(dsn, tmp_path, "bounce", "bounce", "--loop", "--json", *options) as loop:
-        # Whatever connection it has or makes is cut, while it looks every 0.2 s.
-        loop.until(lambda: cut(dsn) and "trying again" in loop.err, "it has noticed")
+        with away(server, conninfo_to_dict(dsn)["dbname"]):
+            loop.until(lambda: "trying again" in loop.err, "it has noticed")
         _, flag, job = frozen(fleet, client, tmp_path)
         loop.until(lambda: [a["action"] for a in objects(loop.out)] == ["bounced", "verified"], "w1 is back")
         assert loop.process.poll() is None
@@ -296,13 +297,16 @@ def test_the_loop_outlives_the_database_and_stops_when_told(
         assert objects(loop.out)[0]["incarnation"] == flag.incarnation
 
 
-def cut(dsn: str) -> bool:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
-            "and pid <> pg_backend_pid() and query like '%%gangq.flagged%%'"
-        )
-    return True
+@contextmanager
+def away(server: Server, name: str) -> Iterator[None]:
+    """That database takes no connections, and has none."""
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
+        conn.execute(f"alter database {name} allow_connections false")
+        conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
+        try:
+            yield
+        finally:
+            conn.execute(f"alter database {name} allow_connections true")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gangq.cli import main
 from gangq.errors import NotFound
 from gangq.host import units
+from gangq.worker.supervision import SILENCE_S
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(
@@ -121,6 +122,13 @@ def test_the_sandbox_does_not_hide_gpus_and_lets_their_libraries_write_code() ->
         assert f"\n{kept}\n" in units.shipped("gangq-worker@.service")
     # systemd-analyze does not see it: below one directory, the second instance could not start.
     assert "/" not in settings["StateDirectory"]
+
+
+def test_the_service_managers_watchdog_leaves_the_supervisor_the_time_to_act_first() -> None:
+    settings = dict(re.findall(r"^(\w+)=(.*)$", units.shipped("gangq-worker@.service"), re.M))
+    assert int(settings["WatchdogSec"]) >= SILENCE_S + 10
+    assert (settings["Type"], settings["NotifyAccess"], settings["KillMode"]) == ("notify", "main", "mixed")
+    assert settings["StartLimitIntervalSec"] == "1h"
 
 
 def test_installed_units_start_the_gangq_that_installed_them(tmp_path: Path) -> None:

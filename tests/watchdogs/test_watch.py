@@ -155,12 +155,14 @@ def test_who_is_told_of_a_suspicion_may_hang_and_the_trip_still_comes(dogs: Call
 
     def hangs(suspicion: Suspicion) -> None:
         told.append(suspicion)
-        go_on.wait(10)
+        go_on.wait(60)
 
     dog = dogs(record.trip, on_suspect=hangs).start(budget_s=0.2, job="mine")
-    until(lambda: told)
-    until(lambda: record.trips)
-    go_on.set()
+    try:
+        until(lambda: told)
+        until(lambda: record.trips)
+    finally:
+        go_on.set()
     assert (told[0].cls, told[0].job) == ("budget", "mine")
     assert dog.name == "gangq-budget"
 

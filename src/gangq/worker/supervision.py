@@ -325,7 +325,8 @@ class Supervisor:
             self.notifier.status("a process cannot be killed: reboot this host")
         if self.incarnation:
             self.report(code, stuck, stacks)
-        if code:
+        if code and (self.incarnation or self.status != code):
+            # A worker that never began has said itself why, and that should be the last line.
             self.say("warning", "worker_ended", exit_code=code, status=self.status)
         return code
 
