@@ -6,7 +6,7 @@ ROOMS := $(filter-out tests/bench/ tests/packaging/,$(wildcard tests/*/))
 ALONE := tests/process/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-torch soak bench lint wheel-check clean help
+.PHONY: demo test test-gpu test-torch soak bench lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench       gangq beside its floor and a peer"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
+	@echo "make test-gpu    what a real GPU says under each kind of load, as a table (needs one, and torch)"
 	@echo "make test-torch  the training as an unmodified torch.distributed script (needs torch in $(VENV))"
 
 $(VENV)/bin/python:
@@ -37,8 +38,11 @@ demo: $(VENV)/.demo
 
 # What waits for a database runs three at a time; what measures time or kills processes runs alone.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch" -n 3 --dist loadfile $(filter-out $(ALONE),$(ROOMS))
-	$(BIN)/python -m pytest -m "not soak and not torch" $(ALONE)
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 3 --dist loadfile $(filter-out $(ALONE),$(ROOMS))
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE)
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
 test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
+if TYPE_CHECKING:
+    import psycopg
 
 
 class GangqError(Exception):
@@ -162,6 +163,9 @@ def translate(error: psycopg.Error, where: str = "", target: str = "") -> GangqE
     a password), for those errors whose reader needs to know. An error nobody foresaw becomes a plain
     `GangqError` with its SQLSTATE.
     """
+    # Who calls this has it loaded. At the top it would make every child that never sees a database load it too.
+    import psycopg
+
     state = error.sqlstate or ""
     diag = error.diag
     message = (diag.message_primary or str(error)).strip()

@@ -383,6 +383,8 @@ class Pretend(Context):
 
     def beat(self, step: Any = None, total: Any = None, phase: Any = None, **data: Any) -> None: ...
 
+    def set_model(self, name: str | None) -> None: ...
+
     def wait_stopping(self, timeout: float | None = None) -> bool:
         return True
 

@@ -15,11 +15,6 @@ from gpu_fakes import HERE, clean_environ, compile_library, rewrite
 Script = Callable[..., dict[str, str]]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Say what the marker of this room means."""
-    config.addinivalue_line("markers", "gpu: needs a GPU and torch, and takes minutes (pytest -m gpu)")
-
-
 @pytest.fixture(scope="session")
 def nvml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder that holds the fake libnvidia-ml.so.1."""

@@ -28,13 +28,21 @@ class Case:
     """One victim under one watchdog, looked at by hand."""
 
     def __init__(
-        self, name: str, pid: int, sampler: Sampler, *, ignored: int | None = None, overdue_factor: float = 10
+        self,
+        name: str,
+        pid: int,
+        sampler: Sampler,
+        *,
+        ignored: int | None = None,
+        overdue_factor: float = 10,
+        confirm_s: float = 1.0,
     ) -> None:
         self.name = name
         self.pid = pid
         self.sampler = sampler
         self.ignored = ignored
         self.overdue_factor = overdue_factor
+        self.confirm_s = confirm_s
         self.right: list[str] = []
         self.because: list[str] = []
 
@@ -44,7 +52,7 @@ class Case:
         ignored = None if self.ignored is None else lambda: [self.ignored]
         self.dog = StallWatchdog(
             stall_timeout_s=_TIMEOUT_S,
-            confirm_s=1.0,
+            confirm_s=self.confirm_s,
             overdue_factor=self.overdue_factor,
             sensors=WorkSensors(lambda: [self.pid], ignored=ignored, uuids=(GPU,), sampler=self.sampler),  # type: ignore
             on_trip=self.record.trip,
@@ -126,7 +134,7 @@ def test_without_a_device_that_was_seen_busy_the_same_silence_convicts_nobody() 
     blind.set(gpu_pct=0.0, busy_before=False)
     with contextlib.ExitStack() as stack:
         cases = [
-            Case(name, stack.enter_context(victim(code)).pid, blind, overdue_factor=1000)
+            Case(name, stack.enter_context(victim(code)).pid, blind, overdue_factor=1000, confirm_s=0.5)
             for name, code in HUNG.items()
         ]
         for case in cases:

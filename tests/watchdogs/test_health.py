@@ -26,7 +26,13 @@ class World:
         )
         self.dog._spawn = lambda: None  # type: ignore[method-assign]
         self.suspected: list[str] = []
-        self.dog._suspect = lambda job, message, evidence: self.suspected.append(message)  # type: ignore
+        self.classes: list[str | None] = []
+
+        def suspect(job: Any, message: str, evidence: Any, cls: str | None = None) -> None:
+            self.suspected.append(message)
+            self.classes.append(cls)
+
+        self.dog._suspect = suspect  # type: ignore[method-assign]
         self.dog.start()
 
     def run(self, seconds: float, *, step: float = 2.0) -> None:
@@ -238,7 +244,7 @@ def test_an_event_that_is_not_fatal_is_a_suspicion_told_once() -> None:
     world.clock.now += 1
     world.sampler.event("xid", fatal=False, code=63)
     world.run(20)
-    assert (world.reasons, len(world.suspected)) == ([], 1)
+    assert (world.reasons, world.classes) == ([], ["fault"])
 
 
 def test_a_fault_that_was_called_off_is_not_told_twice() -> None:

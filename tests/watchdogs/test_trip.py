@@ -233,10 +233,12 @@ def test_whatever_the_database_does_it_exits_within_five_seconds_with_the_code_a
 def test_with_a_frozen_server_it_exits_within_five_seconds(dsn: str, held: Held, server: Server) -> None:
     pid = server.status().pid
     assert pid is not None
+    # The postmaster first: from then on no child of it comes, and none that ends goes away.
+    os.kill(pid, signal.SIGSTOP)
     frozen = [pid, *_children(pid)]
-    for each in frozen:
-        os.kill(each, signal.SIGSTOP)
     try:
+        for each in frozen:
+            os.kill(each, signal.SIGSTOP)
         ended = run(dsn, held, GO.format(options=""))
     finally:
         for each in frozen:
