@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from victims import HUNG, victim
+from victims import HUNG, until, victim
 
 from gangq.watchdogs import ExitCode, Trip, collect
 from gangq.watchdogs import evidence as evidence_module
@@ -34,8 +34,14 @@ def test_the_own_process_shows_where_every_thread_stands() -> None:
     assert {t["tid"] for t in process["threads"]} >= {threading.get_native_id()}
 
 
+def _states(pid: int) -> list[str]:
+    (shown,) = collect([pid])["processes"]
+    return [thread["state"] for thread in shown["threads"]]
+
+
 def test_another_process_shows_what_its_threads_wait_for() -> None:
     with victim(HUNG["lock_wait"]) as process:
+        until(lambda: all(field == "S" for field in _states(process.pid)))
         found = collect([process.pid])
     assert "stacks" not in found
     (shown,) = found["processes"]

@@ -241,7 +241,7 @@ def test_with_a_frozen_server_it_exits_within_five_seconds(dsn: str, held: Held,
             os.kill(each, signal.SIGSTOP)
         ended = run(dsn, held, GO.format(options=""))
     finally:
-        for each in frozen:
+        for each in reversed(frozen):
             os.kill(each, signal.SIGCONT)
     assert ended.code == 76
     assert ended.took_s < 5

@@ -106,8 +106,8 @@ def victim(code: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n", "the victim died"
-        if code == HUNG["gil_held_park"]:
-            # It hangs once its other thread has come to ask for the GIL, and not before.
+        if code in (HUNG["gil_held_park"], HUNG["lock_wait"]):
+            # It hangs once a thread has come to the lock, or to ask for the GIL, and not before.
             until(lambda: (found := process_counters(process.pid)) is not None and found[1].parked)
         yield process
     finally:

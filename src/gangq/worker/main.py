@@ -163,10 +163,10 @@ class Worker:
                 if session.stuck:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
-                self._liveness.ended()
                 model = session.model
+                if session.ended.is_set() or self._retire(session):
+                    self._liveness.ended()
                 if not session.ended.is_set():
-                    self._retire(session)
                     log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
                     return 0
             if self._drain.requested.is_set():
@@ -371,18 +371,21 @@ class Worker:
             if session.stuck and len(session.stuck) >= len(session.table):
                 return
 
-    def _retire(self, session: Session) -> None:
+    def _retire(self, session: Session) -> bool:
+        """Whether the database knows that this incarnation is over; else the supervisor says so."""
         until = boottime() + session.terms.grace_s
         try:
-            until_answered(
-                lambda: session.client.retire_worker(incarnation=session.incarnation, final=True),
+            answered = until_answered(
+                lambda: (session.client.retire_worker(incarnation=session.incarnation, final=True), True),
                 "retire_worker",
                 lambda: session.ended.is_set() or self._drain.urgent.is_set() or boottime() > until,
             )
         except IncarnationEnded:
-            return
+            return True
         except GangqError as problem:
             log.warning("not_retired", extra={"error": str(problem)})
+            return False
+        return answered is not None
 
 
 def run_worker(
