@@ -86,7 +86,8 @@ def outruns(ctx: gangq.Context) -> None:
 
 def holds_the_gil(ctx: gangq.Context) -> None:
     works(ctx, 1.0)
-    ctypes.PyDLL(None).sleep(3600)
+    while True:
+        ctypes.PyDLL(None).sleep(3600)  # Which the signal that writes the stacks interrupts.
 
 
 def backtracks(ctx: gangq.Context) -> None:
@@ -97,6 +98,7 @@ def backtracks(ctx: gangq.Context) -> None:
 def is_stopped(ctx: gangq.Context) -> None:
     works(ctx, 1.0)
     os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait()
 
 
 def is_killed(ctx: gangq.Context) -> None:

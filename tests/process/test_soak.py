@@ -33,7 +33,7 @@ SECONDS = float(os.environ.get("GANGQ_SOAK_S", "1800"))
 WORKERS = 8
 SILENCE_S = 6.0
 STALL_S = 4.0
-WINDOW_S = 8.0
+WINDOW_S = 25.0
 BUDGET_S = 45.0
 SLACK_S = 12.0
 """For two cores that start interpreters over and over."""
@@ -139,7 +139,7 @@ def ground(server: Server, tmp_path: Path) -> Iterator[tuple[Server, Client, str
         with Client(dsn) as client:
             client.configure(
                 heartbeat_s=1, lease_s=30, lease_margin_s=5, grace_s=2, flag_after_s=10, ack_timeout_s=8,
-                stall_timeout_s=STALL_S, load_grace_s=25, health_window_s=WINDOW_S, long_phase_s=30,
+                stall_timeout_s=STALL_S, load_grace_s=30, health_window_s=WINDOW_S, long_phase_s=30,
                 # The machines here are at fault all the time; brake and quarantine have tests of their own.
                 brake_share=1, device_trips=30000,
             )  # fmt: skip

@@ -77,8 +77,10 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         return False
     directory = own_directory(record.get("directory"))
     excuse = None if directory is None else blameless(directory, incarnation)
+    if excuse is None and not _trip(client, incarnation, facts):
+        excuse = "it came to life for a moment while it was being ended"
     if excuse is not None:
-        # It ended its own work for a reason that is no fault of the jobs', and left word of it.
+        # What it held had begun for no fault of its own, or was ended for none.
         try:
             client.retire_worker(incarnation=incarnation, final=True)
         except IncarnationEnded:
@@ -86,7 +88,6 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         else:
             log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, excuse)
     else:
-        _trip(client, incarnation, facts)
         freed = client.report_dead(
             worker=worker, incarnation=incarnation, evidence={"by": "its supervisor", **_seen(facts)}
         )
@@ -112,11 +113,15 @@ def own_directory(path: object) -> Path | None:
     return found if mine and named and not found.is_symlink() else None
 
 
-def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> None:
-    """The trip of the job whose handler ran in the worker, if that is what it died of."""
+def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
+    """The trip of the job whose handler ran in the worker, if that is what it died of.
+
+    False where a frozen worker's job is over by now: writing down its stacks sets a stopped process going and
+    interrupts what it waits for. Then it finished, and may have begun another, which is not to blame.
+    """
     code, job = facts["exit_code"], facts["job"]
     if not job or code not in (ExitCode.FROZEN, ExitCode.MEMORY, *_WORKERS_OWN):
-        return
+        return True
     silent_s = facts["silent_s"]
     if code == ExitCode.FROZEN:
         since = f" for {silent_s:.0f} s" if silent_s is not None else ""
@@ -142,8 +147,9 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> None:
     except (StaleToken, IncarnationEnded, NotFound, InvalidInput) as problem:
         # It was between two jobs, or could say so itself.
         log.info("no_trip: job %s: %s", job, problem)
-        return
+        return code != ExitCode.FROZEN
     log.warning("reported_trip: job %s, code %s: %s", job, code, outcome)
+    return True
 
 
 def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
