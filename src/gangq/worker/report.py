@@ -119,7 +119,7 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
     False where a frozen worker's job is over by now: writing down its stacks sets a stopped process going and
     interrupts what it waits for. Then it finished, and may have begun another, which is not to blame.
     """
-    code, job = facts["exit_code"], facts["job"]
+    code, job = int(facts["exit_code"]), facts["job"]
     if not job or code not in (ExitCode.FROZEN, ExitCode.MEMORY, *_WORKERS_OWN):
         return True
     silent_s = facts["silent_s"]
