@@ -71,7 +71,9 @@ class Machine:
             "SOAK_LETTER": letter,
             "FAKE_NVML": str(self._script),
             "LD_LIBRARY_PATH": str(library),
-            "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "process")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(tests), str(tests / "process"), os.environ.get("PYTHONPATH", "")]
+            ).rstrip(os.pathsep),
             "GANGQ_DEVICE_WAIT_S": "5",
         }
         self.process = self._start()

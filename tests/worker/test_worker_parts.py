@@ -36,7 +36,7 @@ from gangq.worker.registration import register
 from gangq.worker.reporter import Reporter, clean
 from gangq.worker.retry import until_answered
 from gangq.worker.runner_command import Command
-from gangq.worker.runner_inline import InlineRunner
+from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session, Terms, blameless
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
@@ -257,6 +257,20 @@ def test_a_result_is_sent_as_it_was_when_the_handler_returned(client: Client, tm
     reporter.flush()
     runner.rest()
     assert client.job(id=job.id).result == {"text": 'a "quoted" word', "n": 1}
+
+
+def test_nobody_ends_a_process_that_a_watchdog_is_ending_with_a_code_of_its_own(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    codes: list[int] = []
+    hard_exit = HardExit(session, Reporter(session), Deadman(kill_signal_too=False), codes.append)
+    session.tripping = True
+    # A trip ends the incarnation, and the next heartbeat hears of it.
+    hard_exit(77, "the incarnation has ended", job)
+    assert codes == []
 
 
 # Lost replies -----------------------------------------------------------------------------------------------

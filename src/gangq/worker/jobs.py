@@ -141,6 +141,13 @@ class ActiveJob:
         if work is not None:
             work.lose(reason)
 
+    def lose_again(self) -> None:
+        """If its claim is lost, say so to its work once more."""
+        with self._lock:
+            work, reason = self._work, self.lost
+        if work is not None and reason is not None:
+            work.lose(reason)
+
     def extend(self, kill_at: float, grace_s: float) -> None:
         """Pass a renewed lease on to the work."""
         with self._lock:

@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ DIRECTORY_PREFIX = "gangq-w-"
 """How the private directory of a worker is called."""
 
 _CONNECT_S = 2
+_TRY_FOR_S = 4.0
+_AGAIN_S = 0.25
 _WORKERS_OWN = (ExitCode.BUDGET, ExitCode.STALL, ExitCode.HEALTH, ExitCode.FAULT)
 """Trips that the worker itself reports; again from here, should it not have been able to. A repeat is none."""
 
@@ -46,12 +49,19 @@ def main() -> None:
     words = json.load(sys.stdin)
     record, facts = words["record"], words["facts"]
     dsn = record.get("dsn") or os.environ.get("GANGQ_DSN")
-    try:
-        with Client(dsn, max_size=1, timeout_s=_CONNECT_S, connect_timeout=_CONNECT_S) as client:
-            said = report(client, record, facts)
-    except GangqError as problem:
-        log.error("report_failed: %s", problem)
-        said = False
+    until = time.monotonic() + _TRY_FOR_S
+    while True:
+        try:
+            with Client(dsn, max_size=1, timeout_s=_CONNECT_S, connect_timeout=_CONNECT_S) as client:
+                said = report(client, record, facts)
+            break
+        except GangqError as problem:
+            # Everything said here may be said again. PostgreSQL is often back within a second or two.
+            if not problem.retryable or time.monotonic() + _AGAIN_S > until:
+                log.error("report_failed: %s", problem)
+                said = False
+                break
+        time.sleep(_AGAIN_S)
     sys.exit(0 if said else 1)
 
 

@@ -57,7 +57,12 @@ class HardExit:
         self._leave = leave
 
     def __call__(self, code: int, why: str, job: ActiveJob) -> None:
-        """Write down where every thread stands, hand back what was never started, exit with ``code``."""
+        """Write down where every thread stands, hand back what was never started, exit with ``code``.
+
+        Unless a watchdog is at it already: then the process ends within seconds, with the watchdog's code.
+        """
+        if self._session.tripping:
+            return
         self._deadman.arm(min(boottime() + 2 * _EVIDENCE_S, max(self._session.kill_at, boottime())), code)
         log.critical("hard_exit", extra={**job.extra, "code": code, "reason": why})
         goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)

@@ -101,6 +101,8 @@ class Session:
         """Set when there may be something to claim, or a slot has become free."""
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
+        self.tripping = False
+        """A watchdog is about to end this process: it says with which code, and nobody else does."""
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()

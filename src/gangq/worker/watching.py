@@ -264,4 +264,13 @@ class ProcessTrip:
         job: ActiveJob = trip.job
         if self._watching.only_notifies(trip, job, trip.evidence):
             return False
-        return self._path(trip, job_id=job.id, token=job.token)
+        # The statement ends the incarnation; a heartbeat that hears of it must not be faster with another code.
+        session = self._watching.session
+        session.tripping = True
+        try:
+            ended = self._path(trip, job_id=job.id, token=job.token)
+        finally:
+            session.tripping = False
+        if not ended:
+            job.lose_again()
+        return ended
