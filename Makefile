@@ -48,7 +48,7 @@ test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch
 
 soak: $(VENV)/.dev
-	GANGQ_SOAK=1 $(BIN)/python -m pytest -m "soak or not soak" tests/property tests/interleaving tests/process
+	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py

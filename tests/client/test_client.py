@@ -757,3 +757,18 @@ def test_a_sleeper_is_woken_by_our_own_submit_and_by_the_callers_commit(client: 
             client.submit(task="t", connection=conn)
             assert heard() == []
         assert heard() == [("gangq_wake", "default")]
+
+
+def test_what_the_database_warns_of_is_logged_once_where_the_tick_runs(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    incarnation = client.register_worker(name="gone", host="h", queues=["default"]).incarnation
+    client.submit(task="t")
+    client.claim(incarnation=incarnation)
+    client.configure(flag_after_s=0.05)
+    time.sleep(0.1)
+    with caplog.at_level(logging.WARNING, "gangq.server"):
+        assert client.flag_dead_workers() == 1
+        assert client.flag_dead_workers() == 0
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gangq.server"]
+    assert line.startswith("DEAD WORKER gone on host h")

@@ -27,6 +27,10 @@ class _Pooled(psycopg.AsyncConnection[Any]):
 
     used_at = 0.0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_notice_handler(core.log_warning)
+
 
 async def _check(conn: _Pooled) -> None:
     if core.doubtful(conn, conn.used_at):

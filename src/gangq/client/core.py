@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import os
 import select
 import socket
@@ -35,6 +36,8 @@ _DEFAULTS: dict[str, Any] = {
 
 _TRUSTED_S = 1.0
 
+_server_log = logging.getLogger("gangq.server")
+
 
 def _loads(text: bytes | str) -> Any:
     # Most payloads, labels and lists of devices are one of these two, and asking costs a tenth of parsing.
@@ -43,6 +46,14 @@ def _loads(text: bytes | str) -> Any:
     if text == b"[]":
         return []
     return json.loads(text)
+
+
+def log_warning(diagnostic: psycopg.errors.Diagnostic) -> None:
+    """Log what the database wants somebody to act on: a worker that went silent, a host that needs a reboot, a step
+    of the tick that failed.
+    """
+    if diagnostic.severity_nonlocalized == "WARNING":
+        _server_log.warning("%s", diagnostic.message_primary)
 
 
 _adapters = AdaptersMap(psycopg.adapters)

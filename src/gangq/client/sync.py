@@ -28,6 +28,7 @@ class _Pooled(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.used_at = time.time()
+        self.add_notice_handler(core.log_warning)
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:

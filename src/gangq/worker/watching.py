@@ -27,6 +27,7 @@ from gangq.watchdogs import (
     collect,
 )
 from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.trip import within
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.watching")
 
 _READINGS_EVERY_S = 10.0
+_TELL_S = 2.0
 _TAIL_BYTES = 8192
 
 
@@ -73,7 +75,8 @@ class Watching:
         have been tripped, were this class not one that only reports.
         """
         job: ActiveJob = suspicion.job
-        try:
+
+        def tell() -> str:
             said: str = self.session.client.suspect(
                 incarnation=self.session.incarnation,
                 job_id=job.id,
@@ -82,10 +85,14 @@ class Watching:
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
             )
+            return said
+
+        try:
+            # A server that hangs must not keep hung work alive.
+            return within(_TELL_S, tell, "gangq-suspect")
         except GangqError as problem:
             log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
             return None
-        return said
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
         """Whether the operator wants to hear of such trips and nothing else; the database is told then."""
@@ -232,7 +239,7 @@ class CommandTrip:
         """False where the operator wants to be told only, or the whole fleet is suspect at once."""
         job, watching = self._job, self._watching
         evidence = collect(
-            HostActivity(lambda: [self._child.pid]).pids(),
+            HostActivity(lambda: [self._child.pid]).pids,
             trip=trip,
             log_tail=lambda: self._child.log_tail(_TAIL_BYTES),
         )
