@@ -112,7 +112,7 @@ class _Declaration(Generic[P, R]):
     function: Callable[Concatenate[Context, P], R] | None
     defaults: TaskOptions
     isolate: bool = False
-    watch: WatchOptions = WatchOptions()
+    watch: WatchOptions | None = None
 
     def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         listed = [as_object(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
@@ -142,7 +142,8 @@ class Task(_Declaration[P, R]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
-    a child process; `watch`: how patient the watchdogs are. `aio` is the same task with awaitable methods.
+    a child process; `watch`: how patient the watchdogs are (None: as for any task). `aio` is the same task
+    with awaitable methods.
     """
 
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -318,7 +319,8 @@ class App:
         `WatchOptions`. `options`: see `TaskOptions`.
         """
         defaults = TaskOptions().changed(options)
-        watch = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
+        given = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
+        watch = None if given == WatchOptions() else given
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__

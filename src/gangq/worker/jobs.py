@@ -57,6 +57,8 @@ class ActiveJob:
         """What an isolated handler said over the socket: its result, its error, or that it stopped."""
         self.on_beat: Callable[[dict[str, Any]], None] | None = None
         """Who wants to hear of each beat at once: the watchdogs of this job."""
+        self.last_beat: dict[str, Any] | None = None
+        """The latest one, sent or not."""
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._beat: dict[str, Any] | None = None
@@ -192,7 +194,7 @@ class ActiveJob:
                 "Beats say where the work is; put what it makes into shared storage or a checkpoint."
             )
         with self._lock:
-            self._beat = data
+            self._beat = self.last_beat = data
         heard = self.on_beat
         if heard is not None:
             heard(data)

@@ -61,6 +61,8 @@ class LeaseKeeper:
             self._now.clear()
             try:
                 self.beat()
+                if self._watching is not None:
+                    self._watching.limits.exchange()
             except TRANSIENT as problem:
                 wait = next(waits)
                 log.warning(
@@ -75,8 +77,6 @@ class LeaseKeeper:
                 wait = next(waits)
                 log.exception("heartbeat_fault")
             else:
-                if self._watching is not None:
-                    self._watching.limits.exchange()
                 waits = backoff()
                 wait = self._session.terms.heartbeat_s * random.uniform(0.8, 1.0)
             self._now.wait(wait)

@@ -1,7 +1,7 @@
 """How long the jobs of each task may take, load and fall silent, as the database knows it.
 
-Asked for once per task, kept, and asked for again once a minute by the lease keeper's thread: a job starts with
-what is known, and no job waits for a number.
+Asked for when a task's first job begins, kept, and asked for again once a minute by the lease keeper's thread. A
+database that does not answer at once gives the defaults until it does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gangq.errors import GangqError
+from gangq.errors import GangqError, InvalidInput
 from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.trip import within
 
 if TYPE_CHECKING:
     from gangq.app import WatchOptions
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.limits")
 
 _FRESH_S = 60.0
+_KEPT_S = 86_400.0
+_ASK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,22 @@ _Key = tuple[str, str, str, bool]
 class LimitsTable:
     """The limits of every task this worker has met. Thread-safe."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, fresh_s: float = _FRESH_S) -> None:
+        """``fresh_s``: seconds after which a number is asked for again."""
+        self._fresh_s = fresh_s
         self._client = client
         self._lock = threading.Lock()
         self._known: dict[_Key, tuple[float, Limits]] = {}
-        self._used: set[_Key] = set()
+        self._used_at: dict[_Key, float] = {}
         self._gaps: dict[tuple[str, str], tuple[float, int]] = {}
         self._told: dict[tuple[str, str], float] = {}
 
     def of(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
-        """What holds for this job: its own budget and its task's options before what the database says."""
+        """What holds for this job, but for a budget of its own: its task's options, then what the database says."""
         key = (claim.task, claim.queue, device_class, bool(claim.devices))
-        self._used.add(key)
+        self._used_at[key] = boottime()
         known = self._known.get(key)
         limits = self._ask(key) if known is None else known[1]
-        if claim.budget_s is not None:
-            limits = replace(limits, budget_s=claim.budget_s)
         if options is None:
             return limits
         return replace(
@@ -90,27 +93,40 @@ class LimitsTable:
         may wait for the database; its failures are this worker's next try, and nobody else's.
         """
         with self._lock:
-            gaps, self._gaps = self._gaps, {}
-        try:
-            for (task, device_class), (longest_s, beats) in gaps.items():
+            gaps = dict(self._gaps)
+        for (task, device_class), (longest_s, beats) in gaps.items():
+            try:
                 self._client.learn_gap(task=task, device_class=device_class, longest_s=longest_s, beats=beats)
+            except InvalidInput as problem:
+                log.warning("gap_refused", extra={"task": task, "error": str(problem)})
+            except GangqError as problem:
+                log.info("gap_untold", extra={"task": task, "error": str(problem)})
+                continue
+            with self._lock:
                 self._told[task, device_class] = longest_s
-        except GangqError as problem:
-            log.info("gaps_untold", extra={"error": str(problem)})
+                if self._gaps.get((task, device_class)) == (longest_s, beats):
+                    del self._gaps[task, device_class]
         now = boottime()
-        used, self._used = self._used, set()
-        for key in used:
-            if key in self._known and self._known[key][0] < now - _FRESH_S:
+        for key, used_at in list(self._used_at.items()):
+            # A job that began hours ago may still run, and its operator may have changed his mind since.
+            if now - used_at > _KEPT_S:
+                self._used_at.pop(key, None)
+                self._known.pop(key, None)
+            elif key in self._known and self._known[key][0] < now - self._fresh_s:
                 self._ask(key)
-            else:
-                self._used.add(key)
 
     def _ask(self, key: _Key) -> Limits:
         task, queue, device_class, with_devices = key
         try:
-            row = self._client.watch_terms(task=task, device_class=device_class, queue=queue)
+            row = within(
+                _ASK_S,
+                lambda: self._client.watch_terms(task=task, device_class=device_class, queue=queue),
+                "gangq-limits",
+            )
         except GangqError as problem:
             log.info("limits_unknown", extra={"task": task, "error": str(problem)})
+            row = None
+        if row is None:
             found = self._known.get(key, (0.0, _WITH_DEVICES if with_devices else Limits()))[1]
             self._known[key] = (0.0, found)
             return found

@@ -217,7 +217,7 @@ class Worker:
             list(self.options.queues),
             {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
         )
-        commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching)
+        commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching, self.stop)
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
         )

@@ -157,7 +157,7 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
     except (StaleToken, IncarnationEnded, NotFound, InvalidInput) as problem:
         # It was between two jobs, or could say so itself.
         log.info("no_trip: job %s: %s", job, problem)
-        return code != ExitCode.FROZEN
+        return code != ExitCode.FROZEN or isinstance(problem, InvalidInput)
     log.warning("reported_trip: job %s, code %s: %s", job, code, outcome)
     return True
 
@@ -175,7 +175,7 @@ def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
         f"{entry['tid']} {entry['name']} state {entry['state']} in {entry['wchan']}, system call {entry['syscall']}"
         for entry in facts["threads"]
     ]
-    trace = "\n".join([facts["stacks"], *kernel]).strip()
+    trace = "\n".join([facts["stacks"], *kernel]).replace("\0", "\ufffd").strip()
     return {**kept, **({"traceback": trace} if trace else {})}
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, WrongState
+from gangq.client.encoding import dumps
+from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken, WrongState
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import until_answered
@@ -160,16 +161,12 @@ class Reporter:
     def tripped(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> None:
         """A watchdog has ended it, and nothing of it runs any more."""
         try:
+            dumps(evidence, "the evidence")
+        except InvalidInput as problem:
+            # Whatever it was that could not be kept: the job must get its last word.
+            evidence = {"dropped": str(problem)}
+        try:
             outcome = self._said(job, "trip", lambda: self._trip(job, trip, evidence))
-            if outcome in ("notify", "held"):
-                # Decided otherwise while it was being killed. It is dead all the same.
-                outcome = self._said(
-                    job,
-                    "requeue",
-                    lambda: self._session.client.requeue(
-                        job_id=job.id, token=job.token, error=error_of(trip)
-                    ),
-                )
             log.warning("job_tripped", extra={**job.extra, "code": int(trip.code), "state": outcome})
         finally:
             self._session.table.remove(job)

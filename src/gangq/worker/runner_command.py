@@ -13,23 +13,26 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.context import GangInfo
+from gangq.errors import GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import facts
+from gangq.worker import facts, procfs
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, CommandStartError, Exit
 from gangq.worker.environment import for_child, own_environ, visible_devices
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper
 from gangq.worker.ports import PortHolder
-from gangq.worker.reporter import Reporter, describe
+from gangq.worker.proof import HostIdentity
+from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import CommandTrip, JobWatch, Watching
@@ -121,8 +124,11 @@ class CommandRunner:
         detection: Detection,
         server: SocketServer,
         watching: Watching,
+        leave: Callable[[], None],
     ) -> None:
+        """``leave()`` begins the end of this worker."""
         self._watching = watching
+        self._leave = leave
         self._session = session
         self._reporter = reporter
         self._ports = ports
@@ -183,7 +189,9 @@ class CommandRunner:
         with child:
             tripped = CommandTrip(self._watching, job, child)
             ended = self._attend(job, child, command, tripped)
-            tail = child.log_tail(_TAIL_BYTES).decode("utf-8", "replace")
+            if ended is None:
+                return
+            tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
         if tripped.trip is None and _out_of_memory(ended, oom_kills):
             tripped.trip = Trip(
                 ExitCode.MEMORY,
@@ -211,35 +219,61 @@ class CommandRunner:
             log_tail=max(0, session.terms.log_bytes - head - 128),
         )
 
-    def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit:
-        """Watch it until its whole tree is gone."""
+    def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit | None:
+        """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
         session = self._session
         shipper = LogShipper(session, job, child)
         work = CommandWork(child)
         watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
-        if job.start(work):
-            # A renewal between the start and this line went past it.
-            child.set_deadline(session.kill_at, session.terms.grace_s)
-            watch.begin(job, command.watch)
-        elif job.lost is not None:
-            child.kill()
-        else:
-            child.stop(session.terms.grace_s)
-        while (ended := child.wait(_SLICE_S)) is None:
-            shipper.ship()
-        watch.close()
+        try:
+            if job.start(work):
+                # A renewal between the start and this line went past it.
+                child.set_deadline(session.kill_at, session.terms.grace_s)
+                watch.begin(job, command.watch)
+            elif job.lost is not None:
+                child.kill()
+            else:
+                child.stop(session.terms.grace_s)
+            while (ended := child.wait(_SLICE_S)) is None:
+                shipper.ship()
+        finally:
+            watch.close()
         if not ended.tree_dead:
-            session.stuck[job.token] = ended.stuck
-            log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
+            self._unkillable(job, ended)
         while not ended.tree_dead:
-            # Alive, and beyond SIGKILL: nothing may be said about this job, its devices are not free. Should
-            # it be told to stop, the missing ack is what brings its devices into quarantine.
+            # Alive, and beyond SIGKILL: nothing may be said about this job, its devices are not free.
+            if threading.current_thread() is threading.main_thread():
+                return None
             time.sleep(_STUCK_SLICE_S)
             ended = child.poll() or ended
         session.stuck.pop(job.token, None)
         job.end_work()
         shipper.finish()
         return ended
+
+    def _unkillable(self, job: ActiveJob, ended: Exit) -> None:
+        """Say it, so that worker and devices are out of service, before the worker begins to leave with 87."""
+        session = self._session
+        session.stuck[job.token] = ended.stuck
+        log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
+        evidence = {
+            "by": "its worker",
+            "pid": ended.stuck[0],
+            "job": job.id,
+            "boot_id": HostIdentity.here().boot_id,
+            "threads": {str(pid): procfs.threads(pid) for pid in ended.stuck[:8]},
+        }
+        try:
+            until_answered(
+                lambda: session.client.report_stuck(
+                    worker=session.name, incarnation=session.incarnation, evidence=evidence
+                ),
+                "report_stuck",
+                lambda: session.ended.is_set() or session.lapsed(),
+            )
+        except GangqError as problem:
+            log.error("stuck_untold", extra={**job.extra, "error": str(problem)})
+        self._leave()
 
     def _not_started(self, job: ActiveJob) -> None:
         job.end_work()
@@ -265,7 +299,10 @@ class CommandRunner:
             self._reporter.completed_by_handler(job, outcome.get("error"))
         elif outcome.get("kind") == "result":
             self._reporter.done(job, outcome["result"])
-        elif tripped.trip is not None:
+        elif tripped.trip is not None and (
+            # One that ended by itself while the watchdog made up its mind ended as it says.
+            ended.cause != "exit" or tripped.trip.code is ExitCode.MEMORY
+        ):
             self._reporter.tripped(job, tripped.trip, {**tripped.evidence, "log_tail": tail})
         elif ended.cause in ("deadline", "orphan") or (
             job.stop_reason is not None

@@ -173,8 +173,12 @@ class JobWatch:
         else:
             limits = watching.limits.of(job.claim, options, "")
             self._sensors = self._without_devices
-        self._budget.start(budget_s=limits.budget_s, job=job)
+        own = job.claim.budget_s
+        self._budget.start(budget_s=limits.budget_s if own is None else own, job=job)
         job.on_beat = self._first_beat
+        if job.last_beat is not None:
+            # A command beats as soon as it runs, which may have been before this.
+            self._first_beat(job.last_beat)
 
     def _first_beat(self, beat: dict[str, Any]) -> None:
         job = self._job
@@ -232,11 +236,17 @@ class CommandTrip:
         self._watching = watching
         self._job = job
         self._child = child
+        self._one = threading.Lock()
         self.trip: Trip | None = None
         self.evidence: dict[str, Any] = {}
 
     def __call__(self, trip: Trip) -> bool:
         """False where the operator wants to be told only, or the whole fleet is suspect at once."""
+        with self._one:
+            # Two watchdogs may have made up their minds: the first one's word counts.
+            return self.trip is not None or self._kill(trip)
+
+    def _kill(self, trip: Trip) -> bool:
         job, watching = self._job, self._watching
         evidence = collect(
             HostActivity(lambda: [self._child.pid]).pids,

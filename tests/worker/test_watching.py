@@ -1,0 +1,266 @@
+"""What the worker tells its watchdogs and learns from them, and what becomes of a command that one of them ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gangq.app import WatchOptions
+from gangq.client import Client
+from gangq.gpu import Detection, HostSampler
+from gangq.watchdogs import ExitCode, Trip
+from gangq.worker.child import Exit
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.limits import Limits, LimitsTable
+from gangq.worker.reporter import Reporter
+from gangq.worker.runner_command import Command, CommandRunner
+from gangq.worker.session import Session, Terms
+from gangq.worker.watching import CommandTrip, JobWatch, Watching
+
+
+def claim(**more: Any) -> Any:
+    return SimpleNamespace(**{"task": "t", "queue": "default", "devices": [], "budget_s": None, **more})
+
+
+def session_of(client: Client, directory: Path) -> Session:
+    row = client.register_worker(name="w", host="h", queues=["default"], lease_s=60)
+    return Session(
+        client,
+        Terms.of(row),
+        name="w",
+        host="h",
+        mark="m",
+        directory=directory,
+        sent_at=time.monotonic() + 1e6,
+    )
+
+
+def claimed(session: Session) -> ActiveJob:
+    (row,) = session.client.claim(incarnation=session.incarnation)
+    job = ActiveJob(row)
+    session.table.add(job)
+    return job
+
+
+# Limits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tasks_options_come_before_the_operators_and_those_before_the_installations(client: Client) -> None:
+    client.configure(stall_timeout_s=130, health_window_s=310)
+    client.set_task(task="t", stall_timeout_s=60, load_grace_s=600)
+    table = LimitsTable(client)
+    plain = table.of(claim(), None, "")
+    assert (plain.stall_timeout_s, plain.learn, plain.load_grace_s, plain.health_window_s) == (
+        60,
+        False,
+        600,
+        310,
+    )
+    own = table.of(claim(), WatchOptions(stall_timeout=7, long_phase=8), "")
+    assert (own.stall_timeout_s, own.learn, own.load_grace_s, own.long_phase_s) == (7, False, 600, 8)
+    other = table.of(claim(task="u"), None, "")
+    assert (other.stall_timeout_s, other.learn) == (130, True)
+
+
+def test_a_job_that_holds_devices_gets_the_larger_budget(client: Client) -> None:
+    table = LimitsTable(client)
+    assert table.of(claim(), None, "").budget_s == 2100
+    assert table.of(claim(devices=[{"uuid": "GPU-1"}]), None, "H200").budget_s == 8100
+
+
+def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client: Client) -> None:
+    answers: list[Any] = []
+
+    def watch_terms(**_: Any) -> Any:
+        if not answers:
+            threading.Event().wait(10)
+        return answers[0]
+
+    table = LimitsTable(SimpleNamespace(watch_terms=watch_terms), fresh_s=0)  # type: ignore[arg-type]
+    began = time.monotonic()
+    assert table.of(claim(), None, "") == Limits()
+    assert time.monotonic() - began < 4
+    client.configure(stall_timeout_s=99)
+    answers.append(client.watch_terms(task="t"))
+    table.exchange()
+    assert table.of(claim(), None, "").stall_timeout_s == 99
+
+
+def test_a_class_set_to_notify_only_holds_for_a_job_that_is_running_already(client: Client) -> None:
+    table = LimitsTable(client, fresh_s=0)
+    assert table.of(claim(), None, "").notify_only == ()
+    client.set_task(task="t", notify_only=["stall"])
+    table.exchange()
+    table.exchange()
+    assert table.of(claim(), None, "").notify_only == ("stall",)
+
+
+def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(client: Client) -> None:
+    told: list[float] = []
+    recording = SimpleNamespace(
+        learn_gap=lambda **said: (told.append(said["longest_s"]), client.learn_gap(**said)),
+        watch_terms=client.watch_terms,
+    )
+    table = LimitsTable(recording)  # type: ignore[arg-type]
+    for longest_s in (30.0, 30.0, 32.0, 40.0, 35.0):
+        table.learned("t", "H200", longest_s, 100)
+        table.exchange()
+    assert told == [30.0, 40.0]
+    assert client.watch_terms(task="t", device_class="H200").stall_timeout_s == 200
+
+
+def test_what_could_not_be_told_is_told_later(client: Client) -> None:
+    client.close()
+    away = Client("host=/nowhere dbname=none", timeout_s=0.2)
+    table = LimitsTable(away)
+    table.learned("t", "", 30.0, 100)
+    table.exchange()
+    table._client = client
+    table.exchange()
+    assert client.watch_terms(task="t").stall_timeout_s == 150
+
+
+# Beats ------------------------------------------------------------------------------------------------------
+
+
+def test_a_beat_that_came_before_its_watchdogs_arms_them_all_the_same(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    watch = JobWatch(Watching(session, Detection((), None), HostSampler()), lambda _: True)
+    job = claimed(session)
+    try:
+        watch.begin(job, None)
+        assert not watch._stall.watching
+        watch.end()
+        job.beat({"step": 1})
+        watch.begin(job, None)
+        assert watch._stall.watching
+        assert (watch._stall.last_beat or {})["step"] == 1
+    finally:
+        watch.close()
+
+
+def test_the_gaps_of_a_job_are_learned_when_it_ends(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    watching = Watching(session, Detection((), None), HostSampler())
+    watch = JobWatch(watching, lambda _: True)
+    job = claimed(session)
+    try:
+        watch.begin(job, None)
+        for step in range(8):
+            job.beat({"step": step})
+            time.sleep(0.05)
+        watch.end()
+    finally:
+        watch.close()
+    watching.limits.exchange()
+    (row,) = client.tasks()
+    assert (row.task, row.beats) == ("t", 3)
+    assert 0.04 < row.longest_gap_s < 1
+
+
+# Commands ---------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """A command runner whose commands end as a test says."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.left: list[bool] = []
+        self.watching = Watching(session, Detection((), None), HostSampler())
+        nothing = SimpleNamespace()
+        self.runner = CommandRunner(
+            session,
+            Reporter(session),
+            nothing,
+            nothing,
+            nothing,
+            self.watching,
+            lambda: self.left.append(True),  # type: ignore[arg-type]
+        )
+
+    def tripped(self, job: ActiveJob, **evidence: Any) -> CommandTrip:
+        trip = CommandTrip(self.watching, job, SimpleNamespace())  # type: ignore[arg-type]
+        trip.trip = Trip(ExitCode.BUDGET, "budget", "it ran for too long", job=job)
+        trip.evidence = dict(evidence)
+        return trip
+
+    def report(self, job: ActiveJob, ended: Exit, tripped: CommandTrip, tail: str = "") -> None:
+        self.runner._report(job, Command(["x"], {}, None), ended, tail, None, 1.0, tripped)
+
+
+def test_a_command_that_ended_by_itself_while_its_trip_was_decided_ended_as_it_says(
+    client: Client, tmp_path: Path
+) -> None:
+    good, bad = client.submit(task="command", payloads=[{}, {}], max_attempts=1)
+    session = session_of(client, tmp_path)
+    runner = Runner(session)
+    job = claimed(session)
+    runner.report(job, Exit(0, None, True), runner.tripped(job))
+    assert (client.job(id=good).state, client.job(id=good).trips) == ("done", 0)
+    job = claimed(session)
+    runner.report(job, Exit(3, None, True), runner.tripped(job))
+    row = client.job(id=bad)
+    assert (row.state, row.trips, row.error["type"]) == ("failed", 0, "ExitStatus")
+
+
+def test_a_trip_whose_evidence_cannot_be_kept_is_a_trip_all_the_same(client: Client, tmp_path: Path) -> None:
+    (id,) = client.submit(task="command", payloads=[{}])
+    session = session_of(client, tmp_path)
+    runner = Runner(session)
+    job = claimed(session)
+    runner.report(job, Exit(None, 9, True, cause="kill"), runner.tripped(job, odd="a\0b", worse=object()))
+    row = client.job(id=id)
+    assert (row.state, row.trips, row.attempts) == ("pending", 1, 0)
+    assert "dropped" in client.trips(job_id=id)[0].evidence
+    assert len(session.table) == 0
+
+
+def test_the_first_of_two_watchdogs_gives_the_code(client: Client, tmp_path: Path) -> None:
+    client.submit(task="command", payloads=[{}])
+    session = session_of(client, tmp_path)
+    job = claimed(session)
+    kills: list[int] = []
+    child = SimpleNamespace(pid=1 << 22, log_tail=lambda _: b"\xff\0", kill=lambda: kills.append(1))
+    trip = CommandTrip(Watching(session, Detection((), None), HostSampler()), job, child)  # type: ignore[arg-type]
+    assert trip(Trip(ExitCode.BUDGET, "budget", "first", job=job))
+    assert trip(Trip(ExitCode.STALL, "idle", "second", job=job))
+    assert trip.trip is not None
+    assert (trip.trip.message, kills) == ("first", [1])
+
+
+def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leaves(
+    client: Client, tmp_path: Path
+) -> None:
+    (id,) = client.submit(task="command", payloads=[{}])
+    session = session_of(client, tmp_path)
+    runner = Runner(session)
+    job = claimed(session)
+    stuck = Exit(None, None, False, (1,), "stuck")
+    runner.runner._unkillable(job, stuck)
+    assert runner.left == [True]
+    assert session.stuck == {job.token: (1,)}
+    (row,) = client.workers(name="w")
+    assert (row.reboot_needed, client.job(id=id).state) == (True, "running")
+    assert "process 1 cannot be killed" in row.quarantined
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="control groups are Linux's")
+@pytest.mark.parametrize(("before", "after", "expected"), [(1, 2, True), (1, 1, False), (None, 2, False)])
+def test_a_command_killed_for_want_of_memory_is_told_from_one_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, before: int | None, after: int, expected: bool
+) -> None:
+    from gangq.worker import runner_command
+
+    monkeypatch.setattr(runner_command, "container_memory", lambda: SimpleNamespace(oom_kills=after))
+    assert runner_command._out_of_memory(Exit(None, 9, True), before) is expected
+    assert runner_command._out_of_memory(Exit(None, 15, True), before) is False
+    assert runner_command._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False
