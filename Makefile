@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/bench/ tests/packaging/,$(wildcard tests/*/))
 ALONE := tests/process/
+# Of those that start processes, the ones that mostly wait.
+PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-gpu test-torch soak bench lint wheel-check clean help
@@ -36,10 +38,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What waits for a database runs three at a time; what measures time or kills processes runs alone.
+# What waits for a database runs four at a time; what measures time or kills processes runs alone.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 3 --dist loadfile $(filter-out $(ALONE),$(ROOMS))
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE)
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile $(filter-out $(ALONE),$(ROOMS)) $(PATIENT)
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE) $(addprefix --ignore=,$(PATIENT))
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu -s tests/gpu

@@ -81,6 +81,8 @@ class Scene:
         self.moving: bool | None = False
         self.cpu_share = 0.0
         self.samples = 0
+        self.first: list[DeviceReading] = []
+        """What the next sample sees besides, such as readings from before the job."""
         self.on_sample: Callable[[], object] = lambda: None
         self._calibration = Calibration()
         self._at = clock()
@@ -103,7 +105,7 @@ class Scene:
         self._at = now
         counters = Counters(io_bytes=self._io, cpu_s=self._cpu, switches={1: 0})
         host = HostSample(now, {(1, 1): counters}, unknown="hidden" if self.moving is None else None)
-        readings: list[DeviceReading] = []
+        readings, self.first = self.first, []
         if self.sampler is not None:
             latest = self.sampler.readings()
             for uuid in self.uuids:

@@ -196,6 +196,79 @@ def test_the_librarys_own_processes_do_not_count() -> None:
         process.stdout.close()
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Whose command lines are read from here on."""
+    real, found = activity_module._read, []
+
+    def read(path: str) -> bytes | None:
+        if path.endswith("/cmdline"):
+            found.append(int(path.split("/")[2]))
+        return real(path)
+
+    monkeypatch.setattr(activity_module, "_read", read)
+    return found
+
+
+def test_command_lines_are_read_of_the_jobs_processes_only_and_once(
+    child: subprocess.Popen[bytes], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading one waits for the process's memory map, which one that is stuck in the kernel may hold for ever.
+    family = Family()
+    with victim("ready(); time.sleep(60)") as other:
+        assert family.members({child.pid}, (), 0.0) == [child.pid]
+        assert asked == []
+        assert {child.pid, other.pid} <= set(family.members({os.getpid()}, (), 1.0))
+        assert {child.pid, other.pid} <= set(asked)
+        assert os.getpid() not in asked
+        monkeypatch.setattr(activity_module, "_SETTLED_S", 0.0)
+        family.members({os.getpid()}, (), 2.0)  # Not so new any more.
+        asked.clear()
+        family.members({os.getpid()}, (), 100.0)  # All is read anew, and nobody has become another.
+        assert not {child.pid, other.pid} & set(asked)
+
+
+def test_one_of_the_librarys_that_was_seen_before_its_exec_is_found_at_the_next_look() -> None:
+    code = (
+        "import os, sys; print('up', flush=True); sys.stdin.readline()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)',"
+        " 'gangq.gpu.' + 'sampling'])"
+    )
+    family = Family()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert process.pid in family.members({os.getpid()}, (), 0.0)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            assert process.pid not in family.members({os.getpid()}, (), 1.0)
+        finally:
+            process.kill()
+
+
+def test_nothing_is_read_of_a_process_that_is_stuck_in_the_kernel(
+    child: subprocess.Popen[bytes], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, stuck = activity_module._stat, [True]
+
+    def stat(path: str) -> list[bytes] | None:
+        fields = real(path)
+        return [b"D", *fields[1:]] if fields and stuck[0] and f"/{child.pid}/" in path else fields
+
+    monkeypatch.setattr(activity_module, "_stat", stat)
+    family = Family()
+    assert child.pid in family.members({os.getpid()}, (), 0.0)
+    assert child.pid not in asked
+    stuck[0] = False
+    family.members({os.getpid()}, (), 1.0)
+    assert child.pid in asked
+
+
 @pytest.mark.parametrize(
     ("then", "now", "waits", "moved"),
     [

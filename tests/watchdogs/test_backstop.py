@@ -59,6 +59,29 @@ def test_a_stopped_process_is_ended_too() -> None:
     assert late < 1.2
 
 
+def test_a_timer_that_cannot_be_set_any_more_is_no_silence() -> None:
+    more = ", interval_s=0.05, beat=lambda: beats.append(1)"
+    code = (
+        f"beats = []\n{START.format(silence=0.4, more=more)}"
+        "def no(*a, **k): raise OSError(11, 'timer_settime')\n"
+        "right, stop._deadman.arm = stop._deadman.arm, no\n"
+        "time.sleep(0.8); assert len(beats) > 8, beats\n"
+        "stop._deadman.arm = right; time.sleep(0.3); say(boottime()); hold_the_gil()"
+    )
+    status, late, err = run(code)
+    assert (status, late < 0.7, err.count("backstop_lost")) == (ExitCode.FROZEN, True, 1), err
+
+
+def test_it_can_be_told_to_allow_for_more_and_for_less() -> None:
+    code = START.format(silence=0.5, more=", interval_s=0.05")
+    longer = f"{code}stop.allow(5); time.sleep(0.2); say(boottime()); ctypes.PyDLL(None).usleep(1500000)"
+    assert run(longer)[0] == 0
+    status, late, err = run(
+        f"{code}stop.allow(5); stop.allow(0.7); time.sleep(0.2); say(boottime()); hold_the_gil()"
+    )
+    assert (status, 0.5 < late < 1.2) == (ExitCode.FROZEN, True), err
+
+
 @pytest.mark.parametrize("junk", [{"silence_s": 0}, {"silence_s": "30"}, {"silence_s": 1, "interval_s": 1}])
 def test_a_setting_that_makes_no_sense_is_refused_by_name(junk: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match=list(junk)[-1]):

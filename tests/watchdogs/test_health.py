@@ -8,6 +8,8 @@ import pytest
 from fakes import GPU, Clock, Record, Sampler, Scene, drive
 
 from gangq.errors import InvalidInput
+from gangq.gpu.findings import Findings
+from gangq.gpu.reading import DeviceReading
 from gangq.watchdogs import ExitCode, GpuHealthWatchdog
 
 
@@ -72,6 +74,30 @@ def test_a_device_that_was_touched_ends_the_grace() -> None:
     world.run(298)
     assert world.reasons == []
     world.run(6)
+    assert world.reasons == ["idle"]
+
+
+@pytest.mark.parametrize("ats", [[-1.0], [0.5], [-1.0, 0.5]], ids=["before it", "over its beginning", "both"])
+def test_what_the_job_before_did_to_a_device_does_not_end_the_grace(ats: list[float]) -> None:
+    world = World()
+    # The reading says what was busiest since the one before it: of the second, part is from before the job.
+    world.scene.first = [
+        DeviceReading(GPU, world.clock.now + at, gpu_pct=97.0, gpu_scope="device") for at in ats
+    ]
+    world.run(1490)
+    assert world.reasons == []
+    world.run(20)
+    assert world.reasons == ["idle"]
+
+
+def test_what_a_neighbour_does_to_a_shared_device_does_not_end_the_grace() -> None:
+    world = World()
+    world.sampler.set(gpu_pct=70.0, shared=True)
+    world.run(20)
+    world.sampler.set(gpu_pct=0.0)
+    world.run(1470)
+    assert world.reasons == []
+    world.run(20)
     assert world.reasons == ["idle"]
 
 
@@ -255,16 +281,44 @@ def test_a_fault_that_was_called_off_is_not_told_twice() -> None:
     assert world.reasons == ["lost"]
 
 
-@pytest.mark.parametrize(("value", "kind"), [("ecc_uncorrectable", "ecc"), ("recovery_action", "recovery")])
-def test_a_count_of_errors_that_grows_while_it_runs_trips(value: str, kind: str) -> None:
+def test_a_count_of_errors_that_grows_while_it_runs_trips() -> None:
     world = World()
-    world.sampler.set(**{value: 2})
+    world.sampler.set(ecc_uncorrectable=2)
     world.run(10)
     assert world.reasons == []  # It was there before.
-    world.sampler.set(**{value: 3})
+    world.sampler.set(ecc_uncorrectable=3)
     world.run(2)
     (trip,) = world.record.trips
-    assert (trip.code, trip.reason, trip.devices) == (ExitCode.FAULT, kind, (GPU,))
+    assert (trip.code, trip.reason, trip.devices) == (ExitCode.FAULT, "ecc", (GPU,))
+
+
+@pytest.mark.parametrize(
+    ("action", "fatal"), [(1, True), (2, True), (3, False), (4, False), (5, False), (9, False)]
+)
+def test_of_a_recovery_that_a_driver_asks_for_the_event_says_whether_work_can_go_on(
+    action: int, fatal: bool
+) -> None:
+    world = World()
+    findings = Findings(clock=world.clock)
+    world.sampler.set(recovery_action=0)
+    world.run(10)
+    world.sampler.set(recovery_action=action)
+    world.clock.now += 1
+    world.sampler.happened += findings.reading(world.sampler.now[GPU])
+    world.run(10)
+    assert (world.reasons, world.classes) == ((["recovery"], []) if fatal else ([], ["fault"]))
+
+
+def test_errors_that_were_counted_before_it_began_are_not_its_affair() -> None:
+    world = World()
+    old = DeviceReading(GPU, world.clock.now - 1, gpu_pct=0.0, gpu_scope="device", ecc_uncorrectable=2)
+    world.scene.first = [old]
+    world.sampler.set(ecc_uncorrectable=3)
+    world.run(10)
+    assert world.reasons == []
+    world.sampler.set(ecc_uncorrectable=4)
+    world.run(2)
+    assert world.reasons == ["ecc"]
 
 
 def test_a_count_that_the_driver_begins_to_tell_late_is_a_beginning_and_no_growth() -> None:

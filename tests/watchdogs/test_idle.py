@@ -239,6 +239,36 @@ def test_making_a_window_quieter_never_makes_it_busier(seen: list[DeviceReading]
         assert before is False
 
 
+# -- what only looks like work ---------------------------------------------------------------------------------
+
+
+def spinning(hosts: list[Counters] | None = None, **values: Any) -> list[Sample]:
+    """A device that is busy in the way that dead work is, at 1.1 times its idle power."""
+    busy = {"gpu_pct": 99.0, "memory_pct": 0.0, "power_w": 77.0, **values}
+    return [replace(sample, idle_w={GPU: 70.0}) for sample in window(hosts=hosts, **busy)]
+
+
+def test_busy_without_memory_traffic_or_power_is_a_spin() -> None:
+    assert judge(spinning()).spinning
+    assert judge(spinning(shared=True, gpu_scope="process")).spinning
+
+
+@pytest.mark.parametrize("watts", [85.0, 0.0, 0.4, None])
+def test_more_power_and_none_that_is_known_are_not(watts: float | None) -> None:
+    assert not judge(spinning(power_w=watts)).spinning
+
+
+def test_what_may_be_a_neighbours_is_no_spin() -> None:
+    assert not judge(spinning(shared=True)).spinning
+
+
+@pytest.mark.parametrize("moves", [{"io_bytes": 500 * 10**6}, {"io_bytes": 0, "faults": 9000}])
+def test_a_job_that_moves_does_not_spin(moves: dict[str, int]) -> None:
+    hosts = [Counters(**{name: value * second for name, value in moves.items()}) for second in range(11)]
+    assert judge(spinning(hosts)).idle is False
+    assert not judge(spinning(hosts)).spinning
+
+
 # -- calibration ---------------------------------------------------------------------------------------------
 
 
@@ -272,3 +302,55 @@ def test_old_readings_are_not_learned_twice() -> None:
     calibration.learn(reading(4, gpu_pct=50.0))
     assert calibration.last_at(GPU) == 5
     assert not calibration.trusted(reading(6, gpu_pct=0.0))
+
+
+@pytest.mark.parametrize("watts", [0.0, 0.4])
+def test_a_reading_of_next_to_no_power_teaches_nothing(watts: float) -> None:
+    calibration = Calibration()
+    calibration.learn(reading(1, gpu_pct=0.0, used_mb=4000, power_w=watts))
+    assert calibration.idle_w() == {}
+    calibration.learn(reading(2, gpu_pct=0.0, used_mb=4000, power_w=70.0))
+    assert calibration.idle_w() == {GPU: 70.0}
+
+
+def test_a_counter_of_energy_that_ticks_once_in_a_while_teaches_nothing() -> None:
+    calibration = Calibration()
+    for at, energy_mj in enumerate([1000, 1000, 1001, 1001, 1001, 1001]):
+        calibration.learn(reading(at, gpu_pct=0.0, used_mb=4000, energy_mj=energy_mj, power_w=70.0))
+    assert calibration.idle_w() == {GPU: 70.0}
+
+
+def test_idle_power_by_the_energy_counter_is_that_of_at_least_two_seconds() -> None:
+    calibration = Calibration()
+    # It counts in lumps: half a second without one would be 10 W.
+    for step, energy_mj in enumerate(
+        [0, 5_000, 60_000, 100_000, 140_000, 175_000, 245_000, 245_000, 280_000]
+    ):
+        calibration.learn(reading(10 + step / 2, gpu_pct=0.0, used_mb=4000, energy_mj=energy_mj))
+    assert calibration.idle_w() == {GPU: 70.0}
+
+
+@pytest.mark.parametrize("between", [{"gpu_pct": 60.0}, {"gpu_pct": None}, {"gpu_pct": 0.0, "used_mb": 10}])
+def test_idle_power_by_the_energy_counter_is_that_of_an_idle_stretch(between: dict[str, Any]) -> None:
+    calibration = Calibration()
+    for at, more in ((0.0, {}), (1.0, between), (2.0, {})):
+        values = {"gpu_pct": 0.0, "used_mb": 4000, "energy_mj": int(at * 40_000), **more}
+        calibration.learn(reading(at, **values))
+    assert calibration.idle_w() == {}
+
+
+def test_a_hang_at_its_usual_power_is_idle_after_a_reading_of_none() -> None:
+    calibration = Calibration()
+    for at, watts in enumerate([70.0, 0.0, 70.0]):
+        calibration.learn(reading(at, gpu_pct=0.0, used_mb=4000, power_w=watts))
+    hung = [replace(sample, idle_w=calibration.idle_w()) for sample in window(power_w=70.0)]
+    assert judge(hung).idle is True
+
+
+def test_lumps_of_an_energy_counter_are_no_work() -> None:
+    hung = []
+    for sample in window():
+        lumps = int(sample.at // 3) * 210_000  # 70 W, counted every three seconds.
+        seen = replace(sample.devices[0], energy_mj=lumps, power_w=70.0)
+        hung.append(replace(sample, devices=(seen,), idle_w={GPU: 70.0}))
+    assert judge(hung).idle is True

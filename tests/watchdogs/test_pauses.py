@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gangq.watchdogs import PauseMeter
+from gangq.watchdogs import PauseMeter, Trip, Watchdog
 
 
 class Clocks:
@@ -20,9 +20,15 @@ class Clocks:
         self.boot = 5000.0
         self.mono = 4000.0
         self.switches = 0
+        self.worked = 7.0
 
     def meter(self) -> PauseMeter:
-        return PauseMeter(clock=lambda: self.boot, awake=lambda: self.mono, switches=lambda: self.switches)
+        return PauseMeter(
+            clock=lambda: self.boot,
+            awake=lambda: self.mono,
+            switches=lambda: self.switches,
+            worked=lambda: self.worked,
+        )
 
     def wait(self, late: float = 0.0, *, asleep: float = 0.0, switches: int = 1) -> Callable[[float], None]:
         def wait(seconds: float) -> None:
@@ -67,6 +73,70 @@ def test_sleep_of_the_host_counts_even_while_the_gil_was_held() -> None:
     clocks = Clocks()
     meter = clocks.meter()
     assert meter.wait(clocks.wait(60.0, asleep=300.0, switches=30_000), 1.0) == pytest.approx(300)
+
+
+def looks(clocks: Clocks, took: float, *, cpu: float = 0.0, switches: int = 1, asleep: float = 0.0) -> None:
+    """What happens between two waits."""
+    clocks.boot += took + asleep
+    clocks.mono += took
+    clocks.worked += cpu
+    clocks.switches += switches
+
+
+def test_a_process_that_was_stopped_while_it_looked_has_paused_too() -> None:
+    clocks = Clocks()
+    meter = clocks.meter()
+    meter.wait(clocks.wait(), 1.0)
+    looks(clocks, 3600.0, cpu=0.2)
+    assert meter.wait(clocks.wait(), 1.0) == pytest.approx(3599.8)
+    assert meter.wait(clocks.wait(), 1.0) == 0
+    assert meter.count == 1
+
+
+@pytest.mark.parametrize(
+    "why", [{"cpu": 30.0}, {"switches": 6000}, {"cpu": 15.0, "switches": 3000}], ids=["work", "GIL", "both"]
+)
+def test_a_look_that_takes_long_by_itself_is_no_pause(why: dict[str, float]) -> None:
+    clocks = Clocks()
+    meter = clocks.meter()
+    meter.wait(clocks.wait(), 1.0)
+    looks(clocks, 30.0, **why)  # type: ignore[arg-type]
+    assert meter.wait(clocks.wait(), 1.0) == 0
+
+
+def test_a_host_that_slept_during_a_look_is_a_pause_once() -> None:
+    clocks = Clocks()
+    meter = clocks.meter()
+    meter.wait(clocks.wait(), 1.0)
+    looks(clocks, 0.1, asleep=300.0)
+    meter.wait(clocks.wait(), 1.0)
+    meter.wait(clocks.wait(), 1.0)
+    assert (meter.total_s, meter.count) == (pytest.approx(300, abs=0.2), 1)
+
+
+def test_what_is_accounted_for_otherwise_is_left_out() -> None:
+    clocks = Clocks()
+    meter = clocks.meter()
+    meter.wait(clocks.wait(), 1.0)
+    looks(clocks, 30.0)
+    meter.resume()
+    assert meter.wait(clocks.wait(), 1.0) == 0
+    assert meter.wait(clocks.wait(60.0), 1.0) == pytest.approx(60)
+
+
+def test_the_time_that_a_trip_took_until_it_was_called_off_is_no_pause() -> None:
+    clocks = Clocks()
+
+    def held(trip: Trip) -> bool:
+        looks(clocks, 30.0)
+        return False
+
+    dog = Watchdog(clock=lambda: clocks.boot, on_trip=held, pauses=clocks.meter())
+    dog._spawn = lambda: None  # type: ignore[method-assign]
+    dog.start(budget_s=5)
+    dog.pauses.wait(clocks.wait(), 10.0)
+    dog.check()
+    assert dog.pauses.wait(clocks.wait(), 1.0) == 0
 
 
 def test_a_pause_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,3 +190,42 @@ def test_a_gil_that_was_held_is_no_pause_although_it_makes_the_thread_as_late() 
     total, count, without_the_books = out.split()
     assert (float(total), count) == (0.0, "0")
     assert float(without_the_books) > 1.2
+
+
+LOOK = """
+import signal, sys, threading, time
+from gangq.watchdogs import PauseMeter
+meter, looking, looked, took = PauseMeter(), threading.Event(), threading.Event(), []
+def watch():
+    meter.wait(time.sleep, 0.1)
+    began = time.monotonic()
+    looking.set()
+    until = time.thread_time() + 1.2
+    while time.thread_time() < until: pass
+    meter.wait(time.sleep, 0.1)
+    took.append(time.monotonic() - began)
+    looked.set()
+threading.Thread(target=watch, name="gangq-budget", daemon=True).start()
+looking.wait()
+print("looking", flush=True)
+looked.wait()
+print(meter.total_s, meter.count, took[0])
+"""
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_stop_while_it_looks_is_told_from_a_look_that_takes_long(stopped: bool) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "looking\n"
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=30)
+    total, count, took = map(float, out.split())
+    if stopped:
+        assert total > 1.2
+        assert count == 1
+    # On a host under load it may have been starved as well, but 1.2 s of all that time it worked.
+    assert total < took - 1.2

@@ -105,7 +105,7 @@ def test_a_busy_device_rearms(reading: dict[str, Any]) -> None:
     world.dog.beat()
     world.run(1000)
     assert world.reasons == []
-    assert len(world.suspected) == 8  # Once a timeout, and not once a look.
+    assert len(world.suspected) == 1  # Once for each silence, however often it is looked into.
 
 
 def test_something_moving_on_the_host_rearms() -> None:
@@ -229,6 +229,18 @@ def test_busy_without_memory_traffic_or_power_trips_at_three_times() -> None:
     world.run(13)
     assert world.reasons == ["spin"]
     assert world.record.trips[0].code == ExitCode.STALL
+
+
+@pytest.mark.parametrize("honest", ["shared", "moving"])
+def test_what_a_neighbour_may_do_and_a_job_that_moves_are_no_spin(honest: str) -> None:
+    world = World()
+    spinning(world, **({"shared": True} if honest == "shared" else {}))
+    world.scene.moving = honest == "moving"
+    world.dog.beat()
+    world.run(1190)
+    assert world.reasons == []
+    world.run(15)
+    assert world.reasons == ["no_progress"]
 
 
 @pytest.mark.parametrize(
@@ -459,6 +471,46 @@ def test_a_loss_that_is_no_number_is_kept_as_a_word() -> None:
     world.dog.beat(1, loss=float("nan"))
     assert world.dog.last_beat is not None
     assert world.dog.last_beat["loss"] == "nan"
+
+
+class Tensor:
+    """What lives on a device whose work never ends: whatever is asked of it waits, or fails."""
+
+    def _waits(self, *_: object) -> Any:
+        raise AssertionError("the watchdog touched it")
+
+    __sub__ = __rsub__ = __eq__ = __ne__ = __float__ = __bool__ = __len__ = __iter__ = _waits
+    __str__ = __repr__ = __format__ = __hash__ = __getattr__ = _waits  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["step", "total", "phase", "loss"])
+def test_what_a_program_hands_to_a_beat_is_never_touched(name: str) -> None:
+    world = World()
+    world.dog.beat(**{"step": 7, "total": 9, name: Tensor()})  # type: ignore[arg-type]
+    world.run(140)
+    (trip,) = world.record.trips
+    assert trip.reason == "idle"
+    assert trip.evidence["last_beat"][name] == (None if name == "phase" else "Tensor")
+    assert ("Tensor" in trip.message) is (name in ("step", "total"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "kept"),
+    [
+        (0.5, 0.5),
+        (3, 3),
+        (None, None),
+        (True, True),
+        (float("-inf"), "-inf"),
+        ("x" * 500, "x" * 200),
+        ([1.0], "list"),
+    ],
+)
+def test_of_a_loss_numbers_words_and_the_names_of_types_are_kept(loss: Any, kept: Any) -> None:
+    world = World()
+    world.dog.beat(1, loss=loss)
+    assert world.dog.last_beat is not None
+    assert world.dog.last_beat["loss"] == kept
 
 
 def test_rearming_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

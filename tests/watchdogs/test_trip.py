@@ -329,6 +329,34 @@ def test_children_of_the_handler_die_with_it_and_the_ignored_do_not(dsn: str, he
         os.kill(kept, signal.SIGKILL)
 
 
+def test_a_child_that_has_just_gone_or_may_not_be_killed_does_not_spare_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    forbidden = left[0].pid
+    pids = [gone.pid, forbidden, left[1].pid]
+    kill = os.kill
+
+    def killing(pid: int, number: int) -> None:
+        if pid == forbidden:
+            raise PermissionError("not yours")
+        kill(pid, number)
+
+    monkeypatch.setattr("gangq.watchdogs.trip.Family.members", lambda *_: pids)
+    monkeypatch.setattr(os, "kill", killing)
+    try:
+        TripPath("dbname=x", 1)._kill_children()
+        assert left[1].wait(5) == -signal.SIGKILL
+    finally:
+        monkeypatch.undo()
+        for child in left:
+            child.kill()
+            child.wait()
+    assert [(r.message, r.pids) for r in caplog.records] == [("children_left", [forbidden])]  # type: ignore[attr-defined]
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:

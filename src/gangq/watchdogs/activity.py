@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gangq.watchdogs.clock import boottime
 
@@ -47,6 +47,7 @@ _GIL_WAITS_PER_S = (50.0, 260.0)
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.003
 _RESCAN_S = 30.0
+_SETTLED_S = 2.0
 OWN_NAMES = ("gangq-", "pool-")
 """Names that the library's threads begin with; ``pool-`` are those of psycopg's pools."""
 OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
@@ -254,8 +255,9 @@ class Family:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._parents: dict[int, int] = {}
-        self._ours: set[int] = set()
+        self._known: dict[int, _Known] = {}
+        self._ours: dict[int, tuple[tuple[bytes, int], bool]] = {}
+        """Whose command line has been read, its name and start then, and whether it is the library's own."""
         self._read_all_at = -math.inf
 
     def members(self, roots: Iterable[int], ignored: Iterable[int], now: float) -> list[int]:
@@ -266,28 +268,71 @@ class Family:
         with self._lock:
             if now - self._read_all_at >= _RESCAN_S:
                 # A pid may have been given anew unseen, and its parent with it.
-                self._parents, self._ours, self._read_all_at = {}, set(), now
+                self._known, self._read_all_at = {}, now
             listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-            parents = {pid: parent for pid, parent in self._parents.items() if pid in listed}
-            for pid in listed - parents.keys():
-                if (fields := _stat(f"/proc/{pid}/stat")) is not None:
-                    parents[pid] = int(fields[1])
-                    if any(module in (_read(f"/proc/{pid}/cmdline") or b"") for module in OWN_COMMANDS):
-                        self._ours.add(pid)
-            self._parents = parents
-            unwanted |= self._ours
-        children: dict[int, list[int]] = {}
-        for pid, parent in parents.items():
-            children.setdefault(parent, []).append(pid)
-        found: set[int] = set()
-        frontier = list(wanted)
-        while frontier:
-            pid = frontier.pop()
-            if pid in found or (pid in unwanted and pid not in wanted):
-                continue
-            found.add(pid)
-            frontier += children.get(pid, ())
+            known = {pid: what for pid, what in self._known.items() if pid in listed}
+            for pid in listed - known.keys():
+                if (what := _known(pid)) is not None:
+                    known[pid] = what
+            self._known = known
+            self._ours = {pid: said for pid, said in self._ours.items() if pid in listed}
+            children: dict[int, list[int]] = {}
+            for pid, what in known.items():
+                children.setdefault(what.parent, []).append(pid)
+            found: set[int] = set()
+            frontier = list(wanted)
+            while frontier:
+                pid = frontier.pop()
+                if pid in found or (pid not in wanted and (pid in unwanted or self._library(pid))):
+                    continue
+                found.add(pid)
+                frontier += children.get(pid, ())
         return sorted(pid for pid in found if pid in listed and pid not in unwanted)
+
+    def _library(self, pid: int) -> bool:
+        """Whether it is one of the library's own, by its command line.
+
+        To read that takes the process's memory map, which one that is stuck in the kernel may hold for ever. So
+        it is read of the job's processes only, while they are new (later ones have called exec, if they ever do);
+        and of none with a stuck thread.
+        """
+        what = self._known[pid]
+        said = self._ours.get(pid)
+        if said is not None and said[0] == (what.name, what.started):
+            return said[1]
+        if _stuck(pid):
+            return False
+        command = _read(f"/proc/{pid}/cmdline") or b""
+        ours = any(module in command for module in OWN_COMMANDS)
+        if ours or boottime() - what.started / _TICK >= _SETTLED_S:
+            self._ours[pid] = ((what.name, what.started), ours)
+        return ours
+
+
+class _Known(NamedTuple):
+    """A process below its parent; start (ticks) and name tell it from a later one of the same pid."""
+
+    parent: int
+    name: bytes
+    started: int
+
+
+def _known(pid: int) -> _Known | None:
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
+        return None
+    name, _, rest = raw.partition(b"(")[2].rpartition(b")")
+    fields = rest.split()
+    return _Known(int(fields[1]), name, int(fields[19]))
+
+
+def _stuck(pid: int) -> bool:
+    """Whether a thread of it waits in the kernel and cannot be interrupted."""
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return any((_stat(f"/proc/{pid}/task/{tid}/stat") or [b""])[0] == b"D" for tid in tids)
 
 
 def library_threads() -> list[int]:

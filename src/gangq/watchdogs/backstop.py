@@ -5,6 +5,7 @@ For a worker that nobody supervises it is the only one; for one with a superviso
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -37,6 +38,16 @@ class Backstop:
     is frozen, nobody does. A process without Linux timers is refused (`Unsupported`), not left unguarded.
 
     Counted on the monotonic clock: a host that slept for an hour has not been silent for an hour.
+
+    A process that somebody stopped (SIGSTOP, Ctrl-Z, ``docker pause``, a debugger) has. The timer runs on, and it
+    cannot know why nobody moved it: it has no clock of the time in which this process could have run. Nor does
+    it help that the thread could run again at once: when the process goes on, the end that came due meanwhile
+    is there before it. To give it a moment would take native code, or an end without the chosen exit code. So
+
+    * who is supervised leaves that judgement to the supervisor, who knows of its own pauses, and gives this timer
+      far more time (:meth:`allow`);
+    * who is not survives pauses up to ``silence_s``. Let a process that has to be paused for longer be supervised,
+      or :meth:`stop` this first.
     """
 
     def __init__(
@@ -64,8 +75,9 @@ class Backstop:
         self._interval_s = self._silence_s / _REARMS
         if interval_s is not None:
             self._interval_s = seconds("interval_s", interval_s, most=self._silence_s / 2)
-        self._grace_s = 0.0 if dump_file is None else min(_STACKS_S, self._silence_s / 4)
-        self._armed_at: float | None = None
+        self._dumps = dump_file is not None
+        self._ends_at: float | None = None
+        self._lost = False
         self._beat = beat
         self.dump_signal = 0 if dump_file is None else DUMP_SIGNAL
         """On this signal the process writes its stacks to ``dump_file``; 0: there is none."""
@@ -79,7 +91,7 @@ class Backstop:
         """Arm it. Starting twice is the same as once."""
         if self._thread is None:
             self._stopping.clear()
-            self._armed_at = None
+            self._ends_at = None
             self.check()
             self._thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
             self._thread.start()
@@ -102,29 +114,51 @@ class Backstop:
     ) -> None:
         self.stop()
 
+    def allow(self, silence_s: float) -> None:
+        """From now on, this much silence.
+
+        Raises:
+            InvalidInput: a silence that makes no sense.
+        """
+        self._silence_s = seconds("silence_s", silence_s, most=86400)
+        if self._thread is not None:
+            self._turn()
+
     def check(self) -> None:
-        """Python runs: move the end ahead. What the thread does several times in each ``silence_s``."""
-        now = self._clock()
-        if (
-            self._grace_s
-            and self._armed_at is not None
-            and now >= self._armed_at + self._silence_s - self._grace_s
-        ):
+        """Python runs: move the end ahead. What the thread does several times in each ``silence_s``.
+
+        Raises:
+            OSError: the timer cannot be set; ``beat`` has been called for all that.
+        """
+        now, silence_s = self._clock(), self._silence_s
+        grace_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
+        if grace_s and self._ends_at is not None and now >= self._ends_at - grace_s:
             # The stacks are being written, and that signal has interrupted whatever held the interpreter. Who
             # runs only because of it would be given a new life by every dump, for ever.
             return
-        self._armed_at = now
-        self._deadman.arm(now + self._silence_s, self._code, grace_s=self._grace_s)
-        if self._beat is not None:
-            self._beat()
+        try:
+            self._deadman.arm(now + silence_s, self._code, grace_s=grace_s)
+            self._ends_at, self._lost = now + silence_s, False
+        finally:
+            # A supervisor would take a timer that cannot be set for silence.
+            if self._beat is not None:
+                self._beat()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self.check()
-            except OSError as problem:
-                # Left as it is the timer would kill a healthy process.
-                log.error("backstop_lost", extra={"error": str(problem)})
-                self._deadman.disarm()
-                return
+            self._turn()
             self._wait(self._interval_s)
+
+    def _turn(self) -> None:
+        try:
+            self.check()
+        except OSError as problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: OSError) -> None:
+        """Until the timer can be set again. Left as it is it would kill a healthy process."""
+        with contextlib.suppress(OSError):
+            self._deadman.disarm()
+        said, self._lost, self._ends_at = self._lost, True, None
+        if not said:
+            log.error("backstop_lost", extra={"error": str(problem)})

@@ -69,8 +69,10 @@ def collect(
             missing.discard(name)
 
     thread = threading.Thread(target=gather, name="gangq-evidence", daemon=True)
-    thread.start()
-    thread.join(limit_s)
+    # Without a thread (a full pids cgroup) there is no limit to be kept: then all of it is missing.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(limit_s)
     result = dict(found)
     more_found = result.pop("more", None)
     if isinstance(more_found, dict):

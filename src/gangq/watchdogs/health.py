@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -46,6 +47,7 @@ class _Held(Watched):
         "before",
         "event_at",
         "exempt_at",
+        "first_at",
         "firsts",
         "kept",
         "load_grace_s",
@@ -67,6 +69,8 @@ class _Held(Watched):
         self.event_at = since
         self.exempt_at = since
         """When idle devices were last in order: no window reaches back behind it."""
+        self.first_at: dict[str, float] = {}
+        """When each device was first read while the job ran."""
         self.firsts: dict[str, DeviceReading] = {}
         """The first reading of each device: what was counted before this job is not its affair."""
         self.before: Sample | None = None
@@ -89,12 +93,12 @@ class GpuHealthWatchdog(Watch[_Held]):
     """Armed from the start of a job that holds devices; needs no beats, and takes them into account.
 
     *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host. The window
-    rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over. A beat
-    counts as movement; ``long`` is exempt for ``long_phase_s`` at most, ``load`` and ``save`` for the grace.
+    rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over; who
+    touched a shared device cannot be told, so that does not count. A beat counts as movement; ``long`` is exempt
+    for ``long_phase_s`` at most, ``load`` and ``save`` for the grace.
 
     *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
-    errors growing, or a recovery that the driver begins to ask for while the job runs. Other events of its
-    devices are suspicions.
+    errors growing. Other events of its devices are suspicions.
 
     A job without devices is not watched.
     """
@@ -179,6 +183,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         job = self._job
         if job is None:
             return
+        phase = phase if isinstance(phase, str) else None
         said = job.said
         if said is None:
             job.said = _Said(1, phase, self._clock(), self.pauses.total_s)
@@ -199,11 +204,22 @@ class GpuHealthWatchdog(Watch[_Held]):
         if not sample.uuids or self._worn(job, sample):
             return
         before, job.before = job.before, sample
-        if any(reading.gpu_pct is not None and reading.gpu_pct > QUIET_PCT for reading in sample.devices):
-            job.touched = True
+        self._feel(job, sample)
         job.kept.append(sample)
         if before is not None:
             self._weigh(job, before, sample, now)
+
+    def _feel(self, job: _Held, sample: Sample) -> None:
+        """Note whether the job has touched a device. Others have too: the job before, and neighbours."""
+        for reading in sample.devices:
+            if reading.at < job.since:
+                continue
+            # A reading holds all since the one before: that of a device's first may be from before the job.
+            first_at = job.first_at.setdefault(reading.uuid, reading.at)
+            if reading.at == first_at or (reading.shared and reading.gpu_scope == "device"):
+                continue
+            if reading.gpu_pct is not None and reading.gpu_pct > QUIET_PCT:
+                job.touched = True
 
     def _weigh(self, job: _Held, before: Sample, sample: Sample, now: float) -> None:
         said, paused = job.said, self.pauses.total_s
@@ -217,7 +233,8 @@ class GpuHealthWatchdog(Watch[_Held]):
             job.exempt_at = now
         if verdict.idle is not True or beaten or tear or exempt:
             if job.suspected:
-                self._log.info("rearmed", extra={"reason": "a beat came" if beaten else verdict.why})
+                why = "a beat came" if beaten else verdict.why
+                self._voice.say(logging.INFO, "rearmed", {"reason": why})
             self._afresh(job, sample)
             return
         if job.quiet_since is None:
@@ -281,24 +298,23 @@ class GpuHealthWatchdog(Watch[_Held]):
 
     def _worn(self, job: _Held, sample: Sample) -> bool:
         """Trip on what a reading alone tells; True when one did."""
+        # Not on the recovery action: of some of them only the event says that work can go on.
         for reading in sample.devices:
+            if reading.at < job.since:
+                continue
             first = job.firsts.setdefault(reading.uuid, reading)
-            for name, kind, what in (
-                ("ecc_uncorrectable", "ecc", "uncorrectable memory errors"),
-                ("recovery_action", "recovery", "recovery action"),
-            ):
-                then, now = getattr(first, name), getattr(reading, name)
-                if then is None and now is not None:
-                    # Its first readings did not say: count from the first that does.
-                    job.firsts[reading.uuid] = reading
-                elif now is not None and now > then:
-                    message = f"device {reading.uuid}: {what} went from {then} to {now} while it ran"
-                    evidence = {"first": first.as_json(), "now": reading.as_json()}
-                    self._trip(
-                        job, Trip(ExitCode.FAULT, kind, message, evidence, (reading.uuid,), job=job.job)
-                    )
-                    job.firsts[reading.uuid] = reading
-                    return True
+            then, now = first.ecc_uncorrectable, reading.ecc_uncorrectable
+            if now is None:
+                continue
+            if then is None:
+                # Its first readings did not say: count from the first that does.
+                job.firsts[reading.uuid] = reading
+            elif now > then:
+                message = f"device {reading.uuid}: uncorrectable memory errors went from {then} to {now} while it ran"
+                evidence = {"first": first.as_json(), "now": reading.as_json()}
+                self._trip(job, Trip(ExitCode.FAULT, "ecc", message, evidence, (reading.uuid,), job=job.job))
+                job.firsts[reading.uuid] = reading
+                return True
         return False
 
     def _evidence(self, job: _Held, quiet_s: float, now: float) -> dict[str, Any]:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 QUIET_PCT = 5.0
 """Utilisation up to which a device counts as quiet, percent."""
 
+ENERGY_S = 2.0
+"""The least time over which an energy counter tells a power, seconds: some count in lumps."""
+
+_LEAST_W = 1.0
+"""A card always draws more: less is a counter or a sensor that does not count."""
 _PCIE_KB_S = 10_000
 _DEVICE_MB = 16
 _POWER_FACTOR = 2.0
@@ -59,7 +64,8 @@ class Verdict:
     """``idle`` True, False, or None: cannot be known; ``why`` in a sentence.
 
     ``known`` says whether any sensor at all could tell something; ``spinning`` whether every device was busy
-    in the way that dead work is: without touching memory, and hardly warmer than idle.
+    in the way that dead work is: without touching memory, and hardly warmer than idle, while the host side was
+    not seen to move.
     """
 
     idle: bool | None
@@ -96,7 +102,9 @@ def judge(window: Sequence[Sample]) -> Verdict:
         unknown.append("the host side was not sampled throughout")
     evidence = summary(window, moves)
     if busy:
-        return Verdict(False, busy[0], evidence, known, spins(window))
+        # Whoever still reads or writes may be feeding a kernel that waits for just that.
+        spinning = spins(window) and not any(move.moved for move in moves)
+        return Verdict(False, busy[0], evidence, known, spinning)
     if unknown:
         return Verdict(None, unknown[0], evidence, known)
     quiet = "the devices were quiet" if devices else "no device was held"
@@ -107,7 +115,8 @@ def judge(window: Sequence[Sample]) -> Verdict:
 
 def spins(window: Sequence[Sample]) -> bool:
     """Whether every device was busy in every sample like a kernel that waits for what never comes: at least
-    90 % utilisation, memory traffic at most 1 %, and no more than 1.2 times its idle power. Unknown is no.
+    90 % utilisation, memory traffic at most 1 %, and no more than 1.2 times its idle power. Unknown is no, and
+    what may be a neighbour's is unknown.
     """
     uuids = {uuid for sample in window for uuid in sample.uuids}
     for uuid in uuids:
@@ -117,7 +126,8 @@ def spins(window: Sequence[Sample]) -> bool:
             return False
         for reading, watts in zip(readings, _watts(readings), strict=True):
             if (
-                reading.gpu_pct is None
+                (reading.gpu_scope == "device" and reading.shared)
+                or reading.gpu_pct is None
                 or reading.gpu_pct < _SPIN_GPU_PCT
                 or reading.memory_pct is None
                 or reading.memory_pct > _SPIN_MEMORY_PCT
@@ -129,13 +139,16 @@ def spins(window: Sequence[Sample]) -> bool:
 
 
 def power_w(before: DeviceReading | None, after: DeviceReading) -> float | None:
-    """What a device drew between two readings, by its energy counter; else what it says it draws; watts."""
+    """What a device drew between two readings, by its energy counter if they are at least `ENERGY_S` apart; else
+    what it says it draws; watts. None: neither is known, or it would be next to nothing.
+    """
     if before is not None and before.energy_mj is not None and after.energy_mj is not None:
         elapsed = after.at - before.at
-        # A counter that stands still is a driver's that does not count: a card always draws something.
-        if elapsed > 0 and after.energy_mj > before.energy_mj:
-            return (after.energy_mj - before.energy_mj) / elapsed / 1000
-    return after.power_w
+        if elapsed >= ENERGY_S:
+            watts = (after.energy_mj - before.energy_mj) / elapsed / 1000
+            if watts >= _LEAST_W:
+                return watts
+    return after.power_w if after.power_w is not None and after.power_w >= _LEAST_W else None
 
 
 def summary(window: Sequence[Sample], moves: Iterable[Movement] = (), most: int = 20) -> dict[str, Any]:
@@ -177,8 +190,11 @@ def _readings(uuid: str, window: Sequence[Sample]) -> list[DeviceReading]:
 
 
 def _watts(readings: Sequence[DeviceReading]) -> list[float | None]:
-    befores: list[DeviceReading | None] = [None, *readings]
-    return [power_w(before, after) for before, after in zip(befores, readings, strict=False)]
+    found = []
+    for number, after in enumerate(readings):
+        long_before = (r for r in reversed(readings[:number]) if after.at - r.at >= ENERGY_S)
+        found.append(power_w(next(long_before, None), after))
+    return found
 
 
 def _device_signs(uuid: str, window: Sequence[Sample]) -> Iterator[tuple[bool | None, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gangq.watchdogs.activity import HostActivity
 from gangq.watchdogs.clock import boottime
-from gangq.watchdogs.idle import Sample, power_w
+from gangq.watchdogs.idle import ENERGY_S, Sample, power_w
 
 if TYPE_CHECKING:
     from gangq.gpu.reading import DeviceReading
@@ -42,6 +42,8 @@ class Calibration:
         self._seen: set[tuple[str, str | None]] = set()
         self._idle_w: dict[str, float] = {}
         self._last: dict[str, DeviceReading] = {}
+        self._idle_since: dict[str, DeviceReading] = {}
+        """Where the idle stretch began over which the energy counter is read next."""
 
     def learn(self, reading: DeviceReading) -> None:
         """Take one more reading into account; those of a device come in the order of time."""
@@ -50,17 +52,22 @@ class Calibration:
             if last is not None and reading.at <= last.at:
                 return
             self._last[reading.uuid] = reading
+            since = self._idle_since.pop(reading.uuid, None)
             if reading.gpu_pct is None:
                 return
             if reading.gpu_pct > 0:
                 self._seen.add((reading.uuid, reading.gpu_scope))
             memory_mb = reading.used_mb if reading.own_mb is None else reading.own_mb
-            if reading.gpu_pct <= _IDLE_PCT and memory_mb is not None and memory_mb > _CONTEXT_MB:
+            if reading.gpu_pct > _IDLE_PCT or memory_mb is None or memory_mb <= _CONTEXT_MB:
                 # With a program's memory on it a device keeps its clocks up: only then is its idle power what
                 # dead work can be measured by.
-                watts = power_w(last if last is not None and last.gpu_pct == 0 else None, reading)
-                if watts is not None:
-                    self._idle_w[reading.uuid] = min(watts, self._idle_w.get(reading.uuid, watts))
+                return
+            watts = power_w(since, reading)
+            if watts is not None:
+                self._idle_w[reading.uuid] = min(watts, self._idle_w.get(reading.uuid, watts))
+            if reading.gpu_pct == 0:
+                begins = since is None or reading.at - since.at >= ENERGY_S
+                self._idle_since[reading.uuid] = reading if begins or since is None else since
 
     def last_at(self, uuid: str) -> float:
         """When the latest reading of that device was taken that has been learned from; 0: none was."""

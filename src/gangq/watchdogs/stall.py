@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +29,7 @@ WARM_UP_BEATS = 5
 """The gaps between so many first beats teach nothing: they hold compilation and first touches."""
 
 _SLIDE_FACTOR = 3.0
+_WORD_CHARS = 200
 
 
 class Beat(NamedTuple):
@@ -201,6 +204,8 @@ class StallWatchdog(Watch[_Beaten]):
         job = self._job
         if job is None:
             return
+        # Compared with what is known; what anything else does when it is compared nobody knows.
+        phase = phase if isinstance(phase, str) else None
         now = self._clock()
         last = job.last
         number, since = 1, now
@@ -241,7 +246,8 @@ class StallWatchdog(Watch[_Beaten]):
             return
         if job.seen != last.number:
             if job.window:
-                self._log.info("beat_came", extra={"silence_s": round(last.at - job.window[0].at, 1)})
+                silent_s = round(last.at - job.window[0].at, 1)
+                self._voice.say(logging.INFO, "beat_came", {"silence_s": silent_s})
             job.seen, job.next_s, job.window, job.rearmed = last.number, None, [], 0
         paused = self.pauses.total_s
         silence_s = now - last.at - (paused - last.paused)
@@ -250,11 +256,14 @@ class StallWatchdog(Watch[_Beaten]):
             if silence_s < (limits.due if job.next_s is None else job.next_s):
                 return
             job.opened_s, job.window_paused = silence_s, paused
-            self._suspect(
-                job,
-                f"no beat for {silence_s:.1f} s, one is due every {limits.due:g} s",
-                self._evidence(job, last, silence_s, limits),
-            )
+            if job.rearmed == 0:
+                # Once for each silence: a job that is merely slow would fill the record, and make its whole fleet
+                # look suspect.
+                self._suspect(
+                    job,
+                    f"no beat for {silence_s:.1f} s, one is due every {limits.due:g} s",
+                    self._evidence(job, last, silence_s, limits),
+                )
         elif paused != job.window_paused:
             # What was seen before the pause and what is seen after it are not one window.
             job.window, job.opened_s, job.window_paused = [], silence_s, paused
@@ -314,9 +323,10 @@ class StallWatchdog(Watch[_Beaten]):
         for limit in (limits.overdue, limits.spin):
             if silence_s < limit < job.next_s:
                 job.next_s = limit
-        self._log.info(
+        self._voice.say(
+            logging.INFO,
             "rearmed",
-            extra={"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
+            {"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
         )
 
     def _convict(
@@ -354,18 +364,24 @@ class StallWatchdog(Watch[_Beaten]):
 
 
 def _beat_json(beat: Beat) -> dict[str, Any]:
-    # A loss may be anything, and NaN is not JSON.
-    loss = beat.loss if beat.loss is None or beat.loss - beat.loss == 0 else repr(beat.loss)
     return {
         "number": beat.number,
         "at": round(beat.at, 3),
-        "step": beat.step,
-        "total": beat.total,
-        "phase": beat.phase,
-        "loss": loss,
+        **{name: _inert(getattr(beat, name)) for name in ("step", "total", "phase", "loss")},
     }
 
 
+def _inert(value: Any) -> Any:
+    """What can be kept of something that a program handed over, without touching it: to be asked anything, a
+    tensor on a device waits for work that may never end.
+    """
+    if value is None or type(value) in (bool, int):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else repr(value)
+    return value[:_WORD_CHARS] if type(value) is str else type(value).__name__
+
+
 def _place(beat: Beat) -> str:
-    where = f"beat {beat.number}" if beat.step is None else f"step {beat.step}"
-    return where if beat.total is None or beat.step is None else f"{where} of {beat.total}"
+    where = f"beat {beat.number}" if beat.step is None else f"step {_inert(beat.step)}"
+    return where if beat.total is None or beat.step is None else f"{where} of {_inert(beat.total)}"

@@ -28,12 +28,13 @@ from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.deadman import Deadman, Unsupported
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.verdicts import Suspicion, Trip, error_of
+from gangq.watchdogs.voice import voice
 
 if TYPE_CHECKING:
     from gangq.client.calls import Query
     from gangq.client.core import Target
 
-log = logging.getLogger("gangq.watchdogs.trip")
+says = voice("gangq.watchdogs.trip")
 
 T = TypeVar("T")
 
@@ -108,13 +109,15 @@ class TripPath:
             try:
                 called_off = self._say(trip, job_id, token, evidence, log_tail, deadline)
             except Exception as problem:
-                log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
+                says.say(logging.ERROR, "trip_fault", {"job": job_id, "error": repr(problem)})
             if called_off:
                 if self._deadman is not None:
                     self._deadman.disarm()
                 return False
             self._kill_children()
-            log.critical("leaving", extra={"job": job_id, "code": int(trip.code), "reason": trip.message})
+            says.say(
+                logging.CRITICAL, "leaving", {"job": job_id, "code": int(trip.code), "reason": trip.message}
+            )
             self._leave(int(trip.code))
             return True
 
@@ -184,7 +187,7 @@ class TripPath:
         except (Unsupported, OSError) as problem:
             # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would not
             # be caught.
-            log.error("trip_without_timer", extra={"error": str(problem)})
+            says.say(logging.ERROR, "trip_without_timer", {"error": str(problem)})
 
     def _say(
         self,
@@ -207,9 +210,11 @@ class TripPath:
                 trip, job_id=job_id, token=token, evidence=collected, exit_in_s=exit_in_s, within_s=left
             )
         except (StaleToken, IncarnationEnded, NotFound) as problem:
-            log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
+            says.say(logging.WARNING, "trip_of_a_lost_claim", {"job": job_id, "error": str(problem)})
             return True
-        log.warning("trip_told" if outcome else "trip_unheard", extra={"job": job_id, "outcome": outcome})
+        says.say(
+            logging.WARNING, "trip_told" if outcome else "trip_unheard", {"job": job_id, "outcome": outcome}
+        )
         return outcome in _CALLED_OFF
 
     def _ask(self, query: Callable[[], Query[T]], within_s: float | None) -> T | None:
@@ -223,7 +228,7 @@ class TripPath:
                 except GangqError as problem:
                     if not problem.retryable:
                         raise
-                    log.warning("database_silent", extra={"error": str(problem)})
+                    says.say(logging.WARNING, "database_silent", {"error": str(problem)})
                 if time.monotonic() + _RETRY_S >= until:
                     return None
                 time.sleep(_RETRY_S)
@@ -234,7 +239,7 @@ class TripPath:
             raise
         except Exception as problem:
             # A schema without the verb, a login without the right: nothing that trying again would change.
-            log.error("database_refused", extra={"error": str(problem)})
+            says.say(logging.ERROR, "database_refused", {"error": str(problem)})
             return None
 
     def _execute(self, query: Query[T]) -> T:
@@ -258,7 +263,9 @@ class TripPath:
             with connection, connection.transaction():
                 # In the transaction and not at connecting: PgBouncer refuses to pass them on.
                 connection.execute(
-                    f"set local lock_timeout = {limit_ms}; set local statement_timeout = {limit_ms}"
+                    f"set local lock_timeout = {limit_ms}; set local statement_timeout = {limit_ms}; "
+                    # Should this host freeze between two messages, its locks must not outlive it by much.
+                    f"set local idle_in_transaction_session_timeout = {limit_ms}"
                 )
                 with connection.cursor(row_factory=query.factory) as cursor:
                     return query.read(cursor.execute(query.text, query.params).fetchall())
@@ -267,14 +274,26 @@ class TripPath:
 
     def _kill_children(self) -> None:
         """What the handler started dies with it: a data loader or a rank of its own would hold the device."""
+        me = os.getpid()
         try:
             ignored = list(self._ignored()) if self._ignored is not None else []
-            me = os.getpid()
-            for pid in Family().members({me}, ignored, self._clock()):
-                if pid != me:
-                    os.kill(pid, signal.SIGKILL)
-        except OSError as problem:
-            log.warning("children_left", extra={"error": str(problem)})
+            children = [pid for pid in Family().members({me}, ignored, self._clock()) if pid != me]
+        except Exception as problem:
+            says.say(logging.WARNING, "children_left", {"error": repr(problem)})
+            return
+        left: dict[int, str] = {}
+        for pid in children:
+            # One that has just gone, or runs as somebody else, must not spare the others.
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except OSError as problem:
+                left[pid] = str(problem)
+        if left:
+            says.say(
+                logging.WARNING, "children_left", {"pids": sorted(left), "error": "; ".join(left.values())}
+            )
 
 
 def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
@@ -286,12 +305,12 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
 
     def last_words() -> None:
         _show(evidence_of.stacks())
-        log.critical("leaving", extra={"code": int(trip.code), "reason": trip.message})
+        says.say(logging.CRITICAL, "leaving", {"code": int(trip.code), "reason": trip.message})
 
     try:
         within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
     except Exception as problem:
-        log.error("trip_fault", extra={"error": repr(problem)})
+        says.say(logging.ERROR, "trip_fault", {"error": repr(problem)})
     leave(int(trip.code))
     return True
 
@@ -306,7 +325,7 @@ def _show(stacks: str) -> None:
 
 def within(limit_s: float, act: Callable[[], T], name: str) -> T | None:
     """Do something in a thread of its own; None when it is not done after ``limit_s`` seconds, in which case it
-    goes on unheard. Raises what it raises.
+    goes on unheard, and when no thread can be started. Raises what it raises.
     """
     done: list[T] = []
     failed: list[Exception] = []
@@ -318,7 +337,10 @@ def within(limit_s: float, act: Callable[[], T], name: str) -> T | None:
             failed.append(problem)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
     thread.join(limit_s)
     if failed:
         raise failed[0]

@@ -23,6 +23,7 @@ from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now
 from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
+from gangq.watchdogs.voice import Voice, voice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,7 +78,7 @@ class Watch(Generic[J]):
         self._poll_s = seconds("poll_s", poll_s, most=3600)
         self._on_trip = on_trip or leave_now
         self._on_suspect = on_suspect
-        self._log = logging.getLogger(f"gangq.watchdogs.{name.rpartition('-')[2]}")
+        self._voice = voice(f"gangq.watchdogs.{name.rpartition('-')[2]}")
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._job: J | None = None
@@ -155,11 +156,22 @@ class Watch(Generic[J]):
 
     def _suspect(self, job: J, message: str, evidence: Mapping[str, Any], cls: str | None = None) -> None:
         cls = cls or self.name.rpartition("-")[2]
-        self._log.warning("suspect", extra={**_about(job), "class": cls, "reason": message})
         if self._on_suspect is not None:
-            if self._mouth is None:
-                self._mouth = _Mouth(f"{self.name}-tell", self._on_suspect, self._log)
-            self._mouth.say(Suspicion(cls, message, evidence, job.job))
+            self._tell(self._on_suspect, Suspicion(cls, message, evidence, job.job))
+        self._voice.say(logging.WARNING, "suspect", {**_about(job), "class": cls, "reason": message})
+
+    def _tell(self, on_suspect: OnSuspect, suspicion: Suspicion) -> None:
+        if self._mouth is None:
+            try:
+                self._mouth = _Mouth(f"{self.name}-tell", on_suspect, self._voice)
+            except RuntimeError as problem:
+                # No thread is to be had. A suspicion untold is no reason to watch no more: that would be how a
+                # job that has used up all its pids cannot be ended.
+                self._voice.say(
+                    logging.WARNING, "suspicion_untold", {"class": suspicion.cls, "error": str(problem)}
+                )
+                return
+        self._mouth.say(suspicion)
 
     def _trip(self, job: J, trip: Trip) -> None:
         """Carry out a trip of ``job``, unless the job is over; returns once it was called off."""
@@ -167,21 +179,25 @@ class Watch(Generic[J]):
             if self._job is not job:
                 return
             self._tripping = threading.get_ident()
-        self._log.critical(
+        # Not waited for: what the job hangs in may be the very log.
+        self._voice.say(
+            logging.CRITICAL,
             "trip",
-            extra={**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
+            {**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
+            wait=False,
         )
         carried_out = False
         try:
             carried_out = self._on_trip(trip)
         finally:
+            self.pauses.resume()
             with self._lock:
                 self._tripping = None
                 if carried_out and self._job is job:
                     self._job = None
                 self._settled.notify_all()
         if not carried_out:
-            self._log.warning("trip_called_off", extra={**_about(job), "class": trip.cls})
+            self._voice.say(logging.WARNING, "trip_called_off", {**_about(job), "class": trip.cls})
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -190,8 +206,10 @@ class Watch(Generic[J]):
             if self._closing.is_set():
                 raise GangqError(f"{self.name} is closed: make a new one for further jobs")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                thread.start()
+                # Only now: where none could be started, the next job has to try again.
+                self._thread = thread
 
     def _run(self) -> None:
         faults = 0
@@ -199,10 +217,10 @@ class Watch(Generic[J]):
             try:
                 self.check()
                 faults = 0
-            except Exception:
+            except Exception as problem:
                 # A sensor nobody foresaw must neither kill the job nor leave it unwatched.
                 faults += 1
-                self._log.exception("watchdog_fault", extra={"faults": faults})
+                self._voice.say(logging.ERROR, "watchdog_fault", {"faults": faults}, error=problem)
             self.pauses.wait(
                 self._wait, min(self._poll_s * 2 ** min(faults, 10), max(_FAULT_WAIT_S, self._poll_s))
             )
@@ -213,9 +231,9 @@ class _Mouth:
     meanwhile the watchdog has to watch.
     """
 
-    def __init__(self, name: str, tell: OnSuspect, log: logging.Logger) -> None:
+    def __init__(self, name: str, tell: OnSuspect, voice: Voice) -> None:
         self._tell = tell
-        self._log = log
+        self._voice = voice
         self._words: queue.Queue[Suspicion | None] = queue.Queue(_WORDS_KEPT)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -224,7 +242,7 @@ class _Mouth:
         try:
             self._words.put_nowait(suspicion)
         except queue.Full:
-            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
+            self._voice.say(logging.WARNING, "suspicion_untold", {"class": suspicion.cls})
 
     def close(self) -> None:
         """End the thread once it has passed on what waits."""
@@ -238,7 +256,9 @@ class _Mouth:
             try:
                 self._tell(suspicion)
             except Exception as problem:
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                self._voice.say(
+                    logging.WARNING, "suspicion_untold", {"class": suspicion.cls, "error": str(problem)}
+                )
 
 
 def _about(job: Watched) -> dict[str, Any]:

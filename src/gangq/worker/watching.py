@@ -28,6 +28,7 @@ from gangq.watchdogs import (
 )
 from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.trip import within
+from gangq.watchdogs.voice import voice
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from gangq.worker.reporter import Reporter
     from gangq.worker.session import Session
 
-log = logging.getLogger("gangq.worker.watching")
+_voice = voice("gangq.worker.watching")
+"""Said by watchdogs' threads: a log that nobody reads must not keep them."""
 
 _READINGS_EVERY_S = 10.0
 _TELL_S = 2.0
@@ -91,7 +93,7 @@ class Watching:
             # A server that hangs must not keep hung work alive.
             return within(_TELL_S, tell, "gangq-suspect")
         except GangqError as problem:
-            log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
+            _voice.say(logging.WARNING, "suspicion_untold", {**job.extra, "error": str(problem)})
             return None
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
@@ -257,9 +259,10 @@ class CommandTrip:
             return False
         if trip.cls in ("stall", "health") and watching.suspect(suspicion_of(trip, evidence)) == "held":
             return False
-        log.critical("command_tripped", extra={**job.extra, "code": int(trip.code), "reason": trip.message})
         self.trip, self.evidence = trip, evidence
         self._child.kill()
+        said = {**job.extra, "code": int(trip.code), "reason": trip.message}
+        _voice.say(logging.CRITICAL, "command_tripped", said)
         return True
 
 
