@@ -348,6 +348,20 @@ def test_another_users_unit_is_for_that_users_bouncer() -> None:
     assert "4711" in found.problem
 
 
+@pytest.mark.parametrize("junk", ["x", ["uid"], 1, None, {"uid": None}, {"uid": "0"}, {}])
+def test_junk_that_stands_where_the_host_should_restarts_nothing(junk: object) -> None:
+    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": junk})
+    assert found.backend is None
+    assert "run gangq bounce as that user" in found.problem
+
+
+@pytest.mark.parametrize("junk", [None, ["a"], "unit", 1, {"unit": 1, "user_unit": [], "container": {}}])
+def test_junk_instead_of_an_identity_is_none(junk: Any) -> None:
+    found = choose("w", junk)
+    assert found.backend is None
+    assert "runs neither as a unit nor in a container" in found.problem
+
+
 def test_a_worker_that_is_neither_unit_nor_container_has_to_be_mapped() -> None:
     found = choose("w", {"mark": "m", "unit": None, "container": None})
     assert found.backend is None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +24,16 @@ from gangq.cli import deaths
 from gangq.client import Client
 from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
-from gangq.errors import DatabaseUnreachable
-from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted
+from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
+from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted, choose
 from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.report import DIRECTORY_PREFIX
 from worker.worker_process import Fleet, fleet_of, short_leases
 
 HOST = socket.gethostname()
 FLAG_S = 1.0
+JUNK_HOSTS: tuple[Any, ...] = ("x", [], 1)
+JUNK_PIDS: tuple[Any, ...] = ("1", "../1", None, -1, 0, True, 1 << 40, [])
 
 _HANG = """
 @app.task
@@ -63,7 +65,7 @@ def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def start(dsn: str, tmp_path: Path) -> Iterator[str]:
+def start(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A command line that starts worker w1 again; what it has started is killed at the end."""
     program, pids = tmp_path / "start.py", tmp_path / "pids"
     argv = [
@@ -81,7 +83,7 @@ def start(dsn: str, tmp_path: Path) -> Iterator[str]:
     program.write_text(
         _START.format(log=str(tmp_path / "again.log"), argv=argv, cwd=str(tmp_path), pids=str(pids))
     )
-    os.environ["TEST_DSN"] = dsn
+    monkeypatch.setenv("TEST_DSN", dsn)
     yield f"{sys.executable} {program}"
     for pid in pids.read_text().split() if pids.exists() else ():
         with contextlib.suppress(ProcessLookupError):
@@ -555,6 +557,140 @@ def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
         bouncer.round()
         bouncer.round()
         assert [a.action for a in actions] == ["unmapped"]
+
+
+@pytest.mark.parametrize("refusal", [NotAllowed("not yours"), IncarnationEnded("over"), InvalidInput("junk")])
+def test_what_is_refused_for_one_flag_does_not_keep_the_others_waiting(refusal: GangqError) -> None:
+    told: list[tuple[str, int]] = []
+
+    class Refuses:
+        def flagged(self, host: str) -> list[FlaggedRow]:
+            return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
+
+        def bounce(self, *, incarnation: int, **_: object) -> str:
+            if incarnation == 7:
+                raise refusal
+            return "go"
+
+        def bounced(self, *, incarnation: int, **_: object) -> None:
+            told.append(("bounced", incarnation))
+            if incarnation == 8:
+                raise refusal
+
+    calls: list[str] = []
+    actions: list[Action] = []
+    now = [0.0]
+    done = Restarted(False, "no such container")
+    bouncer = made(Refuses(), calls, actions, done=done, clock=lambda: now[0])
+    bouncer.round()
+    assert calls == ["w2"]
+    assert [(a.worker, a.action) for a in actions] == [("w1", "failed"), ("w2", "failed")]
+    assert str(refusal) in actions[0].text
+    assert not bouncer.ok
+    bouncer.verify()
+    bouncer.verify()
+    assert bouncer.waiting
+    assert len(actions) == 3, "said once"
+    now[0] = 121.0
+    bouncer.verify()
+    assert not bouncer.waiting, "it would be refused for ever"
+
+
+def test_a_refusal_of_one_outcome_does_not_keep_the_others_waiting() -> None:
+    told: list[int] = []
+
+    class Refuses:
+        def flagged(self, host: str) -> list[FlaggedRow]:
+            return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
+
+        def bounce(self, **_: object) -> str:
+            return "go"
+
+        def bounced(self, *, incarnation: int, **_: object) -> None:
+            if incarnation == 7:
+                raise NotAllowed("not yours")
+            told.append(incarnation)
+
+    bouncer = made(Refuses(), [], [], done=Restarted(False, "no such container"))
+    bouncer.round()
+    bouncer.verify()
+    assert told == [8]
+
+
+def test_an_incarnation_that_has_ended_already_is_buried(tmp_path: Path) -> None:
+    left = tmp_path / f"{DIRECTORY_PREFIX}x"
+    left.mkdir()
+    identity = {
+        "mark": "m",
+        "host": asdict(HostIdentity.here()),
+        "process": asdict(process_identity(os.getpid())),
+        "directory": str(left),
+    }
+    with pretended() as (database, _, failing):
+        failing["retire_worker"] = failing["report_dead"] = IncarnationEnded("over")
+        assert deaths.bury(database, "w1", 7, identity, {}) == 0
+        (left / "drained").write_text("7")
+        assert deaths.bury(database, "w1", 7, identity, {}) == 0
+
+
+_HERE = asdict(HostIdentity.here())
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        *(None, ["a"], "x", 7, {}, {"mark": "m"}),
+        *(
+            {"mark": "m", "host": _HERE, "process": {"pid": pid, "start_ticks": 1, "boot_id": None}}
+            for pid in JUNK_PIDS
+        ),
+        *(
+            {"mark": "m", "host": host, "process": {"pid": 1, "start_ticks": 1, "boot_id": None}}
+            for host in JUNK_HOSTS
+        ),
+        *(
+            {"mark": mark, "host": _HERE, "process": {"pid": 1, "start_ticks": 1, "boot_id": None}}
+            for mark in ("", 1, None)
+        ),
+        {"mark": "m", "host": _HERE, "process": {"pid": 1, "start_ticks": "x", "boot_id": _HERE["boot_id"]}},
+    ],
+)
+def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
+    assert deaths.prove(junk, within_s=0.1, kill=True) is None
+    with pretended(replace(FLAG, identity=junk)) as (database, _, _):
+        actions: list[Action] = []
+        bouncer = Bouncer(
+            database, host=HOST, choose=choose, prove=deaths.prove, bury=deaths.bury, say=actions.append
+        )
+        bouncer.round()
+        assert [a.action for a in actions] == ["unmapped"]
+        assert deaths.bury(database, "w1", 7, junk, {}) == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_directory_that_cannot_be_one_excuses_nobody(name: str) -> None:
+    process = {"pid": 1, "start_ticks": 1, "boot_id": None}
+    identity = {"mark": "m", "host": _HERE, "process": process, "directory": f"/tmp/{DIRECTORY_PREFIX}{name}"}
+    registered = deaths.Registered.of(identity)
+    assert registered is not None
+    assert registered.excuse(7) is None
+
+
+def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> None:
+    code = (
+        "import mmap, time; m = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "m.madvise(mmap.MADV_NOHUGEPAGE)\n"
+        "for at in range(0, 1 << 30, 4096): m[at] = 1\n"
+        "print('big', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as big:
+        assert big.stdout is not None
+        assert big.stdout.readline() == b"big\n"
+        identity = {"mark": "no such mark", "host": _HERE, "process": asdict(process_identity(big.pid))}
+        big.kill()
+        proof = deaths.prove(identity, within_s=0.0)
+        assert proof is not None
+        assert (proof.dead, proof.stuck) == (True, ())
 
 
 def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker() -> None:

@@ -142,7 +142,13 @@ def main(what: str, *arguments: str) -> None:
         become_incarnation(liveness, dsn)
     elif os.environ.get("TEST_REGISTERS"):
         liveness.registered(
-            worker="w", host="h", incarnation=7, mark="m", directory=Path("/none"), dsn="host=/none"
+            worker="w",
+            host="h",
+            incarnation=7,
+            mark="m",
+            directory=Path("/none"),
+            dsn="host=/none",
+            lease_s=float(os.environ.get("TEST_LEASE_S", "60")),
         )
     globals()[what](*arguments)
     liveness.ended()
@@ -170,6 +176,7 @@ def become_incarnation(liveness: Liveness, dsn: str) -> None:
         mark=identity["mark"],
         directory=directory,
         dsn=dsn,
+        lease_s=row.lease_granted_s,
     )
     if not os.environ.get("TEST_IDLE"):
         (claim,) = client.claim(incarnation=row.incarnation, request_id=uuid.uuid4())

@@ -178,7 +178,7 @@ def test_its_own_pause_is_not_the_workers_silence(start: Start) -> None:
     worker = run.worker()
     for pid in (run.process.pid, worker.pid):
         os.kill(pid, signal.SIGSTOP)
-    # Longer than the silence it allows, shorter than the worker's own timer does.
+    # Longer than the silence it allows.
     time.sleep(2.4)
     # The worker second: a supervisor that counted the pause would kill it at once.
     os.kill(run.process.pid, signal.SIGCONT)
@@ -187,6 +187,62 @@ def test_its_own_pause_is_not_the_workers_silence(start: Start) -> None:
     time.sleep(1.0)
     assert procfs.same(worker) is not None
     assert "frozen" not in run.log
+
+
+def test_a_pause_of_both_is_survived(start: Start) -> None:
+    run = start("lives", silence_s=2.0, TEST_REGISTERS="1")
+    run.until_marked()
+    worker = run.worker()
+    for pid in (worker.pid, run.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    for pid in (worker.pid, run.process.pid):
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: "supervisor_paused" in run.log, "it has noticed", PATIENCE_S)
+    time.sleep(2.5)
+    assert procfs.same(worker) is not None
+    assert "frozen" not in run.log
+
+
+_BIG = (
+    "import mmap, sys, time; m = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    "m.madvise(mmap.MADV_NOHUGEPAGE)\n"
+    "for at in range(0, 1 << 30, 4096): m[at] = 1\n"
+    "print('big', flush=True); time.sleep(600)"
+)
+
+
+def test_what_is_slow_to_give_its_memory_back_is_not_unkillable() -> None:
+    worker = (
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-c', {_BIG!r}]\n"
+        "big = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "big.stdout.readline(); print(big.pid)"
+    )
+    # As if the five seconds that everybody gets were over.
+    program = "import sys; from gangq.worker import supervision as s; s._KILL_S = 0.0; sys.exit(s.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--", sys.executable, "-c", worker],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    left = procfs.stat(int(done.stdout))
+    assert left is None or not left.alive, "it was not waited for"
+
+
+def test_a_worker_whose_supervisor_died_before_it_could_be_told_does_not_begin() -> None:
+    program = (
+        "import os; from gangq.worker.supervision import Supervisor\n"
+        "one = Supervisor(['/bin/true'], silence_s=1, start_s=1, as_json=False)\n"
+        "one.become(os.pipe()[1], {parent})"
+    )
+    codes = [
+        subprocess.run([sys.executable, "-c", program.format(parent=parent)], timeout=30).returncode
+        for parent in (os.getpid(), 1 << 22)
+    ]
+    assert codes == [0, 1]
 
 
 def test_silence_counts_only_time_in_which_it_could_have_been_heard() -> None:

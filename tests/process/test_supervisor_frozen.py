@@ -5,7 +5,9 @@ With GANGQ_SOAK=1 all of it 34 times: 204 runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +74,37 @@ def test_a_frozen_worker_is_dead_on_time_and_its_job_runs_elsewhere(
     assert client.violations() == []
 
 
+@pytest.fixture
+def full_pipe(tmp_path: Path) -> Iterator[Path]:
+    """A pipe with a name, which takes nothing more and which nobody reads."""
+    place = tmp_path / "full"
+    os.mkfifo(place)
+    fd = os.open(place, os.O_RDWR | os.O_NONBLOCK)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(fd, b"x" * size)
+    yield place
+    os.close(fd)
+
+
+def test_nobody_reading_what_it_says_keeps_it_from_nothing(
+    start: Start, full_pipe: Path, client: Client, dsn: str
+) -> None:
+    job = client.submit(task="any")[0]
+    into_it = ("sh", "-c", f'exec "$0" "$@" >>{full_pipe} 2>&1')
+    run = start("holds_the_gil_in_c", prefix=into_it, TEST_DSN=dsn, TEST_WORKER="w1")
+    frozen_at = run.until_marked()
+    died_at = run.worker_died_at()
+    assert died_at - frozen_at <= SILENCE_S + LATE_S
+    assert run.exit_code(15) == 80
+    assert time.monotonic() - died_at < 4, "the report waited for somebody to read what it says"
+    (trip,) = client.trips(job_id=job)
+    assert (trip.code, trip.reason) == (80, "Frozen")
+    assert "in holds_the_gil_in_c" in trip.evidence["traceback"]
+    assert client.workers(name="w1")[0].state == "dead"
+
+
 def test_without_a_supervisor_the_kernel_ends_it(start: Start) -> None:
     run = start("holds_the_gil_in_c", supervised=False, GANGQ_SILENCE_S=str(SILENCE_S))
     frozen_at = run.until_marked()
@@ -84,10 +117,11 @@ def test_without_a_supervisor_the_kernel_ends_it(start: Start) -> None:
 def test_a_supervisor_that_cannot_act_leaves_it_to_the_kernel(start: Start) -> None:
     import signal
 
-    run = start("holds_the_gil_in_c")
+    lease_s = SILENCE_S + 2
+    run = start("holds_the_gil_in_c", TEST_REGISTERS="1", TEST_LEASE_S=str(lease_s))
     frozen_at = run.until_marked()
     run.process.send_signal(signal.SIGSTOP)
     died_at = run.worker_died_at()
-    assert SILENCE_S < died_at - frozen_at <= SILENCE_S + 1 + LATE_S
+    assert lease_s - 1 < died_at - frozen_at <= lease_s + LATE_S
     run.process.send_signal(signal.SIGCONT)
     assert run.exit_code() == 80

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,90 @@ def test_an_unreadable_process_that_could_be_ours_leaves_the_evidence_incomplete
     assert evidence(other_user)["proves_death"]
     # Born before the first process of the incarnation, it cannot be its work.
     assert evidence(as_user, process_identity(hidden.pid).start_ticks + 1)["proves_death"]
+
+
+_BIG = (
+    "import mmap, time; m = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    "m.madvise(mmap.MADV_NOHUGEPAGE)\n"
+    "for at in range(0, 1 << 30, 4096): m[at] = 1\n"
+    "print('big', flush=True); time.sleep(1000)"
+)
+
+
+def test_what_is_merely_exiting_is_waited_for_and_not_called_unkillable(run: Run) -> None:
+    big = run(sys.executable, "-c", _BIG, stdout=subprocess.PIPE)
+    assert big.stdout is not None
+    assert big.stdout.readline() == b"big\n"
+    target = procfs.stat(big.pid)
+    assert target is not None
+    assert not procfs.dying(big.pid)
+    assert procfs.await_end([target]) == [], "nobody has killed it: not waited for"
+    assert procfs.same(target) is not None
+    big.kill()
+    assert procfs.dying(big.pid), "a gigabyte is given back in no time: take more"
+    assert not procfs.unkillable(big.pid)
+    assert procfs.await_end([target]) == []
+    assert procfs.same(target) is None
+
+
+def test_only_state_d_for_a_second_on_end_is_unkillable(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = procfs.stat(os.getpid())
+    assert me is not None
+    seen: list[tuple[bool, str]] = []
+    monkeypatch.setattr(procfs, "_tids", lambda pid: [pid])
+    monkeypatch.setattr(procfs, "_end_of_thread", lambda pid, tid: seen[0])
+    now = [100.0]
+    monkeypatch.setattr(procfs.time, "monotonic", lambda: now[0])
+
+    def looks(*states: tuple[bool, str]) -> bool:
+        found = procfs.Dying()
+        stuck: list[procfs.Stat] = []
+        for state in states:
+            seen[:] = [state]
+            stuck = found.stuck([me])
+            now[0] += 0.5
+        return stuck == [me]
+
+    waits, runs, alive = (True, "D"), (True, "R"), (False, "D")
+    assert looks(waits, waits, waits)
+    assert not looks(waits, waits)
+    assert not looks(waits, runs, waits)
+    assert not looks(runs, runs, runs)
+    assert not looks(alive, alive, alive), "SIGKILL has not reached it"
+
+
+JUNK = [None, 1, "x", [], ["pid"], {}, {"pid": 1}]
+NO_PROCESS = [
+    *JUNK,
+    *(
+        {"pid": pid, "start_ticks": 1, "boot_id": None}
+        for pid in ("1", "../1", 0, -1, 1 << 40, True, None, 1.0)
+    ),
+    *({"pid": 5, "start_ticks": ticks, "boot_id": None} for ticks in ("x", None, -1, [])),
+    *({"pid": 5, "start_ticks": 1, "boot_id": boot_id} for boot_id in (1, [], {})),
+]
+WRONG: list[dict[str, Any]] = [
+    {"boot_id": 1},
+    {"machine": []},
+    {"pid_namespace": "1"},
+    {"uid": None},
+    {"uid": "0"},
+]
+NO_HOST = [
+    *JUNK,
+    *({"boot_id": "b", "machine": "m", "pid_namespace": 1, "uid": 1, **wrong} for wrong in WRONG),
+]
+
+
+def test_what_is_no_identity_is_none() -> None:
+    assert [ProcessIdentity.of(junk) for junk in NO_PROCESS] == [None] * len(NO_PROCESS)
+    assert [HostIdentity.of(junk) for junk in NO_HOST] == [None] * len(NO_HOST)
+
+
+def test_an_identity_is_read_back_as_it_was_recorded() -> None:
+    process, host = process_identity(os.getpid()), HostIdentity.here()
+    assert ProcessIdentity.of(json.loads(json.dumps({**asdict(process), "more": 1}))) == process
+    assert HostIdentity.of(json.loads(json.dumps(asdict(host)))) == host
 
 
 def test_the_host_identity_is_stable_and_does_not_hand_out_the_machine_id() -> None:

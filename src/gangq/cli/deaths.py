@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gangq.client import Client
-from gangq.host.bouncer import Proof
+from gangq.errors import IncarnationEnded
+from gangq.host.bouncer import GLANCE_S, Proof
 from gangq.worker import procfs
-from gangq.worker.proof import HostIdentity, ProcessIdentity, confirm_gone, is_same_process
+from gangq.worker.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker.report import DIRECTORY_PREFIX
 from gangq.worker.session import blameless
 
@@ -27,44 +28,54 @@ class Registered:
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> Registered | None:
         """Out of the database; None where it is not what gangq's workers record."""
-        try:
-            directory = identity.get("directory")
-            return cls(
-                str(identity["mark"]),
-                HostIdentity(**identity["host"]),
-                ProcessIdentity(**identity["process"]),
-                Path(directory) if isinstance(directory, str) else None,
-            )
-        except (KeyError, TypeError):
+        if not isinstance(identity, Mapping):
             return None
+        mark, directory = identity.get("mark"), identity.get("directory")
+        host = HostIdentity.of(identity.get("host"))
+        process = ProcessIdentity.of(identity.get("process"))
+        if not (isinstance(mark, str) and mark) or host is None or process is None:
+            return None
+        return cls(mark, host, process, Path(directory) if isinstance(directory, str) else None)
 
     def excuse(self, incarnation: int) -> str | None:
         """Why it ended its own work for no fault of the jobs', if it left word of that."""
         left = self.directory
-        if left is None or not left.name.startswith(DIRECTORY_PREFIX) or left.is_symlink():
+        try:
+            if left is None or not left.name.startswith(DIRECTORY_PREFIX) or left.is_symlink():
+                return None
+            return blameless(left, incarnation)
+        except (OSError, ValueError):  # No path that this system could have.
             return None
-        return blameless(left, incarnation)
 
 
 def prove(identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
-    """Look for the work of an incarnation for `within_s` seconds; None: this host cannot know."""
+    """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: this host
+    cannot know.
+    """
     registered = Registered.of(identity)
     if registered is None:
         return None
-    evidence = confirm_gone(
-        registered.mark,
-        [registered.process],
-        host=registered.host,
-        kill=kill and _is_worker(registered.process.pid),
-        timeout_s=within_s,
-    )
+    kill = kill and _is_worker(registered.process.pid)
+
+    def look(for_s: float) -> Evidence:
+        return confirm_gone(
+            registered.mark, [registered.process], host=registered.host, kill=kill, timeout_s=for_s
+        )
+
+    evidence = look(within_s)
+    stuck: list[procfs.Stat] = []
+    left = [entry for survivor in evidence.survivors if (entry := procfs.stat(survivor.pid)) is not None]
+    if any(procfs.dying(entry.pid) for entry in left):
+        # Killed and not dead yet. Who has much memory to give back takes long for it.
+        stuck = procfs.await_end(left)
+        evidence = look(min(within_s, GLANCE_S))
     if not (evidence.proves_death or evidence.survivors):
         return None
     return Proof(
         dead=evidence.proves_death,
         evidence=evidence.as_json(),
         left=tuple(survivor.pid for survivor in evidence.survivors),
-        stuck=tuple(survivor.pid for survivor in evidence.survivors if procfs.kill_pending(survivor.pid)),
+        stuck=tuple(entry.pid for entry in stuck if procfs.same(entry) is not None),
     )
 
 
@@ -90,10 +101,14 @@ def bury(
     """
     registered = Registered.of(identity)
     excuse = None if registered is None else registered.excuse(incarnation)
-    if excuse is not None:
-        client.retire_worker(incarnation=incarnation, final=True)
+    try:
+        if excuse is not None:
+            client.retire_worker(incarnation=incarnation, final=True)
+            return 0
+        return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+    except IncarnationEnded:
+        # Its successor, or its unit, was faster.
         return 0
-    return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
 
 
 @dataclass(frozen=True)

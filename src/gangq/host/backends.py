@@ -377,6 +377,8 @@ def choose(
     containers whose names fit one of the ``trusted`` patterns; whoever could register a worker could otherwise
     have any service of this host restarted.
     """
+    if not isinstance(identity, Mapping):
+        identity = {}
     container = _text(identity, "container")
     for one in maps:
         if one.fits(worker):
@@ -391,9 +393,10 @@ def choose(
             name = unit_name(unit)
         except InvalidInput as e:
             return Choice(None, str(e))
-        its_uid = (identity.get("host") or {}).get("uid")
+        host = identity.get("host")
+        its_uid = host.get("uid") if isinstance(host, Mapping) else None
         own_uid = os.getuid() if uid is None else uid
-        if user and its_uid != own_uid:
+        if user and (not isinstance(its_uid, int) or its_uid != own_uid):
             return Choice(
                 None,
                 f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too",

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gangq.errors import GangqError
+from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.host.backends import Backend, Choice
 
 if TYPE_CHECKING:
@@ -137,34 +137,58 @@ class Bouncer:
         return bool(self._pending)
 
     def round(self) -> None:
-        """Act once on every fresh flag of this host.
+        """Act once on every fresh flag of this host. What the database refuses for one of them is said, and does
+        not keep the others waiting.
 
         Raises:
-            GangqError: the database is not there or refuses; what had been restarted is remembered.
+            GangqError: the database is not there, or does not tell the flags; what had been restarted is
+                remembered.
         """
         flags = self._client.flagged(host=self._host)
         # A line about a flag that stands is said once, and again when the flag has come back.
         standing = {flag.incarnation for flag in flags}
         self._said = {said for said in self._said if said[0] in standing}
         for flag in flags:
-            if flag.incarnation not in self._pending:
+            if flag.incarnation in self._pending:
+                continue
+            try:
                 self._act(flag)
+            except DatabaseUnreachable:
+                raise
+            except GangqError as problem:
+                self._tell(flag, "failed", False, f"could not be dealt with: {problem}")
 
     def verify(self) -> None:
         """Look which restarts have brought a new incarnation, and tell the database.
 
         Raises:
-            GangqError: the database is not there; it is told the next time.
+            DatabaseUnreachable: the database is not there; it is told the next time.
         """
         for incarnation, pending in list(self._pending.items()):
-            if pending.stuck is not None:
-                self._report_stuck(pending.flag, pending.stuck)
-                pending.stuck = None
-            if pending.ok is None:
-                self._look(pending)
+            try:
+                self._settle(pending)
+            except DatabaseUnreachable:
+                raise
+            except GangqError as problem:
+                self._tell(
+                    pending.flag, "failed", False, f"what became of its restart is not recorded: {problem}"
+                )
+                if self._clock() < pending.until:
+                    continue
+                # It would be refused for ever.
+                pending.ok = False
             if pending.ok is not None:
-                self._client.bounced(incarnation=incarnation, ok=pending.ok, detail=pending.detail)
                 del self._pending[incarnation]
+
+    def _settle(self, pending: _Pending) -> None:
+        if pending.stuck is not None:
+            self._report_stuck(pending.flag, pending.stuck)
+            pending.stuck = None
+        if pending.ok is None:
+            self._look(pending)
+        if pending.ok is not None:
+            incarnation = pending.flag.incarnation
+            self._client.bounced(incarnation=incarnation, ok=pending.ok, detail=pending.detail)
 
     # -- one flag ----------------------------------------------------------------------------------------
 

@@ -213,7 +213,7 @@ def beside(name: str, pids: Sequence[int]) -> Unfit:
     advice = (
         "Nothing but a reboot of this host ends them"
         if any(procfs.unkillable(pid) for pid in pids)
-        else "They belong to another user: end them as that user, or as root"
+        else "They are still giving their memory back, or belong to another user: wait, or end them as that user"
     )
     return Unfit(
         f"worker {name!r} does not start beside what its predecessor left, processes that it cannot end "

@@ -2,8 +2,10 @@
 
 A thread says once a second that threads of this process still run. When it falls silent, something holds the
 interpreter, or the process is stopped, and nothing inside can help: the supervisor ends the worker
-(:mod:`gangq.worker.supervisor`). One second later the kernel would do it, should the supervisor be unable to;
-without a supervisor (``App.run_worker()``) the kernel is all there is (:mod:`gangq.watchdogs.backstop`).
+(:mod:`gangq.worker.supervisor`). Should the supervisor be unable to, the kernel does it, once the lease is over
+that this silence began with: not sooner, because worker and supervisor may have been paused together, which the
+supervisor knows and a timer does not. Without a supervisor (``App.run_worker()``) the kernel is all there is, and
+a pause is silence like any other (:mod:`gangq.watchdogs.backstop`).
 
 The supervisor also has to know what it ended: the worker writes its incarnation and the job in its own process
 into memory they share (:mod:`gangq.worker.liveness_memory`).
@@ -31,6 +33,9 @@ SILENCE_VARIABLE = "GANGQ_SILENCE_S"
 START_VARIABLE = "GANGQ_START_S"
 """The same before the first sign of life [600]; ``gangq worker --start-s``."""
 _AFTER_SUPERVISOR_S = 1.0
+_UNLEASED_S = 120.0
+"""What the timer of a supervised worker allows while it knows of no lease."""
+_LONGEST_S = 86400.0
 
 
 class Liveness:
@@ -68,7 +73,7 @@ class Liveness:
         pipe, memory = found
         interval_s, silence_s = memory.terms
         backstop = Backstop(
-            silence_s=silence_s + _AFTER_SUPERVISOR_S,
+            silence_s=max(silence_s + _AFTER_SUPERVISOR_S, _UNLEASED_S),
             interval_s=interval_s,
             dump_file=open(memory.fd, "w", closefd=False),  # noqa: SIM115
             beat=lambda: _write(pipe, liveness_memory.BEAT),
@@ -97,14 +102,25 @@ class Liveness:
             _write(self._pipe, liveness_memory.LEAVING)
 
     def registered(
-        self, *, worker: str, host: str, incarnation: int, mark: str, directory: Path, dsn: str
+        self,
+        *,
+        worker: str,
+        host: str,
+        incarnation: int,
+        mark: str,
+        directory: Path,
+        dsn: str,
+        lease_s: float = _UNLEASED_S,
     ) -> None:
         """This process has become an incarnation: should it die, the supervisor reports it dead.
 
-        ``dsn`` is where (``client.target.conninfo``); it stays in memory.
+        ``dsn`` is where (``client.target.conninfo``); it stays in memory. ``lease_s`` is its lease: so long may
+        worker and supervisor be paused together.
         """
         if self._memory is None:
             return
+        _, silence_s = self._memory.terms
+        self._backstop.allow(min(_LONGEST_S, max(silence_s + _AFTER_SUPERVISOR_S, lease_s)))
         record = {
             "worker": worker,
             "host": host,

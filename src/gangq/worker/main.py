@@ -155,6 +155,7 @@ class Worker:
                 mark=session.mark,
                 directory=directory,
                 dsn=self.client.target.conninfo,
+                lease_s=session.terms.lease_s,
             )
             lines.answer_s = session.terms.answer_s
             with self._threads(session) as serve:

@@ -24,6 +24,12 @@ MARK_VARIABLE = "GANGQ_MARK"
 
 _MARK_PREFIX = MARK_VARIABLE.encode() + b"="
 
+EXIT_S = 30.0
+"""How long a process may take to exit after SIGKILL before it is given up: it gives its memory back first."""
+_STUCK_S = 1.0
+_LOOK_S = 0.1
+_PF_EXITING = 0x4
+
 
 def boottime() -> float:
     """Seconds since boot, those asleep included: the clock of leases and deadlines.
@@ -240,19 +246,104 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     return found
 
 
-def kill_pending(pid: int) -> bool:
-    """Whether a thread of this process has been sent SIGKILL and has not died of it yet."""
-    mask = 1 << (signal.SIGKILL - 1)
-    return any(int(str(entry["pending"]), 16) & mask for entry in threads(pid))
+def dying(pid: int) -> bool:
+    """Whether the end of this process has begun: each of its threads has SIGKILL pending, or is exiting.
+
+    For most that is over at once. To give back hundreds of gigabytes takes longer than a few seconds, and is no
+    sign that it will not end; :class:`Dying` tells the two apart.
+    """
+    found = [_end_of_thread(pid, tid) for tid in _tids(pid)]
+    ends = [ended for ended, _ in filter(None, found)]
+    return bool(ends) and all(ends)
+
+
+class Dying:
+    """Tells what SIGKILL will never end from what is merely exiting, by looking more than once.
+
+    Unkillable is a process of which one thread, its end begun, is in state D (the kernel waits for a driver, a
+    mount, the freezer of cgroups v1) at every look for a second. Somebody who exits is seen running, or for a
+    moment in state D: not for a second on end.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int, int, int], float] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last look saw any thread that may be found stuck."""
+        return bool(self._since)
+
+    def stuck(self, targets: list[Stat]) -> list[Stat]:
+        """Look once more at these; those that nothing will end. Call it several times a second."""
+        now = time.monotonic()
+        waiting = {
+            (target.pid, target.start_ticks, tid)
+            for target in targets
+            if same(target) is not None
+            for tid in _tids(target.pid)
+            if _end_of_thread(target.pid, tid) == (True, "D")
+        }
+        self._since = {thread: self._since.get(thread, now) for thread in waiting}
+        pids = {pid for (pid, _, _), since in self._since.items() if now - since >= _STUCK_S}
+        return [target for target in targets if target.pid in pids]
+
+
+def await_end(targets: list[Stat], within_s: float = EXIT_S) -> list[Stat]:
+    """Wait while any of these is dying, for ``within_s`` at most; return those among them that are unkillable.
+
+    Returns at once where none is dying.
+    """
+    until = time.monotonic() + within_s
+    looks = Dying()
+    while True:
+        stuck = looks.stuck(targets)
+        named = {target.pid for target in stuck}
+        left = [target for target in targets if target.pid not in named and same(target) is not None]
+        if not any(dying(target.pid) for target in left) or time.monotonic() >= until:
+            return stuck
+        time.sleep(_LOOK_S)
 
 
 def unkillable(pid: int) -> bool:
-    """Whether SIGKILL has reached this process and it does not die: it is in state D, or the signal is pending.
+    """Whether SIGKILL has reached this process and it does not die: see :class:`Dying`. Takes a second where it
+    may be so.
 
     One that the signal never reached belongs to another user, and is not meant. Ask some seconds after the
     signal: everybody dies a little later than it.
     """
-    return kill_pending(pid) or any(entry["state"] == "D" for entry in threads(pid))
+    target = stat(pid)
+    if target is None:
+        return False
+    until = time.monotonic() + _STUCK_S
+    looks = Dying()
+    while not looks.stuck([target]):
+        if time.monotonic() >= until + _LOOK_S or not looks.waiting:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def _end_of_thread(pid: int, tid: int) -> tuple[bool, str] | None:
+    """Whether the end of this thread has begun, and its state; None when it is gone.
+
+    SIGKILL is not pending where a process ended itself and hangs in that (the kernel drops the signal then).
+    """
+    place = f"/proc/{pid}/task/{tid}"
+    # The name in parentheses may hold anything.
+    fields = _text(f"{place}/stat").rpartition(")")[2].split()
+    status = dict(line.partition(":")[::2] for line in _text(f"{place}/status").splitlines())
+    if not fields or "ShdPnd" not in status:
+        return None
+    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    begun = bool(int(fields[6]) & _PF_EXITING) or bool(pending & 1 << (signal.SIGKILL - 1))
+    return begun, fields[0]
 
 
 def _text(path: str) -> str:

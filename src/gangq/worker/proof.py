@@ -29,15 +29,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from gangq.worker import procfs
 from gangq.worker.guardian import ROLE_VARIABLE
 
 _ROLE_PREFIX = ROLE_VARIABLE.encode() + b"="
 _PAUSE_S = 0.05
+_MOST_PIDS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,16 @@ class ProcessIdentity:
     pid: int
     start_ticks: int
     boot_id: str | None
+
+    @classmethod
+    def of(cls, recorded: object) -> ProcessIdentity | None:
+        """Out of the database, where every worker's login can write it; None for anything else than that."""
+        if not isinstance(recorded, Mapping):
+            return None
+        pid, ticks, boot_id = (recorded.get(name) for name in ("pid", "start_ticks", "boot_id"))
+        if not (_number(pid, _MOST_PIDS) and _number(ticks) and _word(boot_id)):
+            return None
+        return cls(pid, ticks, boot_id)
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,20 @@ class HostIdentity:
     machine: str | None
     pid_namespace: int | None
     uid: int
+
+    @classmethod
+    def of(cls, recorded: object) -> HostIdentity | None:
+        """Out of the database, where every worker's login can write it; None for anything else than that."""
+        if not isinstance(recorded, Mapping):
+            return None
+        boot_id, machine, namespace, uid = (
+            recorded.get(name) for name in ("boot_id", "machine", "pid_namespace", "uid")
+        )
+        if not (_word(boot_id) and _word(machine) and _number(uid)):
+            return None
+        if not (namespace is None or _number(namespace)):
+            return None
+        return cls(boot_id, machine, namespace, uid)
 
     @classmethod
     def here(cls) -> HostIdentity:
@@ -256,6 +281,15 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
         Survivor(pid, processes[pid].start_ticks, processes[pid].comm, why[pid]) for pid in sorted(why)
     ]
     return seen
+
+
+def _number(value: object, most: int | None = None) -> TypeGuard[int]:
+    """Whether it is a number that a kernel gives out; JSON's true is none."""
+    return type(value) is int and value >= 0 and (most is None or 0 < value <= most)
+
+
+def _word(value: object) -> TypeGuard[str | None]:
+    return value is None or isinstance(value, str)
 
 
 def _read(path: str) -> str | None:

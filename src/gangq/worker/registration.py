@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ log = logging.getLogger("gangq.worker.registration")
 _LET_END_S = 8.0
 """Longer than the grace that guardians give a command whose worker died (5 s)."""
 _KILL_S = 10.0
+_GLANCE_S = 0.3
 
 
 def register(
@@ -129,7 +131,7 @@ def _bury(
     client: Client,
     name: str,
     incarnation: object,
-    identity: dict[str, Any],
+    identity: Mapping[str, Any],
     directory: Path,
     *,
     exiting: bool = False,
@@ -138,23 +140,31 @@ def _bury(
 
     ``exiting``: it has announced its end, so whatever of it still lives is ended.
     """
-    try:
-        mark = str(identity["mark"])
-        host = HostIdentity(**identity["host"])
-        process = ProcessIdentity(**identity["process"])
-    except (KeyError, TypeError):
+    identity = identity if isinstance(identity, Mapping) else {}
+    mark, host = identity.get("mark"), HostIdentity.of(identity.get("host"))
+    process = ProcessIdentity.of(identity.get("process"))
+    if not (isinstance(mark, str) and mark) or host is None or process is None:
         return False
     if not isinstance(incarnation, int):
         return False
     lives = process.pid != os.getpid() and host == HostIdentity.here() and is_same_process(process)
     if lives and not exiting:
-        if procfs.kill_pending(process.pid):
-            raise fitness.beside(name, [process.pid])
-        return False
+        entry = procfs.stat(process.pid)
+        if entry is not None and procfs.dying(process.pid):
+            # Somebody has killed it: it may only be slow to give its memory back.
+            procfs.await_end([entry])
+            if is_same_process(process):
+                raise fitness.beside(name, [process.pid])
+        elif is_same_process(process):
+            return False
     # First let guardians end their commands in peace, then insist.
     evidence = confirm_gone(mark, [process], host=host, timeout_s=_LET_END_S)
     if not evidence.proves_death and evidence.survivors:
         evidence = confirm_gone(mark, [process], host=host, kill=True, timeout_s=_KILL_S)
+        if evidence.survivors:
+            found = [procfs.stat(survivor.pid) for survivor in evidence.survivors]
+            procfs.await_end([entry for entry in found if entry is not None])
+            evidence = confirm_gone(mark, [process], host=host, kill=True, timeout_s=_GLANCE_S)
     log.warning(
         "predecessor",
         extra={

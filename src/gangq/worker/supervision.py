@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import ctypes
+import errno
 import os
 import select
 import sys
@@ -44,6 +45,10 @@ _LET_END_S = 8.0
 """For guardians: longer than the grace that they give a command whose worker died (5 s)."""
 _KILL_S = 5.0
 _REPORT_S = 5.0
+_WRITE_S = 0.2
+_FILE_KIND = 0o170000
+_WAITED_FOR = (0o010000, 0o140000)
+"""Pipes and sockets: who writes to them may have to wait for ever."""
 _ROLE_PREFIX = b"GANGQ_ROLE="
 _GUARDIAN = "guardian"
 _SERVER = "server"
@@ -154,6 +159,8 @@ class Supervisor:
         self.incarnation = 0
         self.job = (0, 0)
         self.left: list[procfs.Stat] = []
+        self.stuck: list[procfs.Stat] = []
+        """Those of them that SIGKILL will never end."""
         self.foreign: dict[int, int] = {}
         """Children from before: a shell may have started them and become this program. Not ours to end."""
 
@@ -169,9 +176,10 @@ class Supervisor:
         os.set_blocking(self.pipe, False)
         # Imports of the worker may take longer than a service manager waits for one to be ready.
         self.notifier.say(f"EXTEND_TIMEOUT_USEC={int(self.start_s * 1e6)}", "STATUS=starting")
+        parent = os.getpid()
         self.child = os.fork()
         if self.child == 0:
-            self.become(theirs)
+            self.become(theirs, parent)
         # In both: whoever comes second finds it done.
         _own_group(self.child)
         os.close(theirs)
@@ -180,16 +188,16 @@ class Supervisor:
         self.poll.register(self.signals, select.POLLIN)
         self.poll.register(self.pipe, select.POLLIN)
 
-    def become(self, pipe: int) -> None:
-        """In the forked child: turn into the worker; never return."""
+    def become(self, pipe: int, parent: int) -> None:
+        """In the forked child of ``parent``: turn into the worker; never return."""
         try:
             # A group of its own: what a terminal sends to the foreground comes through this process, once,
             # and its group can be killed at one instant.
             _own_group(0)
             # From there it cannot read a terminal: an error at once is better than a process that stops.
             signal.signal(signal.SIGTTIN, signal.SIG_IGN)
-            parent = os.getppid()
             self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # A parent that died before that line sends nothing any more.
             if os.getppid() != parent:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -198,7 +206,7 @@ class Supervisor:
             env = {**self.environ, liveness_memory.VARIABLE: f"{pipe}:{self.memory.fd}"}
             os.execve(self.argv[0], self.argv, env)
         except BaseException as problem:
-            os.write(2, f"gangq supervisor: cannot start {self.argv[0]!r}: {problem}\n".encode())
+            _offer(2, f"gangq supervisor: cannot start {self.argv[0]!r}: {problem}\n".encode())
         finally:
             os._exit(127)
 
@@ -279,7 +287,6 @@ class Supervisor:
         """Evidence, then SIGKILL for everything."""
         # Before it is made to go on: what it writes now is written by a worker that is already judged.
         self.remember()
-        self.say("error", "frozen", silent_s=round(self.frozen_s or 0.0, 1), job=self.job[0] or None)
         self.notifier.status("frozen: being killed")
         until = time.monotonic() + _STACKS_S
         self.threads = procfs.threads(self.child)
@@ -296,6 +303,8 @@ class Supervisor:
             if 0 < written == former:
                 break
         self.kill_all()
+        # Not before: nothing that is written may stand between a frozen worker and its end.
+        self.say("error", "frozen", silent_s=round(self.frozen_s or 0.0, 1), job=self.job[0] or None)
 
     def remember(self) -> None:
         """Whom and what to report."""
@@ -314,17 +323,15 @@ class Supervisor:
             self.remember()
             self.let_end()
         self.sweep()
+        code = UNKILLABLE if self.stuck else self.code()
         stacks = self.memory.stacks() if self.code() == FROZEN else b""
-        if stacks:
-            os.write(2, b"gangq: the stacks of the frozen worker\n" + stacks)
-        code = self.code()
-        stuck = [entry for entry in self.left if procfs.unkillable(entry.pid)]
-        if stuck:
-            code = UNKILLABLE
-            self.say("critical", "unkillable", pids=[entry.pid for entry in stuck])
-            self.notifier.status("a process cannot be killed: reboot this host")
         if self.incarnation:
-            self.report(code, stuck, stacks)
+            self.report(code, stacks)
+        if stacks:
+            _offer(2, b"gangq: the stacks of the frozen worker\n" + stacks)
+        if self.stuck:
+            self.say("critical", "unkillable", pids=[entry.pid for entry in self.stuck])
+            self.notifier.status("a process cannot be killed: reboot this host")
         if code and (self.incarnation or self.status != code):
             # A worker that never began has said itself why, and that should be the last line.
             self.say("warning", "worker_ended", exit_code=code, status=self.status)
@@ -354,9 +361,9 @@ class Supervisor:
             time.sleep(0.05)
 
     def sweep(self) -> None:
-        """SIGKILL until the kernel knows no child of ours any more, for 5 s."""
+        """SIGKILL until the kernel knows no child of ours any more, for 5 s; 30 s for those who are exiting."""
         self.killed_at = self.killed_at or time.monotonic()
-        clean, pause = 0, 0.001
+        clean, pause, looks = 0, 0.001, procfs.Dying()
         while True:
             self.reap()
             processes = procfs.table()
@@ -367,11 +374,20 @@ class Supervisor:
                 # comes: then two clean ones in a row.
                 clean += 1
                 if clean >= 2 or not _has_children():
+                    self.stuck = []
                     return
             else:
                 clean = 0
-            if time.monotonic() - self.killed_at >= _KILL_S:
-                return
+            passed = time.monotonic() - self.killed_at
+            if passed >= _KILL_S / 2:
+                # Every thread of them is looked at, which costs: not more often than it takes.
+                pause = 0.1
+                self.stuck = looks.stuck(self.left)
+            if passed >= _KILL_S:
+                named = {entry.pid for entry in self.stuck}
+                exiting = any(entry.pid not in named and procfs.dying(entry.pid) for entry in self.left)
+                if not exiting or passed >= procfs.EXIT_S:
+                    return
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
 
@@ -389,7 +405,7 @@ class Supervisor:
 
     # -- saying it -------------------------------------------------------------------------------------------
 
-    def report(self, code: int, stuck: list[procfs.Stat], stacks: bytes) -> None:
+    def report(self, code: int, stacks: bytes) -> None:
         """Have a fresh process tell the database, for 5 s."""
         import json
 
@@ -405,7 +421,7 @@ class Supervisor:
             "token": token,
             "threads": self.threads,
             "stacks": stacks.decode(errors="replace"),
-            "stuck": [_describe(entry) for entry in stuck],
+            "stuck": [_describe(entry) for entry in self.stuck],
             "left": [_describe(entry) for entry in self.left],
             "tree_dead": not self.left and self.status is not None,
         }
@@ -440,10 +456,7 @@ class Supervisor:
             zone = time.strftime("%z", time.localtime(at))
             stamp = f"{local}.{int(at % 1 * 1e3):03d}{zone[:3]}:{zone[3:]}"
             line = f"{stamp} {level.upper()} gangq.worker.supervisor {event} {extra}".rstrip()
-        try:
-            os.write(1 if self.as_json else 2, line.encode() + b"\n")
-        except OSError:
-            return
+        _offer(1 if self.as_json else 2, line.encode() + b"\n")
 
     def run(self) -> int:
         """All of it; returns the exit code."""
@@ -453,6 +466,40 @@ class Supervisor:
             self.end_frozen()
         self.notifier.say("STOPPING=1")
         return self.finish()
+
+
+def _offer(fd: int, data: bytes) -> None:
+    """Write as much of this as is taken within 0.2 s. A full pipe that nobody reads must not keep a supervisor
+    from ending.
+    """
+    until = time.monotonic() + _WRITE_S
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    try:
+        while data and poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            data = data[_write_now(fd, data[: select.PIPE_BUF]) :]
+            if time.monotonic() >= until:
+                return
+    except OSError:
+        return
+
+
+def _write_now(fd: int, piece: bytes) -> int:
+    """Write it without waiting, as far as the kernel can; how much of it was taken.
+
+    The descriptor is shared with others, so it cannot be set not to block; and they may have taken the room that
+    poll() saw.
+    """
+    if os.fstat(fd).st_mode & _FILE_KIND in _WAITED_FOR and hasattr(os, "RWF_NOWAIT"):
+        try:
+            return os.pwritev(fd, [piece], -1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            time.sleep(0.01)
+            return 0
+        except OSError as problem:
+            if problem.errno == errno.EPIPE:
+                raise
+    return os.write(fd, piece)
 
 
 def _own_group(pid: int) -> None:
@@ -534,15 +581,19 @@ def _run_report(root: str, words: bytes, environ: dict[str, str]) -> int | None:
     reporter = subprocess.Popen(
         [sys.executable, "-c", program, root],
         stdin=subprocess.PIPE,
-        stdout=2,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env=environ,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
     )
+    # Not to our own standard error: who writes to a pipe that nobody reads does not get to report.
     try:
-        reporter.communicate(words, timeout=_REPORT_S)
-    except subprocess.TimeoutExpired:
+        said, _ = reporter.communicate(words, timeout=_REPORT_S)
+    except subprocess.TimeoutExpired as late:
         reporter.kill()
+        _offer(2, late.output or b"")
         return None
+    _offer(2, said)
     return reporter.returncode
 
 
