@@ -203,12 +203,14 @@ EXPORT int amdsmi_get_processor_handles(void *socket, uint32_t *count, void **ha
 }
 
 EXPORT int amdsmi_get_gpu_asic_info(struct card *card, struct asic_info *info) {
+  ENTER(card, "asic");
   snprintf(info->market_name, sizeof info->market_name, "%s", card->name);
   snprintf(info->asic_serial, sizeof info->asic_serial, "%s", card->serial);
   return card->lost;
 }
 
 EXPORT int amdsmi_get_gpu_enumeration_info(struct card *card, struct enumeration_info *info) {
+  ENTER(card, "enumeration");
   info->hip_id = (uint32_t)card->hip_id;
   snprintf(info->hip_uuid, sizeof info->hip_uuid, "%s", card->hip_uuid);
   return card->hip_id < 0 ? NOT_SUPPORTED : OK;
@@ -216,6 +218,7 @@ EXPORT int amdsmi_get_gpu_enumeration_info(struct card *card, struct enumeration
 
 EXPORT int amdsmi_get_gpu_memory_total(struct card *card, uint32_t type, uint64_t *total) {
   (void)type;
+  ENTER(card, "total");
   *total = card->total_mib << 20;
   return card->memory;
 }

@@ -5,8 +5,9 @@
  *   gpu     uuid=GPU-...  name=...  total_mib=81559  lost=1  memory=3  mig=1
  *           used_mib=2048  util=37  memutil=5  samples=0/95/0  memsamples=1/2  temp=41  milliwatts=70000
  *           millijoules=9  kb=1000  reasons=8  ecc=0  recovery=1  recovery_code=3
- *           pids=PID:MIB;PID:MIB  procs=PID:PERCENT;...  fail=util:3;samples:13  hang=util  event=SEQUENCE:TYPE:DATA
- *   mig     uuid=MIG-...  name=...  total_mib=9856          (belongs to the gpu line before it; uuid= is a hole)
+ *           pids=PID:MIB;PID:MIB  procs=PID:PERCENT;...  fail=util:3;samples:13  hang=util
+ *           event=SEQUENCE:TYPE:DATA:GPU_INSTANCE
+ *   mig     uuid=MIG-...  name=...  total_mib=9856  instance=1  (belongs to the gpu line before it; uuid= is a hole)
  *
  * init, memory and the numbers of fail are NVML return codes; everything may be left out. The names in fail and
  * hang are those given to `enter` below; `all` means every one of them; a hang leaves the file FAKE_NVML.hung. The file is read again when it has been
@@ -35,6 +36,7 @@ struct device {
   char uuid[96], name[96], fail[256], hang[32];
   unsigned long long total_mib, used_mib, millijoules, ecc, reasons, event_type, event_data;
   unsigned util, memutil, temp, milliwatts, kb, recovery, samples[2][ROWS], pid_count, proc_count, sequence;
+  unsigned instance, event_instance;
   int lost, memory, mig, slots, recovery_code, sample_count[2];
   struct pair pids[ROWS], procs[ROWS];
   struct device *slot[MIG_SLOTS], *card;
@@ -106,14 +108,18 @@ static void set(struct device *device, const char *key, const char *value) {
   if (!strcmp(key, "kb")) device->kb = number;
   if (!strcmp(key, "reasons")) device->reasons = number;
   if (!strcmp(key, "ecc")) device->ecc = number;
+  if (!strcmp(key, "instance")) device->instance = number;
   if (!strcmp(key, "recovery")) device->recovery = number;
   if (!strcmp(key, "recovery_code")) device->recovery_code = atoi(value);
   if (!strcmp(key, "samples")) device->sample_count[0] = numbers(device->samples[0], value);
   if (!strcmp(key, "memsamples")) device->sample_count[1] = numbers(device->samples[1], value);
   if (!strcmp(key, "pids")) device->pid_count = pairs(device->pids, value);
   if (!strcmp(key, "procs")) device->proc_count = pairs(device->procs, value);
-  if (!strcmp(key, "event"))
-    sscanf(value, "%u:%llu:%llu", &device->sequence, &device->event_type, &device->event_data);
+  if (!strcmp(key, "event")) {
+    device->event_instance = ~0u;
+    sscanf(value, "%u:%llu:%llu:%u", &device->sequence, &device->event_type, &device->event_data,
+           &device->event_instance);
+  }
 }
 
 static void clear(struct device *device) {
@@ -211,7 +217,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **handle) {
   if (index >= gpu_count) return INVALID;
   *handle = &gpus[index];
-  return gpus[index].lost ? LOST : OK;
+  return enter(*handle, "handle");
 }
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **handle) {
@@ -221,7 +227,9 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **handle) {
     if (!strcmp(gpus[i].uuid, uuid)) *handle = &gpus[i];
   for (unsigned i = 0; i < instance_count; i++)
     if (!strcmp(instances[i].uuid, uuid)) *handle = &instances[i];
-  return *handle ? enter(*handle, "handle") : NOT_FOUND;
+  if (!*handle) return NOT_FOUND;
+  ENTER(*handle, "uuid");
+  return enter(*handle, "handle");
 }
 
 EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *instance, struct device **card) {
@@ -325,6 +333,21 @@ EXPORT int nvmlDeviceGetTotalEccErrors(struct device *device, unsigned type, uns
   return OK;
 }
 
+/* Only for an instance: where MIG is on, the driver does not tell it of the card. */
+EXPORT int nvmlDeviceGetMemoryErrorCounter(struct device *device, unsigned type, unsigned counter, unsigned where,
+                                           unsigned long long *count) {
+  ENTER(device, "ecc");
+  if (!device->card) return NOT_SUPPORTED;
+  *count = type == 1 && counter == 0 && where == 7 ? device->ecc : 0;
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *instance) {
+  ENTER(device, "instance");
+  *instance = device->instance;
+  return OK;
+}
+
 static int clock_reasons(struct device *device, unsigned long long *reasons) {
   ENTER(device, "reasons");
   *reasons = device->reasons;
@@ -414,7 +437,7 @@ EXPORT int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms
       if (!strcmp(device->hang, "wait")) stay();
       if (device->sequence <= device->delivered || !(device->event_type & device->subscribed)) continue;
       device->delivered = device->sequence;
-      *out = (struct event){device, device->event_type, device->event_data, ~0u, ~0u};
+      *out = (struct event){device, device->event_type, device->event_data, device->event_instance, ~0u};
       return OK;
     }
     usleep(20000);

@@ -48,6 +48,21 @@ json.dump(out, answers)
 """
 
 
+_LIST = """
+import json, os, sys
+from gangq.gpu.nvml import NvmlDriver
+from gangq.gpu.rocm import AmdsmiDriver
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+out = []
+for restriction in json.load(sys.stdin):
+    kind = NvmlDriver if "FAKE_NVML" in os.environ else AmdsmiDriver
+    driver = kind({**os.environ, **restriction})
+    out.append([[device.uuid for device in driver.devices()], driver.warnings])
+json.dump(out, answers)
+"""
+
+
 def compile_library(source: Path, target: Path, *options: str) -> None:
     """Build `source` as a shared library whose soname is the file name of `target`."""
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -115,6 +130,22 @@ def read(
         (DeviceReading.from_json(reading), [tuple(notice) for notice in notices])
         for reading, notices in json.loads(said.stdout)
     ]
+
+
+def restricted(
+    environ: Mapping[str, str], restrictions: Iterable[Mapping[str, str]]
+) -> list[tuple[list[str], list[str]]]:
+    """Return what the driver lists, and warns of, under each restriction, asked in one process."""
+    said = subprocess.run(
+        [sys.executable, "-c", _LIST],
+        env=dict(environ),
+        input=json.dumps(list(restrictions)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+    return [(found, warnings) for found, warnings in json.loads(said.stdout)]
 
 
 def eventually(look: Callable[[], T], timeout_s: float = 20.0) -> T:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpu_fakes import card, eventually, read, rewrite, sampling
+from gpu_fakes import card, eventually, read, rewrite, sampling, text
 
 from gangq.gpu import detect
 from gangq.gpu.reading import VALUES, boottime
+from gangq.gpu.rocm_readings import AmdsmiReader, _Card
 
 Script = Callable[..., dict[str, str]]
 A = f"GPU-{'a' * 16}"
@@ -103,6 +104,56 @@ def test_a_card_on_which_every_call_fails_like_that_is_lost(fake_amdsmi: Script,
     assert told == []
 
 
+@pytest.mark.parametrize("call", ["asic", "total", "enumeration"])
+def test_a_card_that_did_not_say_who_it_is_when_the_driver_was_opened_is_found_later(
+    fake_amdsmi: Script, call: str
+) -> None:
+    # Without a serial number only the enumeration tells its UUID; without that it is named by its place.
+    consumer = {"serial": ""} if call == "enumeration" else {}
+    busy = [script(**consumer, fail=f"{call}:{code}") for code in (30, 8, 4294967295, 6)]
+    *failed, (found, none) = read(fake_amdsmi(), A, *busy, script(**consumer, gfx=5))
+    for reading, notices in failed:
+        assert notices == []
+        assert set(reading.unknown) == set(VALUES)
+    assert (found.gpu_pct, none) == (5, [])
+
+
+def test_a_missing_card_is_lost_only_where_no_listed_card_can_be_it(fake_amdsmi: Script) -> None:
+    other = card("b", 1)
+    cases = {
+        # Everything that is listed is somebody else.
+        text([other]): [(A, "lost", None)],
+        # One that says nothing but that it is lost is the missing one, one that is busy may be.
+        text([other, card("a", 0, fail="all:31")]): [(A, "lost", 31)],
+        text([other, card("a", 0, fail="all:30")]): [],
+        text([card("b", 1, fail="all:30")]): [],
+        text([other, card("c", 2, serial="", hip_uuid="")]): [],
+    }
+    for listed, expected in cases.items():
+        ((reading, notices),) = read(fake_amdsmi(), A, listed)
+        assert (notices, reading.gpu_pct) == (expected, None)
+    # The list has become empty since the driver was opened.
+    (_, (_, notices)) = read(fake_amdsmi(), A, text([card("a", 0, fail="asic:30")]), "")
+    assert notices == [(A, "lost", None)]
+
+
+def test_a_card_that_was_found_late_is_listened_to(fake_amdsmi: Script) -> None:
+    environ = fake_amdsmi(card("a", 0))
+    found = detect(environ=environ)
+    script_file = Path(environ["FAKE_AMDSMI"])
+    rewrite(script_file, card("a", 0, fail="asic:30"))
+    with sampling(environ, found) as sampler:
+        eventually(lambda: A in sampler.readings())
+        rewrite(script_file, card("a", 0, used_mib=4))
+        eventually(lambda: sampler.readings()[A].used_mb == 4)
+        # It is asked for its events again within five rounds.
+        readings = len(sampler.history(A, 0))
+        eventually(lambda: len(sampler.history(A, 0)) > readings + 5)
+        rewrite(script_file, card("a", 0, event="1:1"))
+        (event,) = eventually(lambda: sampler.events(0))
+        assert (event.uuid, event.kind) == (A, "page_fault")
+
+
 def test_an_own_process_is_read_by_itself_once_its_engine_time_has_moved(fake_amdsmi: Script) -> None:
     both = f"{NEIGHBOUR}:9000"
     scripts = [script(gfx=97, pids=f"{OWN}:{ms};{both}") for ms in (100, 100, 100_000, 100_000)]
@@ -148,3 +199,18 @@ def test_growing_ecc_errors_a_hang_and_the_restriction_are_found_through_the_sam
         rewrite(state, card("a", 0, ecc=4, hang="vram"), card("b", 1))
         (hang,) = eventually(lambda: sampler.events(event.at))
         assert (hang.uuid, hang.kind) == (A, "driver_hang")
+
+
+def test_engine_time_that_moved_for_an_earlier_job_is_no_zero_for_the_next_one() -> None:
+    reader, seen = AmdsmiReader({}), _Card(handle=None)
+
+    def look(at: float, engine_ns: int, own: set[int]) -> float | None:
+        return reader._own_utilisation(seen, [{"pid": 71, "engine_usage": {"gfx": engine_ns}}], own, at)
+
+    assert look(1.0, 0, {71}) is None
+    assert look(2.0, 10**9, {71}) == 100
+    assert look(3.0, 10**9, {71}) == 0
+    # It ends, and its number is given to a process of the next job.
+    assert look(4.0, 0, set()) is None
+    assert [look(at, 0, {71}) for at in (5.0, 6.0)] == [None, None]
+    assert look(7.0, 5 * 10**8, {71}) == 50

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from gpu_fakes import gpu, line
+from gpu_fakes import gpu, line, restricted
 
-from gangq.gpu import Detection, Device, DriverUnavailable, detect
+from gangq.gpu import Detection, Device, DriverUnavailable, detect, detection
 from gangq.gpu.detection import _ask
 from gangq.gpu.nvml import NvmlDriver
 
@@ -105,33 +105,35 @@ def test_a_card_that_knows_no_mig_is_a_whole_device(fake_nvml: Script) -> None:
     assert uuids(detect(environ=fake_nvml(gpu("a", mig=-1)))) == ["GPU-aaaaaaaa"]
 
 
-@pytest.mark.parametrize(
-    ("restriction", "left"),
-    [
-        ({}, "abc"),
-        ({"CUDA_VISIBLE_DEVICES": "2,0"}, "ca"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbbbbbb"}, "b"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-a"}, "ca"),
-        ({"CUDA_VISIBLE_DEVICES": "1,GPU-b,0,1"}, "ba"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "a"),
-        ({"NVIDIA_VISIBLE_DEVICES": "none"}, ""),
-        ({"NVIDIA_VISIBLE_DEVICES": "all"}, "abc"),
-        ({"NVIDIA_VISIBLE_DEVICES": "void"}, "abc"),
-        ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, "abc"),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-bbbbbbbb"}, "b"),
-        # A container with three of a host's eight cards: the runtime has chosen already.
-        ({"NVIDIA_VISIBLE_DEVICES": "1,5,7"}, "abc"),
-    ],
-)
-def test_the_operators_own_restriction_is_respected(
-    fake_nvml: Script, restriction: dict[str, str], left: str
-) -> None:
-    found = detect(environ=fake_nvml(gpu("a"), gpu("b"), gpu("c"), **restriction))
-    assert uuids(found) == [f"GPU-{letter * 8}" for letter in left]
-    assert found.source == "nvml"
-    assert found.warnings == ()
+RESTRICTED: list[tuple[dict[str, str], str]] = [
+    ({}, "abc"),
+    ({"CUDA_VISIBLE_DEVICES": "2,0"}, "ca"),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-bbbbbbbb"}, "b"),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-a"}, "ca"),
+    ({"CUDA_VISIBLE_DEVICES": "1,GPU-b,0,1"}, "ba"),
+    ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+    ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
+    ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "a"),
+    ({"NVIDIA_VISIBLE_DEVICES": "none"}, ""),
+    ({"NVIDIA_VISIBLE_DEVICES": "all"}, "abc"),
+    ({"NVIDIA_VISIBLE_DEVICES": "void"}, "abc"),
+    ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, "abc"),
+    ({"NVIDIA_VISIBLE_DEVICES": "GPU-bbbbbbbb"}, "b"),
+    # A container with three of a host's eight cards: the runtime has chosen already.
+    ({"NVIDIA_VISIBLE_DEVICES": "1,5,7"}, "abc"),
+]
+
+
+def test_the_operators_own_restriction_is_respected(fake_nvml: Script) -> None:
+    environ = fake_nvml(gpu("a"), gpu("b"), gpu("c"))
+    restrictions = [restriction for restriction, _ in RESTRICTED]
+    for (restriction, left), (listed, warnings) in zip(
+        RESTRICTED, restricted(environ, restrictions), strict=True
+    ):
+        assert listed == [f"GPU-{letter * 8}" for letter in left], restriction
+        assert warnings == [], restriction
+    found = detect(environ={**environ, "CUDA_VISIBLE_DEVICES": "2,0"})
+    assert (uuids(found), found.source, found.warnings) == (["GPU-cccccccc", "GPU-aaaaaaaa"], "nvml", ())
 
 
 def test_two_restrictions_leave_what_both_allow(fake_nvml: Script) -> None:
@@ -218,21 +220,27 @@ def test_a_driver_call_that_hangs_costs_the_timeout_and_leaves_no_process(
 ) -> None:
     before = {child.pid for child in psutil.Process().children()}
     started = time.monotonic()
-    found = detect(environ=fake_nvml(line("driver", hang=place), gpu("a")), timeout_s=1.5)
+    found = detect(environ=fake_nvml(line("driver", hang=place), gpu("a")), timeout_s=1.0)
     assert time.monotonic() - started < 10
     assert found.devices == ()
-    assert "libnvidia-ml.so.1 did not answer within 1.5 s" in found.warnings[0]
+    assert "libnvidia-ml.so.1 did not answer within 1 s" in found.warnings[0]
     assert "nvidia-smi" in found.warnings[0]
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(fake_nvml: Script) -> None:
+def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(
+    fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "_REAP_S", 1.0)
     environ = fake_nvml(line("driver", hang="init"), gpu("a"))
     unkillable: list[int] = []
     try:
         with pytest.raises(DriverUnavailable, match="does not die of SIGKILL") as raised:
             _ask(
-                NvmlDriver(environ), timeout_s=1, environ=environ, kill=lambda pid, _: unkillable.append(pid)
+                NvmlDriver(environ),
+                timeout_s=0.5,
+                environ=environ,
+                kill=lambda pid, _: unkillable.append(pid),
             )
         assert str(unkillable[0]) in str(raised.value)
         assert psutil.pid_exists(unkillable[0])

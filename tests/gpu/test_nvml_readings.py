@@ -110,6 +110,31 @@ def test_an_own_process_that_the_driver_lists_is_read_by_itself_and_its_silence_
     assert all(reading.shared and reading.own_mb == 100 for reading in readings)
 
 
+def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one() -> None:
+    listed: list[SimpleNamespace] = []
+    reader = bound(
+        nvmlDeviceGetProcessUtilization=lambda handle, since: listed,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=88, memory=1),
+    )
+
+    def look(at: int, pct: int | None, own: tuple[int, ...]) -> tuple[float | None, str | None]:
+        listed[:] = [] if pct is None else [SimpleNamespace(pid=71, timeStamp=at * 1_000_000, smUtil=pct)]
+        reading = reader.read(A, own)[0]
+        return reading.gpu_pct, reading.gpu_scope
+
+    # Listed at zero is what a driver says of a process that it does not see at work, too.
+    assert look(1, 0, (71,)) == (88, "device")
+    assert look(2, 40, (71, 72)) == (40, "process")
+    assert look(3, None, (71, 72)) == (0, "process")
+    assert look(4, 0, (71,)) == (0, "process")
+    assert look(5, None, (72,)) == (88, "device")
+    # The number is given to a process of the next job.
+    assert look(6, None, (71, 72)) == (88, "device")
+    assert look(7, 20, (71, 72)) == (20, "process")
+    assert look(8, None, ()) == (88, "device")
+    assert look(9, None, (71,)) == (88, "device")
+
+
 def test_two_own_processes_add_up(fake_nvml: Script) -> None:
     reading = one(fake_nvml(), gpu("a", procs="70001:35;70002:20;70003:9"), pids=(70001, 70002))
     assert (reading.gpu_pct, reading.gpu_scope) == (55.0, "process")
@@ -215,6 +240,68 @@ def test_a_device_that_the_driver_has_dropped_is_lost(fake_nvml: Script) -> None
     assert reading.gpu_pct is None
 
 
+@pytest.mark.parametrize(
+    ("event", "befallen"),
+    [
+        ((8, 48, 2), ["MIG-2"]),
+        ((8, 94, 3), []),
+        # A double-bit error that names no instance may have been contained in any; an Xid 95 was not.
+        ((8, 48, 0xFFFFFFFF), []),
+        ((2, 0, 0xFFFFFFFF), []),
+        ((8, 95, 0xFFFFFFFF), ["MIG-1", "MIG-2"]),
+        ((2048, 0, 0xFFFFFFFF), ["MIG-1", "MIG-2"]),
+        # A binding from before MIG names none either.
+        ((8, 95, None), ["MIG-1", "MIG-2"]),
+    ],
+)
+def test_an_event_that_names_a_mig_instance_is_told_of_no_other(
+    event: tuple[int, int, int | None], befallen: list[str]
+) -> None:
+    kind, data, instance = event
+    told = SimpleNamespace(device=9, eventType=kind, eventData=data)
+    if instance is not None:
+        told.gpuInstanceId = instance
+    reader = bound(
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda device: 9,
+        nvmlDeviceGetGpuInstanceId=lambda device: device,
+        nvmlEventSetWait=lambda events, timeout: told,
+    )
+    reader._nvml.nvmlDeviceGetHandleByUUID = lambda uuid: int(uuid[4:])
+    reader._events = object()
+    for uuid in ("MIG-1", "MIG-2"):
+        reader.read(uuid, ())
+    assert [notice.uuid for notice in reader.wait(1.0)] == befallen
+
+
+def test_a_lookup_that_fails_for_another_cards_sake_is_not_this_ones_end(fake_nvml: Script) -> None:
+    instance = line("mig", uuid="MIG-1", name="1g", used_mib=3)
+    environ = fake_nvml()
+    # A call of the device itself that says it is gone has its handle looked up anew.
+    gone = script(gpu("a", fail="temp:15"))
+    misled = [script(gpu("b", lost=1), gpu("a", fail=f"uuid:{code}", util=5)) for code in (6, *GONE)]
+    scripts = [each for pair in zip([gone] * len(misled), misled, strict=True) for each in pair]
+    for reading, notices in read(environ, A, *scripts)[1::2]:
+        assert (reading.gpu_pct, notices) == (5, [])
+    in_mig_mode = script(gpu("b", lost=1), gpu("a", mig=1), line("mig", uuid=""), f"{instance}\tfail=uuid:15")
+    ((reading, notices),) = read(environ, "MIG-1", in_mig_mode)
+    assert (reading.used_mb, notices) == (3, [])
+    # That instance is gone: its card says so, and no other one has it.
+    ((reading, notices),) = read(environ, "MIG-1", script(gpu("a", mig=1), gpu("b", lost=1)))
+    assert notices == [("MIG-1", "lost", 15)]
+
+
+def test_one_card_that_does_not_answer_leaves_open_whether_a_missing_device_is_lost(
+    fake_nvml: Script,
+) -> None:
+    codes = [code for code in ERRORS if code not in GONE]
+    # Its own lookup fails for once; or it is not listed while a card may be it that does not say who it is.
+    own = [script(gpu("a", fail=f"handle:{code}"), gpu("b")) for code in codes]
+    unclear = [script(gpu("b", fail=f"handle:{code}")) for code in codes]
+    for reading, notices in read(fake_nvml(), A, *own, *unclear):
+        assert notices == []
+        assert set(reading.unknown) == set(VALUES)
+
+
 def test_a_field_that_the_device_does_not_have_is_unknown_although_the_call_succeeds(
     fake_nvml: Script,
 ) -> None:
@@ -246,7 +333,16 @@ def test_a_mig_instance_has_its_own_memory_and_no_utilisation_at_all(fake_nvml: 
         ("gpu_pct", "memory_pct", "energy_mj", "pcie_kb_s"), "not_supported"
     )
     assert (reading.used_mb, reading.total_mb, reading.own_mb) == (300, 16384, 20)
-    assert (reading.temperature_c, reading.ecc_uncorrectable) == (55, 1)
+    assert reading.temperature_c == 55
+
+
+def test_the_errors_of_a_mig_instance_are_its_own_and_never_those_of_its_card(fake_nvml: Script) -> None:
+    def host(card: int, **mine: object) -> str:
+        return script(gpu("a", mig=1, ecc=card), line("mig", uuid="MIG-1", name="1g", **mine))
+
+    readings = [r for r, _ in read(fake_nvml(), "MIG-1", host(0), host(7, ecc=2), host(7, fail="ecc:3"))]
+    assert [r.ecc_uncorrectable for r in readings] == [0, 2, None]
+    assert readings[2].unknown["ecc_uncorrectable"] == "not_supported"
 
 
 def test_a_reading_survives_the_way_through_json(fake_nvml: Script) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,9 +52,19 @@ def test_mig_instances_are_read_by_their_own_name(fake_nvml: Script) -> None:
         assert {event.uuid for event in eventually(lambda: heard(sampler, "xid"))} == {"MIG-2"}
 
 
+def test_what_befalls_one_mig_instance_is_not_told_of_its_neighbour(fake_nvml: Script) -> None:
+    instances = [line("mig", uuid=f"MIG-{n}", name="1g", total_mib=9000, instance=n) for n in (1, 2)]
+    environ = fake_nvml(gpu("a", mig=1), *instances)
+    with sampling(environ, detect(environ=environ), poll_s=5.0) as sampler:
+        eventually(lambda: known(sampler, "MIG-1", "MIG-2"))
+        rewrite(state(environ), gpu("a", mig=1, event="1:8:48:2"), *instances)
+        (error,) = eventually(lambda: heard(sampler, "xid"))
+        assert (error.uuid, error.code) == ("MIG-2", 48)
+
+
 def test_a_curve_of_utilisation_becomes_a_history_and_the_history_is_bounded(fake_nvml: Script) -> None:
     environ = fake_nvml(gpu("a", util=0))
-    with sampling(environ, history_s=2.0) as sampler:
+    with sampling(environ, poll_s=0.1, history_s=1.0) as sampler:
         for util in (10, 60, 0):
             rewrite(state(environ), gpu("a", util=util))
             eventually(lambda util=util: util in {r.gpu_pct for r in sampler.readings().values()})
@@ -168,18 +177,16 @@ def _on_cpu_s(task: str) -> float:
     return int(Path(f"/proc/{task}/schedstat").read_text().split()[0]) / 1e9
 
 
-def test_a_round_a_second_costs_less_than_half_a_percent_of_a_core(fake_nvml: Script) -> None:
-    with sampling(fake_nvml(gpu("a", samples="1/2/3", pids=f"{os.getpid()}:1")), poll_s=1.0) as sampler:
+def test_a_round_costs_less_than_five_milliseconds_of_a_core(fake_nvml: Script) -> None:
+    with sampling(fake_nvml(gpu("a", samples="1/2/3", pids=f"{os.getpid()}:1")), poll_s=0.25) as sampler:
         sampler.watch([A], lambda: [os.getpid()])
         eventually(lambda: len(sampler.history(A, 0)) >= 2)
         thread = next(t for t in threading.enumerate() if t.name == "gangq-sampler")
         tasks = (str(eventually(sampler_child).pid), f"self/task/{thread.native_id}")
-        began, before = time.monotonic(), [_on_cpu_s(task) for task in tasks]
-        rounds = len(sampler.history(A, 0))
-        eventually(lambda: len(sampler.history(A, 0)) >= rounds + 3)
+        before, rounds = [_on_cpu_s(task) for task in tasks], len(sampler.history(A, 0))
+        eventually(lambda: len(sampler.history(A, 0)) >= rounds + 5)
         spent = [_on_cpu_s(task) - was for task, was in zip(tasks, before, strict=True)]
-        share = sum(spent) / (time.monotonic() - began)
-        assert share < 0.005, spent
+        assert sum(spent) / (len(sampler.history(A, 0)) - rounds) < 0.005, spent
 
 
 def test_an_unknown_reading_is_unknown_in_every_value() -> None:

@@ -14,8 +14,7 @@ from gangq.gpu.reading import DeviceReading, EventKind, boottime
 
 _REASONS = {3: "not_supported", 4: "no_permission", 6: "not_found", 10: "timeout", 13: "function_not_found"}
 _GONE: dict[int, EventKind] = {15: "lost", 16: "reset_required", 28: "lost"}
-_NOT_FOUND = 6
-_TIMEOUT = 10
+_NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT = 3, 6, 10
 # No process worked: as an error of its own, or as a success without entries, which the binding raises too.
 _NO_SAMPLE = (_NOT_FOUND, 0)
 _RECOVERY_FIELD = 230
@@ -26,6 +25,11 @@ _THROTTLE = {0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "
 _DOUBLE_BIT, _XID, _RETIREMENT_FAILURE = 0x2, 0x8, 0x800
 _POISON, _FATAL_POISON, _UNAVAILABLE, _RECOVERY = 0x1000, 0x2000, 0x4000, 0x8000
 _EVENTS = _DOUBLE_BIT | _XID | _RETIREMENT_FAILURE | _POISON | _FATAL_POISON | _UNAVAILABLE | _RECOVERY
+
+# What an event says of an error in memory that containment may have kept inside one MIG instance.
+_DOUBLE_BIT_XID = 48
+_NO_INSTANCE = 0xFFFFFFFF
+_UNCORRECTED, _VOLATILE, _SRAM = 1, 0, 7
 
 _UTILISATION, _MEMORY_UTILISATION = 1, 2
 _MAX_WAIT_S = 3600.0
@@ -38,9 +42,10 @@ class _Handle:
     device: Any
     card: Any
     mig: bool
+    gpu_instance: int | None = None
     seen: dict[int, int] = field(default_factory=dict)
     processes_seen: int = 0
-    # Own processes that the driver has once listed with a utilisation: only for them is silence a zero.
+    # Own processes of now that the driver has once seen at work: only for them is silence a zero.
     visible: set[int] = field(default_factory=set)
 
 
@@ -112,10 +117,29 @@ class NvmlReader:
                 time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
             return []
         notice = self._event(int(data.eventType), int(data.eventData))
-        uuids: list[str] | list[str | None] = self._cards.get(_address(data.device)) or [
-            self._uuid(data.device)
-        ]
-        return [Notice(uuid, *notice) for uuid in uuids] if notice else []
+        return [Notice(uuid, *notice) for uuid in self._befallen(data)] if notice else []
+
+    def _befallen(self, data: Any) -> list[str] | list[str | None]:
+        """Return the devices that an event of a card is about: a MIG instance's is none of its neighbours'."""
+        watched = self._cards.get(_address(data.device))
+        if not watched:
+            return [self._uuid(data.device)]
+        # A binding from before MIG does not know the field.
+        instance, kind = int(getattr(data, "gpuInstanceId", _NO_INSTANCE)), int(data.eventType)
+        memory = kind == _DOUBLE_BIT or (kind == _XID and int(data.eventData) == _DOUBLE_BIT_XID)
+        befallen = []
+        for uuid in watched:
+            handle = self._handles.get(uuid)
+            its_own = handle.gpu_instance if handle is not None else None
+            if not uuid.startswith("MIG-"):
+                befallen.append(uuid)
+            elif instance != _NO_INSTANCE:
+                if its_own in (None, instance):
+                    befallen.append(uuid)
+            # Where an error was not contained, Xid 95 and the recovery action say so of every instance.
+            elif not memory:
+                befallen.append(uuid)
+        return befallen
 
     def _event(self, kind: int, data: int) -> tuple[EventKind, int | None] | None:
         if kind == _XID:
@@ -161,19 +185,67 @@ class NvmlReader:
         found = self._handles.get(uuid)
         if found is not None:
             return found
-        try:
-            device = self._call(uuid, "nvmlDeviceGetHandleByUUID", uuid.encode())
-        except self._nvml.NVMLError as error:
-            if getattr(error, "value", None) == _NOT_FOUND:
-                raise DeviceGone(Notice(uuid, "lost", _NOT_FOUND)) from error
-            raise
         mig = uuid.startswith("MIG-")
+        try:
+            device = self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        except self._nvml.NVMLError as error:
+            if error.value != _NOT_FOUND and error.value not in _GONE:
+                raise
+            device = self._search(uuid, error, mig=mig)
         card = self._call(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) if mig else device
-        found = self._handles[uuid] = _Handle(device, card, mig)
+        found = self._handles[uuid] = _Handle(device, card, mig, self._gpu_instance(device) if mig else None)
         on_card = self._cards.setdefault(_address(card), [])
         if uuid not in on_card:
             on_card.append(uuid)
         return found
+
+    def _search(self, uuid: str, refused: Exception, *, mig: bool) -> Any:
+        """Look through every card for a device that the driver did not find by its name.
+
+        That lookup goes through the other cards on its way, and what it answers may be about one of them. So the
+        device is gone (`DeviceGone`) only where no card that answers has it, and every other one says itself
+        that it is gone; where one does not answer for another reason, `refused` is raised.
+        """
+        nvml = self._nvml
+        gone, doubt = _NOT_FOUND, False
+        for ordinal in range(int(nvml.nvmlDeviceGetCount())):
+            try:
+                card = nvml.nvmlDeviceGetHandleByIndex(ordinal)
+                for device in self._instances(card) if mig else [card]:
+                    if text(nvml.nvmlDeviceGetUUID(device)) == uuid:
+                        return device
+            except nvml.NVMLError as error:
+                if error.value in _GONE:
+                    gone = error.value
+                else:
+                    doubt = True
+        if doubt:
+            raise refused
+        raise DeviceGone(Notice(uuid, _GONE.get(gone, "lost"), gone)) from refused
+
+    def _instances(self, card: Any) -> list[Any]:
+        nvml = self._nvml
+        found = []
+        try:
+            slots = int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))
+        except nvml.NVMLError as error:
+            if error.value != _NOT_SUPPORTED:
+                raise
+            return []
+        for slot in range(slots):
+            try:
+                found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, slot))
+            except nvml.NVMLError as error:
+                # A slot without an instance, and a card that is not in MIG mode.
+                if error.value not in (_NOT_FOUND, _NOT_SUPPORTED):
+                    raise
+        return found
+
+    def _gpu_instance(self, device: Any) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetGpuInstanceId(device))
+        except Exception:
+            return None
 
     def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
         handle = self._handle(uuid)
@@ -192,9 +264,15 @@ class NvmlReader:
         gpu_pct, scope, memory_pct = self._utilisation(uuid, handle, values, processes, pids)
         energy_mj = pcie = None
         if handle.mig:
-            # The card's meters run for all of its instances.
+            # The card's meters run for all of its instances, and its errors may be a neighbour's. Of an instance
+            # itself the driver counts those of SRAM; those of DRAM come as an Xid.
             values.unknown.update(energy_mj="not_supported", pcie_kb_s="not_supported")
+            errors, where = "nvmlDeviceGetMemoryErrorCounter", (handle.device, _UNCORRECTED, _VOLATILE, _SRAM)
+            ecc = ask("ecc_uncorrectable", errors, *where)
         else:
+            ecc = ask(
+                "ecc_uncorrectable", "nvmlDeviceGetTotalEccErrors", handle.card, _UNCORRECTED, _VOLATILE
+            )
             energy_mj = ask("energy_mj", "nvmlDeviceGetTotalEnergyConsumption", handle.card)
             pcie = values.get(
                 "pcie_kb_s",
@@ -217,7 +295,7 @@ class NvmlReader:
             temperature_c=ask("temperature_c", "nvmlDeviceGetTemperature", handle.card, 0),
             power_w=None if power_mw is None else power_mw / 1000,
             throttle=values.get("throttle", lambda: self._throttle(uuid, handle)) or (),
-            ecc_uncorrectable=ask("ecc_uncorrectable", "nvmlDeviceGetTotalEccErrors", handle.card, 1, 0),
+            ecc_uncorrectable=ecc,
             recovery_action=values.get("recovery_action", lambda: self._recovery(uuid, handle)),
             shared=processes.shared if processes else False,
             unknown=values.unknown,
@@ -258,6 +336,8 @@ class NvmlReader:
             sampled = self._busiest(uuid, handle, kind)
             return rate(name) if sampled is None else sampled
 
+        # A number that is given to another process must be seen at work again.
+        handle.visible.intersection_update(pids)
         own_pct = self._own_utilisation(uuid, handle, pids) if pids else None
         gpu_pct, scope = scoped(values, processes, own_pct, lambda: busiest(_UTILISATION, "gpu"))
         return gpu_pct, scope, values.get("memory_pct", lambda: busiest(_MEMORY_UTILISATION, "memory"))
@@ -276,10 +356,11 @@ class NvmlReader:
         return max((float(s.sampleValue.uiVal) for s in samples if int(s.timeStamp) > since), default=None)
 
     def _own_utilisation(self, uuid: str, handle: _Handle, pids: Collection[int]) -> float | None:
-        """Return the own processes' busiest moment; None where the driver has never listed one of them.
+        """Return the own processes' busiest moment; None where the driver has seen none of them at work.
 
         The driver lists only those who worked since it was last asked, and inside a container often under the
-        host's numbers: silence about a process that it never listed says nothing at all.
+        host's numbers: silence about a process that it never listed says nothing at all, and neither does a zero
+        for one that was never above it. That it saw an earlier job's processes proves nothing for these.
         """
         try:
             samples = self._call(
@@ -296,12 +377,12 @@ class NvmlReader:
         handle.processes_seen = max(newest, handle.processes_seen)
         busiest: dict[int, float] = {}
         for sample in samples:
-            if sample.timeStamp > since and sample.pid in pids:
+            if sample.timeStamp > since and sample.pid in pids and sample.smUtil > 0:
                 handle.visible.add(int(sample.pid))
                 busiest[sample.pid] = max(busiest.get(sample.pid, 0.0), float(sample.smUtil))
         if busiest:
             return min(sum(busiest.values()), 100.0)
-        return 0.0 if any(pid in handle.visible for pid in pids) else None
+        return 0.0 if handle.visible else None
 
     def _throttle(self, uuid: str, handle: _Handle) -> tuple[str, ...]:
         try:

@@ -61,8 +61,9 @@ class DeviceReading:
     `memory_pct` is the share of time in which memory was read or written. `used_mb`, `total_mb` and `own_mb`
     (the watched processes') are MiB; `energy_mj` counts millijoules since the driver was loaded and
     `pcie_kb_s` both directions. `throttle` names what holds the clocks down against the device's interest
-    (heat, power brake), not idleness or a power cap. `ecc_uncorrectable` counts since the last reset;
-    `recovery_action` is NVML's field 230 (0: none). `shared` is true where processes that are not watched use
+    (heat, power brake), not idleness or a power cap. `ecc_uncorrectable` counts since the last reset (of
+    a MIG instance, the errors of its SRAM); `recovery_action` is NVML's field 230 (0: none).
+    `shared` is true where processes that are not watched use
     the device too. `unknown` maps the name of each missing value to the reason: `not_supported`,
     `function_not_found` (an older driver), `not_available` ("N/A"), `library_mismatch`, `no_own_process` (the
     driver lists none of the watched processes on a shared device), `no_permission`, `timeout` (no answer),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangq.gpu.amd_notices import NOTICES
-from gangq.gpu.reader import NotAvailable, Notice, Values, scoped, use, whole
+from gangq.gpu.device import DriverUnavailable
+from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Values, scoped, use, whole
 from gangq.gpu.reading import DeviceReading, boottime
 from gangq.gpu.rocm import AmdsmiDriver
 
@@ -46,7 +47,8 @@ class _Card:
     throttle_unknown: str | None = None
     engine_ns: dict[int, int] = field(default_factory=dict)
     engine_at: float = 0.0
-    # Engine time stays 0 on bare metal: only a counter that has once moved is believed when it stands still.
+    # Engine time stays 0 on bare metal: only a counter that has once moved is believed when it stands still, and
+    # a number that is given to another process must move again.
     moved: set[int] = field(default_factory=set)
 
 
@@ -57,21 +59,22 @@ class AmdsmiReader:
         self._driver = AmdsmiDriver(environ)
         self._smi: Any = None
         self._cards: dict[str, _Card] = {}
-        self._listeners: list[Any] = []
+        self._listeners: dict[int, Any] = {}
 
     def open(self) -> None:
         """Initialise the library and find the cards."""
         self._smi = self._driver.attach()
-        self._cards = {c.device.uuid: _Card(c.handle) for c in self._driver.candidates(self._smi)}
+        self._enumerate()
 
     def subscribe(self, uuid: str) -> str | None:
         """Subscribe to the card's notifications; the subscription lasts as long as this object."""
-        card = self._cards.get(uuid)
-        if card is None:
-            return "lost"
         try:
-            wanted = [self._smi.AmdSmiEvtNotificationType[name] for name in NOTICES]
-            self._listeners.append(self._smi.AmdSmiEventReader(card.handle, wanted))
+            handle = self._card(uuid).handle
+            if _address(handle) not in self._listeners:
+                wanted = [self._smi.AmdSmiEvtNotificationType[name] for name in NOTICES]
+                self._listeners[_address(handle)] = self._smi.AmdSmiEventReader(handle, wanted)
+        except DeviceGone as gone:
+            return gone.notice.kind
         except Exception as error:
             return self._reason(error)
         return None
@@ -86,9 +89,51 @@ class AmdsmiReader:
     def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
         """Read one card or partition."""
         at = boottime()
-        card = self._cards.get(uuid)
-        if card is None:
-            return DeviceReading.nothing(uuid, at, "failed: lost"), [Notice(uuid, "lost", None)]
+        try:
+            reading, lost = self._look(uuid, at, self._card(uuid), pids)
+        except DeviceGone as gone:
+            return DeviceReading.nothing(uuid, at, "failed: lost"), [gone.notice]
+        except Exception as error:
+            return DeviceReading.nothing(uuid, at, self._reason(error)), []
+        return reading, [] if lost is None else [Notice(uuid, "lost", lost)]
+
+    def _card(self, uuid: str) -> _Card:
+        """Return a card by its UUID, after another look at what the driver lists where it is not known.
+
+        A single call that fails gives a card no name, or another one. So it is gone (`DeviceGone`) only where no
+        listed card can be it: each of the others has a name of its own or says itself that it is lost.
+        """
+        found = self._cards.get(uuid)
+        if found is not None:
+            return found
+        code = None
+        try:
+            handles = self._enumerate()
+        except DriverUnavailable as error:
+            # The driver was opened with cards, and now it lists none.
+            raise DeviceGone(Notice(uuid, "lost", code)) from error
+        if uuid in self._cards:
+            return self._cards[uuid]
+        names = {_address(card.handle): name for name, card in self._cards.items()}
+        for handle in handles:
+            name = names.get(_address(handle))
+            if name is None:
+                code = self._look(uuid, boottime(), _Card(handle), ())[1]
+            if (name is None and code is None) or (name is not None and _may_be(name, uuid)):
+                raise RuntimeError("a card that the driver lists does not say whether it is this one")
+        raise DeviceGone(Notice(uuid, "lost", code))
+
+    def _enumerate(self) -> list[Any]:
+        """Take in the cards that say who they are, and return the handles of all."""
+        self._driver.warnings.clear()
+        for candidate in self._driver.candidates(self._smi):
+            self._cards.setdefault(candidate.device.uuid, _Card(candidate.handle))
+        return list(self._smi.amdsmi_get_processor_handles())
+
+    def _look(
+        self, uuid: str, at: float, card: _Card, pids: Collection[int]
+    ) -> tuple[DeviceReading, int | None]:
+        """Read a card; the second value is the code with which all of it says that it is lost, None otherwise."""
         codes: set[int | None] = set()
 
         def reason(error: Exception) -> str:
@@ -100,7 +145,7 @@ class AmdsmiReader:
             value is not None for value in (reading.memory_pct, reading.used_mb, reading.temperature_c)
         )
         lost = sorted(code for code in codes if code in _LOST)
-        return reading, [Notice(uuid, "lost", lost[0])] if lost and not answered else []
+        return reading, lost[0] if lost and not answered else None
 
     def wait(self, timeout_s: float) -> list[Notice]:
         """Wait for events of the subscribed cards."""
@@ -110,7 +155,7 @@ class AmdsmiReader:
         started = time.monotonic()
         try:
             # One wait serves every subscribed card, whichever listener is asked.
-            told = self._listeners[0].read(max(1, int(timeout_s * 1000)))
+            told = next(iter(self._listeners.values())).read(max(1, int(timeout_s * 1000)))
         except Exception as error:
             if getattr(error, "err_code", None) not in (_NO_DATA, _TIMEOUT):
                 time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
@@ -192,6 +237,7 @@ class AmdsmiReader:
         self, card: _Card, listed: list[Any], pids: Collection[int], at: float
     ) -> float | None:
         """Return the own processes' share of the time since the last look; None where it cannot be told."""
+        card.moved.intersection_update(pids)
         now = {int(row["pid"]): whole(row["engine_usage"]["gfx"]) for row in listed if row["pid"] in pids}
         grown = {pid: max(ns - card.engine_ns[pid], 0) for pid, ns in now.items() if pid in card.engine_ns}
         elapsed_ns = (at - card.engine_at) * 1e9
@@ -218,6 +264,16 @@ class AmdsmiReader:
         if card.throttle_unknown is not None:
             values.unknown["throttle"] = card.throttle_unknown
         return card.throttle
+
+
+def _may_be(name: str, uuid: str) -> bool:
+    """Say whether a card of that name can be the one of that UUID all the same.
+
+    A card that does not tell its number is named by its place, and a partition by its number among those that
+    answered.
+    """
+    by_place = name.startswith("PCI-") != uuid.startswith("PCI-")
+    return by_place or name.partition("/")[0] == uuid.partition("/")[0]
 
 
 def _power(power: Mapping[str, Any]) -> float:

@@ -328,7 +328,8 @@ class SamplerProcess:
             self._failures = 0
             self._why_not = "timeout"
         elif "deaf" in line:
-            log.info("no_device_events", extra={"device": line["deaf"], "reason": line["why"]})
+            said = "device_events" if line["why"] is None else "no_device_events"
+            log.info(said, extra={"device": line["deaf"], "reason": line["why"]})
         elif "failed" in line:
             child.failed = line["failed"]
         for event in found:

@@ -8,7 +8,7 @@ names the one to blame. It speaks JSON, a line each:
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
-    {"deaf": UUID, "why": why the driver delivers no events for it}
+    {"deaf": UUID, "why": why the driver delivers no events for it, null once it does}
     {"round": rounds so far}
     {"failed": why}                                                   and then it ends
 
@@ -99,7 +99,7 @@ def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Itera
     device gave a single value: a driver that was reloaded needs a process that opens it anew.
     """
     rounds = blind = 0
-    subscribed: set[str] = set()
+    subscribed: dict[str, str | None] = {}
     while orders.take(0):
         due = time.monotonic() + poll_s
         if rounds % _COUNT_EVERY == 0:
@@ -110,11 +110,12 @@ def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Itera
         known = not orders.watch
         for uuid in orders.watch:
             voice.calling(uuid, "read")
-            if uuid not in subscribed:
-                subscribed.add(uuid)
+            # A refusal may have been a busy driver's.
+            if uuid not in subscribed or (subscribed[uuid] is not None and rounds % _COUNT_EVERY == 0):
                 refused = reader.subscribe(uuid)
-                if refused is not None:
+                if refused != subscribed.get(uuid):
                     voice.say(deaf=uuid, why=refused)
+                subscribed[uuid] = refused
             reading, notices = reader.read(uuid, orders.pids)
             voice.say(reading=reading.as_json())
             _tell(voice, notices)

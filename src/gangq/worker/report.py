@@ -83,7 +83,11 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         return True
     if not facts["tree_dead"]:
         left = [entry["pid"] for entry in facts["left"]]
-        log.error("not_proven_dead: processes %s of worker %s have not ended: they are slow, or not ours to end", left, worker)
+        log.error(
+            "not_proven_dead: processes %s of worker %s have not ended: they are slow, or not ours to end",
+            left,
+            worker,
+        )
         return False
     directory = own_directory(record.get("directory"))
     excuse = None if directory is None else blameless(directory, incarnation)
