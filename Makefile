@@ -8,11 +8,12 @@ ALONE := tests/process/
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu test-torch soak bench lint wheel-check clean help
+.PHONY: demo test test-servers test-gpu test-torch soak bench lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
 	@echo "make test        every test, on real PostgreSQL"
+	@echo "make test-servers what is about SQL, on every PostgreSQL found and not only the oldest and the newest"
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floor and a peer"
 	@echo "make lint        ruff and mypy --strict"
@@ -42,6 +43,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile $(filter-out $(ALONE),$(ROOMS)) $(PATIENT)
 	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE) $(addprefix --ignore=,$(PATIENT))
+
+test-servers: $(VENV)/.dev
+	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu -s tests/gpu

@@ -1,7 +1,8 @@
 """A real PostgreSQL for the tests: one server a session, one database a test.
 
-What is about SQL runs on every PostgreSQL found (the system's, the wheel's); the rest on the first of them.
-`GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
+What is about SQL runs on the oldest and the newest PostgreSQL found (the system's, the wheel's), with
+`GANGQ_TEST_EVERY_SERVER=1` on all of them; the rest on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a
+directory with initdb and postgres).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gangq.embedded import Binaries, Server, find_binaries
 
 MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
-EVERY_SERVER = {"interleaving", "schema", "sql"}
+SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
 
 _numbers = itertools.count(1)
@@ -42,11 +43,15 @@ def _servers() -> list[Binaries]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of the rooms in EVERY_SERVER on every PostgreSQL found, all others on the first one."""
+    """Run the tests of the rooms in SEVERAL_SERVERS on two servers or on all, all others on the first one."""
     if "server" in metafunc.fixturenames:
         found = _servers()
         room = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-        chosen = found if room in EVERY_SERVER else found[:1]
+        chosen = found[:1]
+        if room in SEVERAL_SERVERS:
+            chosen = sorted(found, key=lambda binaries: binaries.major)
+            if os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
+                chosen = [chosen[0], *chosen[1:][-1:]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
