@@ -33,7 +33,8 @@ begin
 exception
   when check_violation or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
-      'policy is largest_first or fifo; retention is short, long or forever; counts are 1 to 1000; seconds are not negative.');
+      'policy is largest_first or fifo; retention is short, long or forever; counts are 1 to 1000; seconds are not negative, '
+      'and a budget is more than 0 and at most 1e9.');
 end $$;
 comment on function gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text) is
   'Makes a queue or changes the settings given; null leaves a setting as it is. For gangq_admin. Raises GQ001.';
@@ -127,7 +128,7 @@ begin
 exception
   when check_violation or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('task %L: %s', set_task.task, sqlerrm),
-      'Seconds are positive numbers; notify_only takes budget, stall, health, fault and gang.');
+      'Seconds are positive numbers, a budget at most 1e9 and the others at most 1e7; notify_only takes budget, stall, health, fault and gang.');
 end $$;
 comment on function gangq.set_task(text, real, real, real, real, real, text[], boolean) is
   'Sets what the watchdogs allow the jobs of one task; null leaves a setting as it is. forget: first drops what was set '
@@ -201,9 +202,10 @@ begin
     perform gangq.refuse('GQ001', format('priority is %s; it must be -1000 to 1000', coalesce(priority::text, 'null')),
       'Higher runs first; the default is 0.');
   end if;
-  if budget_s is not null and not (budget_s > 0 and budget_s < 'Infinity'::real) then
-    perform gangq.refuse('GQ001', format('budget_s is %s; it must be a positive number of seconds', budget_s),
-      'Leave it null for the queue''s or worker''s default.');
+  -- No clock of a worker counts further.
+  if budget_s is not null and not (budget_s > 0 and budget_s <= 1e9) then
+    perform gangq.refuse('GQ001', format('budget_s is %s; it must be a positive number of seconds, 1e9 at most', budget_s),
+      'Leave it null for the queue''s or worker''s default; 1e9 is more than thirty years.');
   end if;
   if least(max_attempts, max_crashes, max_trips) < 1 or greatest(max_attempts, max_crashes, max_trips) > 1000 then
     perform gangq.refuse('GQ001', 'max_attempts, max_crashes and max_trips must be 1 to 1000', 'Leave them null for the queue''s defaults.');

@@ -1,7 +1,8 @@
 -- A watchdog has acted, or would: trip and suspect; what a trip leaves behind (devices withheld, a death not yet
 -- proven, a process that nothing can kill); and the host that restarts a silent worker.
 -- Locks: the gang, its members or the job, the brake's advisory lock, this worker's row; then other jobs of the
--- worker with skip locked only. The caller of trip is dying and has two seconds.
+-- worker with skip locked only. The caller of trip is dying and has two seconds. report_stuck: gangs, this worker's row,
+-- those of workers that offer what it had. lift_avoided, a step of the tick: gangs and jobs, with skip locked.
 
 -- Writes what a watchdog saw: the event for everybody, the evidence for those who may read payloads, at one instant.
 create function gangq.witness(
@@ -34,11 +35,18 @@ $$;
 comment on function gangq.class_of(integer) is 'Internal. The word for an exit code; null: it is none of ours.';
 
 -- Many workers suspect at once is no many faults but one, elsewhere: the detector, the database or the shared store.
+-- Whoever beats, only more rarely than its stall timeout, is suspected anew with every beat, and says nothing about that:
+-- a few such jobs would keep the brake on for good. One that has not beaten since counts as often as it is suspected,
+-- for else an outage longer than two timeouts would let go of the brake. (offset 0: looked up for each suspect, by its job.)
 create function gangq.braking(incarnation bigint, t timestamptz) returns boolean language sql volatile as $$
   with suspects as (
     select e.worker as name from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
       and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
+      and not exists (
+        select 1 from gangq.events p join gangq.progress b on b.job_id = p.job_id and b.token = p.token and b.beat_at > p.at
+        where p.job_id = e.job_id and p.token = e.token and p.at < e.at - interval '1 minute' and p.at > t - interval '1 hour'
+          and p.kind in ('suspect', 'held') and p.data ->> 'class' = e.data ->> 'class' offset 0)
     union
     select i.name from gangq.incarnations i where i.id = braking.incarnation
   ),
@@ -54,7 +62,8 @@ create function gangq.braking(incarnation bigint, t timestamptz) returns boolean
 $$;
 comment on function gangq.braking(bigint, timestamptz) is
   'Internal. Whether so many workers, this one among them, were suspect within the last minute that nobody is to be stopped '
-  'on suspicion: at least three, and more than brake_share of the fleet.';
+  'on suspicion: at least three, and more than brake_share of the fleet. A job suspected before, that has beaten since, '
+  'does not count.';
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language plpgsql set search_path = '' as $$
@@ -81,9 +90,11 @@ comment on function gangq.shape_avoiding(integer, bigint[]) is
 -- Whether a gang or job of this shape could ever be placed without these devices, on workers as they are registered.
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[]) returns boolean
 language sql stable as $$
-  select coalesce(sum(d.enough / s.gpus), 0) >= members
+  select coalesce(sum(least(d.enough / s.gpus, i.slots,
+    case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
+    case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end)), 0) >= members
   from gangq.shapes s
-  join gangq.incarnations i on i.ended_at is null and gangq.serves(i, s)
+  join gangq.incarnations i on i.state = 'live' and i.ended_at is null and i.quarantined is null and gangq.serves(i, s)
   cross join lateral (
     select count(*) as enough from gangq.device_registry r
     where r.offered_by = i.id and r.vram_mb >= s.vram_mb and r.id <> all (device_ids)
@@ -91,18 +102,105 @@ language sql stable as $$
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
 comment on function gangq.placeable_without(integer, bigint, bigint[]) is
-  'Internal. Whether the registered workers have devices enough for so many members besides these.';
+  'Internal. Whether the workers that take work have room for so many members when idle, on devices besides these.';
+
+-- A device that was only idle is avoided as long as another could take the job, and that may end: the other one''s worker
+-- retires, or its device is quarantined. What is quarantined for good stays avoided: unquarantine lifts that.
+-- Pending jobs and blocked gangs are found by hopping along their indexes, so a tick pays for the kinds that wait. Each
+-- round judges a few of those that avoid something, at random, so that none is always left out.
+create function gangq.lift_avoided(most integer default 200) returns integer
+language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  w record;
+  m record;
+  opened integer;
+  jobs integer;
+  said jsonb;
+  n integer := 0;
+begin
+  for w in
+    with recursive pending(shape_id) as (
+      (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
+      union all
+      select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.shape_id order by j.shape_id limit 1)
+      from pending p where p.shape_id is not null
+    ),
+    blocked(shape_id, size) as (
+      (select x.shape_id, x.size from gangq.live_gangs x where x.state = 'blocked' order by x.shape_id, x.size limit 1)
+      union all
+      select b.shape_id, b.size from blocked k cross join lateral (
+        select x.shape_id, x.size from gangq.live_gangs x
+        where x.state = 'blocked' and (x.shape_id, x.size) > (k.shape_id, k.size) order by x.shape_id, x.size limit 1) b
+    )
+    select s.id as shape_id, k.size, s.queue, s.avoid, a.kept
+    from (select p.shape_id, null::integer as size from pending p union all select b.shape_id, b.size from blocked b) k
+    join gangq.shapes s on s.id = k.shape_id and s.avoid is not null
+    cross join lateral (
+      select array(
+        select h.device_id from gangq.device_holds h
+        where h.device_id = any (s.avoid) and h.kind = 'quarantine' and h.until is null order by h.device_id) as kept) a
+    where exists (
+      select 1 from gangq.device_registry r join gangq.incarnations i on i.id = r.offered_by
+      where r.id = any (s.avoid) and r.id <> all (a.kept) and gangq.serves(i, s))
+    order by random() limit 20
+  loop
+    exit when n >= most;
+    -- Where it could not be placed even so, as while all workers restart, nothing would be gained.
+    continue when gangq.placeable_without(w.shape_id, coalesce(w.size, 1), w.avoid)
+      or not gangq.placeable_without(w.shape_id, coalesce(w.size, 1), w.kept);
+    opened := gangq.shape_avoiding(w.shape_id, w.kept);
+    said := jsonb_build_object('devices', (
+      select jsonb_agg(r.uuid order by r.host, r.index, r.id) from gangq.device_registry r where r.id = any (w.avoid) and r.id <> all (w.kept)));
+    if w.size is null then
+      jobs := 0;
+      for m in
+        update gangq.live_jobs j set shape_id = opened
+        where j.id = any (array(
+          select z.id from gangq.live_jobs z where z.shape_id = w.shape_id and z.state = 'pending'
+          order by z.order_key limit most - n for update skip locked))
+        returning j.id
+      loop
+        jobs := jobs + 1;
+        perform gangq.log_event(t, 'unavoid', job_id => m.id, reason => 'no other device could take it any more', data => said);
+      end loop;
+      n := n + jobs;
+      perform gangq.wake_sleepers(w.queue, jobs, 'sleepers');
+    else
+      for m in
+        select g.id, g.epoch from gangq.live_gangs g
+        where g.state = 'blocked' and g.shape_id = w.shape_id and g.size = w.size order by g.order_key limit most - n
+      loop
+        continue when not gangq.try_lock_gang(m.id);
+        update gangq.live_gangs g set shape_id = opened where g.id = m.id and g.state = 'blocked' and g.shape_id = w.shape_id;
+        continue when not found;
+        update gangq.live_jobs j set shape_id = opened where j.gang_id = m.id;
+        perform gangq.log_event(t, 'unavoid', m.id, m.epoch, reason => 'no other devices could take it any more', data => said);
+        n := n + 1;
+      end loop;
+    end if;
+  end loop;
+  return n;
+end $$;
+comment on function gangq.lift_avoided(integer) is
+  'Internal, a step of the tick. Pending jobs and blocked gangs that avoid devices after a trip there, and that nothing else '
+  'registered could take by now, may use them again unless they are quarantined. Returns how many.';
 
 -- What the quarantine rule counts. A budget or the host''s memory says nothing about a device, nor does a fault that
 -- the driver lays to the application, nor a job that trips wherever it runs.
 create view gangq.device_trips as
-select d.uuid, e.job_id, e.at, (e.data ->> 'code')::integer as code
+select d.uuid, v.job_id, v.at, e.code, v.incarnation
 from (select gangq.now() as t offset 0) c
 join gangq.evidence v on v.kind = 'trip' and v.at > c.t - interval '1 day' and v.at <= c.t
-join gangq.events e on e.job_id = v.job_id and e.at = v.at and e.token = v.token and e.kind = 'trip'
+-- Of each its own event, by its key (offset 0): what else happened that day is never read through.
+cross join lateral (
+  select (x.data ->> 'code')::integer as code, x.data
+  from gangq.events x where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
 cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
-where (e.data ->> 'code')::integer not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
-  and not exists (select 1 from gangq.events p where p.job_id = e.job_id and p.kind = 'poison');
+where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
+  and not exists (select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
 comment on view gangq.device_trips is
   'Which jobs tripped on which device within the last day, as the quarantine of a device counts them: without budgets, '
   'memory, faults of the application, and jobs called poison.';
@@ -128,6 +226,7 @@ declare
   gone_at timestamptz;
   lease_ends timestamptz;
   new_shape integer;
+  ended boolean;
 begin
   if gangq.class_of(trip.code) is null or trip.code in (77, 88) then
     perform gangq.refuse('GQ001', format('code is %s; no watchdog trips with that', coalesce(trip.code::text, 'null')),
@@ -170,14 +269,21 @@ begin
     'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (held)),
     'blamed', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (blamed)));
 
+  -- Nothing of it runs any more, or it was told to stop already: no answer could let it go on, so it gets its end.
+  ended := trip.exit_in_s is null or j.state = 'preempting';
   if kind_of = any (coalesce(
     (select ts.notify_only from gangq.task_settings ts where ts.task = s.task), (select c.notify_only from gangq.settings c))) then
-    perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
-    return 'notify';
+    if not ended then
+      perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
+      return 'notify';
+    end if;
+    -- But nothing more is done on the word of a class that is only to report.
+    said := said || '{"notify_only": true, "blamed": []}';
+    blamed := '{}';
   end if;
   -- Wall clock, faults and dead interpreters are facts; a stall and an idle device are conclusions, and those can be
   -- wrong all at once. One at a time, or a whole fleet could trip in the instant before the first is counted.
-  if trip.code in (76, 78) and kind_of in ('stall', 'health') then
+  if trip.code in (76, 78) and kind_of in ('stall', 'health') and not ended then
     begin
       perform set_config('lock_timeout', '1s', true);
       perform pg_advisory_xact_lock(1734438260, 0);
@@ -221,11 +327,18 @@ begin
   else
     new_shape := j.shape_id;
   end if;
-  bad := array(
-    select r.id from gangq.device_registry r
-    where r.id = any (blamed) and ((trip.code = 85 and not application) or (
-      select count(distinct d.job_id) from gangq.device_trips d where d.uuid = r.uuid) >= (select c.device_trips from gangq.settings c))
-    order by r.id);
+  if trip.code = 85 and not application then
+    bad := blamed;
+  elsif blamed <> '{}' then
+    -- Once for all of them, and only trips of workers that had one of them: the day may have seen very many others.
+    bad := array(
+      select r.id from gangq.device_registry r
+      where r.id = any (blamed) and r.uuid in (
+        select d.uuid from gangq.device_trips d
+        where d.incarnation = any (array(select distinct c.incarnation from gangq.device_claimants c where c.device_id = any (blamed)))
+        group by d.uuid having count(distinct d.job_id) >= (select c.device_trips from gangq.settings c))
+      order by r.id);
+  end if;
   if bad <> '{}' then
     update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = t,
       reason = case when trip.code = 85 and not application then format('fault under job %s: %s', j.id, coalesce(trip.error ->> 'message', why))
@@ -291,6 +404,8 @@ comment on function gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, te
   '85 keep the job away from them. evidence: what was seen; {"application": true} when the driver lays a fault to the '
   'application. class: as notify_only knows it, by default that of the code. '
   'Returns pending, scheduled, failed, preempted, cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. '
+  'Work that is dead (exit_in_s null), or was told to stop, cannot go on and never gets notify or held: ask suspect before '
+  'killing it. Where its class only notifies it is ended and charged all the same, the event says so, and no device is blamed. '
   'Raises GQ001, GQ002, GQ003.';
 
 -- Takes what a job holds out of its hands, for a worker that may not be gone yet.
@@ -380,11 +495,25 @@ declare
   why text;
   lease_ends timestamptz;
   stuck bigint[];
+  offering bigint[];
+  elsewhere jsonb;
 begin
   if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object' or report_stuck.evidence = '{}' then
     perform gangq.refuse('GQ001', format('worker %L is reported stuck without evidence', report_stuck.worker),
       'Say which process survived SIGKILL, as a JSON object: {"pid": 4711, "state": "D", "wchan": "..."}.');
   end if;
+  -- Gangs that wait for it to be gone, or will once drained, come before its row; but what somebody holds open must not
+  -- keep this from being said.
+  begin
+    perform set_config('lock_timeout', '500ms', true);
+    perform 1 from gangq.live_gangs g
+    where (g.state = 'draining' or (g.state = 'blocked' and g.not_before is not null))
+      and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.ran_on = report_stuck.incarnation)
+    order by g.id for update;
+  exception when lock_not_available then
+    null;
+  end;
+  perform set_config('lock_timeout', '2s', true);
   -- Against a registration of this name, as quarantine does.
   perform pg_advisory_xact_lock(1734438257, hashtext(report_stuck.worker));
   select x.* into i from gangq.incarnations x
@@ -402,6 +531,39 @@ begin
   if i.reboot_needed then
     return cardinality(stuck);
   end if;
+  lease_ends := greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id));
+  if i.ended_at is not null and (i.exits_at is null or lease_ends <= t) then
+    -- What its jobs held has been given back, and nobody knows any more which devices that were: all it had. Whoever takes
+    -- a device locks the worker that offers it first, and whoever registers with one, its row.
+    offering := array(
+      select distinct r.offered_by from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+      where c.incarnation = i.id and r.offered_by is not null);
+    perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
+    perform 1 from gangq.device_registry r
+    where r.offered_by is null and r.id in (select c.device_id from gangq.device_claimants c where c.incarnation = i.id)
+    order by r.uuid for no key update;
+    if exists (
+      select 1 from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+      where c.incarnation = i.id and r.offered_by is not null and r.offered_by <> all (offering)) then
+      raise exception using errcode = 'lock_not_available', message = format('a device of worker %s is changing hands this moment', i.name),
+        hint = 'Nothing was changed: try again.';
+    end if;
+    with taken as (
+      insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
+      select c.device_id, 'quarantine', why, t, i.id from gangq.device_claimants c where c.incarnation = i.id order by c.device_id
+      -- Also what another trip withholds for a while only.
+      on conflict (device_id) do update set reason = excluded.reason, incarnation = excluded.incarnation, until = null
+      where h.kind = 'quarantine' and h.until is not null
+      returning h.device_id
+    )
+    select array(select distinct d.id from (select k.device_id as id from taken k union all select s.id from unnest(stuck) as s(id)) d order by d.id)
+    into stuck;
+    elsewhere := (
+      select jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name) order by r.index, r.id)
+      from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id join gangq.device_holds h on h.device_id = r.id
+      join gangq.live_jobs j on j.id = h.job_id left join gangq.incarnations x on x.id = j.incarnation
+      where c.incarnation = i.id and j.incarnation is distinct from i.id);
+  end if;
   update gangq.incarnations x set reboot_needed = true where x.id = i.id;
   update gangq.incarnations x set quarantined = why
   where x.id = (select y.id from gangq.incarnations y where y.name = i.name order by y.id desc limit 1);
@@ -409,7 +571,12 @@ begin
   where h.kind = 'quarantine' and h.incarnation = i.id;
   -- Announced as gone by exits_at, and it is not: then its lease decides, as for any worker that went silent.
   if i.exits_at > t then
-    lease_ends := greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id));
+    update gangq.live_gangs g set not_before = lease_ends
+    where g.id = any (array(
+      select z.id from gangq.live_gangs z
+      where z.state = 'blocked' and z.not_before >= i.exits_at and z.not_before < lease_ends
+        and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
+      order by z.id for update skip locked));
     update gangq.live_jobs j set due_at = lease_ends
     where j.id = any (array(
       select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
@@ -417,13 +584,16 @@ begin
     update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
   end if;
   perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why, data => gangq.for_events(report_stuck.evidence) || jsonb_build_object(
-    'host', i.host, 'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (stuck))));
+    'host', i.host, 'held_by_others', coalesce(elsewhere, '[]'), 'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (stuck))));
   insert into gangq.evidence (at, kind, incarnation, data) values (t, 'stuck', i.id, report_stuck.evidence);
-  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine)',
-    i.name, i.host, i.id, why;
+  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine%)',
+    i.name, i.host, i.id, why, coalesce((
+      select '; others hold ' || string_agg(format('device %s by now (job %s of worker %s): cancel it, then select gangq.quarantine(%L)',
+        e ->> 'device', e ->> 'job_id', e ->> 'worker', e ->> 'device'), '; ') from jsonb_array_elements(elsewhere) e), '');
   return cardinality(stuck);
 end $$;
 comment on function gangq.report_stuck(text, bigint, jsonb) is
   'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed early; the worker is '
-  'quarantined by name, and every device it holds from when its lease ends, until an operator lifts it. Returns how many '
-  'devices. Repeats are harmless. Raises GQ001, GQ002.';
+  'quarantined by name, and every device it holds from when its lease ends, until an operator lifts it. Said after that, '
+  'every device it had is, but for those that other jobs hold by now: the event and the server''s log name them. Returns '
+  'how many devices. Repeats are harmless. Raises GQ001, GQ002; 55P03 while a device is changing hands: try again.';

@@ -45,8 +45,13 @@ begin
   if s.avoid is not null then
     gate := 'avoids';
     ok := why is null or n.labelled = 0;
-    detail := (select string_agg(format('avoids device %s (%s) after a trip there', r.uuid, r.host), '; ' order by r.id)
-      from gangq.device_registry r where r.id = any (s.avoid));
+    detail := (
+      select string_agg(format('avoids device %s (%s) after a trip there: ', r.uuid, r.host) || case
+          when h.device_id is not null then format('it is quarantined (%s); when it is sound, select gangq.unquarantine(%L)', h.reason, r.uuid)
+          else format('a tick lets it back when no other could take it, select gangq.unquarantine(%L) at once', r.uuid) end, '; ' order by r.id)
+      from gangq.device_registry r
+      left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine' and h.until is null
+      where r.id = any (s.avoid));
     numbers := jsonb_build_object('devices', cardinality(s.avoid));
     return next;
   end if;

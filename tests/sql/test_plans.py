@@ -128,6 +128,7 @@ def idle(full: str) -> str:
         ("select * from gangq.promote_due()", 100),
         ("select * from gangq.rollback_stale()", 100),
         ("select * from gangq.judge_progress()", 50),
+        ("select * from gangq.lift_avoided()", 200),
         ("select * from gangq.tick(true)", 8000),
     ],
 )
@@ -157,6 +158,56 @@ def test_looking_at_one_thing_reads_little(idle: str, sql: str, most: int) -> No
     buffers, scanned = cost(idle, sql)
     assert not {t: n for t, n in scanned.items() if t != "live_gangs"}, f"{sql} scans {scanned}"
     assert buffers <= most, f"{sql} touches {buffers} buffers"
+
+
+TRIPPED = """
+set session_replication_role = replica;
+select count(*) from (
+  select gangq.register_worker('w' || n, 'host' || n, '{default}', kind => 'command', slots => 8, devices => (
+    select jsonb_agg(jsonb_build_object('uuid', format('G%s-%s', n, d), 'index', d, 'vram_mb', 1))
+    from generate_series(0, 7) d))
+  from generate_series(1, 200) n) x;
+with seen as (
+  insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
+  select clock_timestamp() - n * interval '4 s', 'trip', 1000 + n, n, 1 + n % 200, '{}'
+  from generate_series(1, 20000) n
+  returning at, job_id, token, incarnation)
+insert into gangq.events (at, kind, job_id, token, incarnation, worker, data)
+select s.at, 'trip', s.job_id, s.token, s.incarnation, 'w' || s.incarnation, jsonb_build_object(
+  'code', 78, 'class', 'health', 'host', 'host' || s.incarnation,
+  'blamed', jsonb_build_array(format('G%s-%s', s.incarnation, s.job_id / 200 % 8))) from seen s;
+insert into gangq.events (at, kind, job_id)
+select clock_timestamp() - n * interval '0.8 s', 'claim', n from generate_series(1, 100000) n;
+insert into gangq.progress (job_id, token, beat_at, data)
+select n, n, clock_timestamp(), '{}' from generate_series(1, 100000) n;
+update gangq.settings set device_trips = 30000;
+set session_replication_role = origin;
+vacuum analyze
+"""
+
+
+def test_a_trip_that_blames_eight_devices_reads_little_of_what_else_tripped_today(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for statement in TRIPPED.split(";\n"):
+            conn.execute(statement.encode())
+        conn.execute("select gangq.submit('work', gpus => 8)")
+        conn.execute("select gangq.claim(7)")
+        job = conn.execute("select id, token from gangq.live_jobs").fetchone()
+        assert job is not None
+    sql = f'select gangq.trip(7, {job[0]}, {job[1]}, 78, \'{{"type": "Idle"}}\', exit_in_s => 5)'
+    with psycopg.connect(dsn, autocommit=True) as counted:
+        with counted.transaction(force_rollback=True):
+            counted.execute(sql.encode())
+        with counted.transaction(force_rollback=True):
+            before = _scans(counted)
+            row = counted.execute(("explain (analyze, buffers, format json) " + sql).encode()).fetchone()
+            assert row is not None
+            scanned = {table: n - before.get(table, 0) for table, n in _scans(counted).items()}
+            quarantined = counted.execute("select count(*) from gangq.device_holds where until is null")
+            assert quarantined.fetchone() == (0,)
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    assert not {t: n for t, n in scanned.items() if n > 100 and t not in MAY_BE_SCANNED}
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= 6000
 
 
 def test_the_guard_sees_a_sequential_scan(idle: str) -> None:

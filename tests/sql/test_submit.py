@@ -71,6 +71,7 @@ def test_jobs_that_need_the_same_share_one_shape(q: Q) -> None:
         ({"labels": None}, INVALID, "labels"),
         ({"budget_s": 0}, INVALID, "budget_s is 0"),
         ({"budget_s": float("nan")}, INVALID, "budget_s"),
+        ({"budget_s": 1.001e9}, INVALID, "1e9 at most"),
         ({"max_attempts": 0}, INVALID, "max_attempts"),
         ({"max_crashes": 1001}, INVALID, "max_crashes"),
         ({"max_trips": 0}, INVALID, "max_trips"),

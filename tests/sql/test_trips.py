@@ -668,6 +668,143 @@ def test_a_device_that_failed_is_avoided_even_where_there_is_no_other(q: Q) -> N
     )
 
 
+def avoided(q: Q) -> list[str]:
+    """The devices that the only live job avoids."""
+    return [
+        row["uuid"]
+        for row in q.sql(
+            "select r.uuid from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id "
+            "join gangq.device_registry r on r.id = any (s.avoid) order by r.uuid"
+        )
+    ]
+
+
+@pytest.mark.parametrize("how", ["retires", "drains", "is quarantined", "its device is"])
+def test_the_device_it_avoids_is_good_again_when_the_other_worker_goes(q: Q, how: str) -> None:
+    job = q.submit(gpus=1, vram_mb=1000)
+    one = q.worker("a", devices=gpus(1000, prefix="A"))
+    claim = one.take()
+    other = q.worker("b", devices=gpus(1000, prefix="B"))
+    claim.trip(78)
+    q.tick()
+    assert (avoided(q), one.claim(), q.events("unavoid")) == (["A0"], [], []), "the other could take it"
+    if how in ("retires", "drains"):
+        other.retire(final=how == "retires")
+    elif how == "is quarantined":
+        q.call("quarantine", worker="b")
+    else:
+        q.call("quarantine", device_uuid="B0")
+    q.tick()
+    (event,) = q.events("unavoid")
+    assert (event["job_id"], event["data"]) == (job, {"devices": ["A0"]})
+    assert one.take().job_id == job
+
+
+@pytest.mark.parametrize("small", [{"memory_mb": 10}, {"cpus": 1}, {"labels": {"k": "v"}}, {"vram_mb": 2000}])
+def test_a_device_on_a_worker_that_could_not_take_the_job_is_no_other(q: Q, small: dict[str, Any]) -> None:
+    job = q.submit(**{"gpus": 1, "vram_mb": 1000, **small})
+    one = q.worker(
+        "a", devices=gpus(2000, prefix="A"), **{k: v for k, v in small.items() if k not in ("vram_mb",)}
+    )
+    q.worker("b", devices=gpus(1000, prefix="B"))
+    one.take().trip(78)
+    q.tick()
+    assert one.take().job_id == job
+
+
+def test_while_no_worker_could_take_it_at_all_it_goes_on_avoiding(q: Q) -> None:
+    """All workers restart: whoever is back last must not find that the job went where it had tripped."""
+    q.submit(gpus=1)
+    one, other = (q.worker(n, devices=gpus(1, prefix=n)) for n in "ab")
+    claim = one.take()
+    claim.trip(78)
+    one.retire()
+    other.retire()
+    q.tick()
+    assert avoided(q) == ["a0"]
+    q.worker("a", devices=gpus(1, prefix="a"))
+    q.call("quarantine", worker="a")
+    q.tick()
+    assert avoided(q) == ["a0"]
+    q.worker("b", devices=gpus(1, prefix="b"))
+    q.call("unquarantine", worker="a")
+    q.tick()
+    assert avoided(q) == ["a0"]
+
+
+def test_what_is_quarantined_stays_avoided_and_the_others_come_back(q: Q) -> None:
+    job = q.submit(gpus=1, max_trips=9)
+    worker = q.worker(slots=3, devices=gpus(1, 2, 3))
+    worker.take().trip(85)
+    worker.take().trip(78)
+    assert avoided(q) == ["G0", "G1"]
+    q.call("quarantine", device_uuid="G2")
+    q.settle()
+    assert (avoided(q), health(q)["G0"]) == (["G0"], "quarantined")
+    assert [d["uuid"] for d in worker.take()["devices"]] == ["G1"]
+    assert q.state(job) == "running"
+
+
+def test_a_hardware_fault_never_comes_back_by_itself(q: Q) -> None:
+    running(q, devices=gpus(1), gpus=1).trip(85)
+    q.live_on(100)
+    assert (avoided(q), q.events("unavoid")) == (["G0"], [])
+
+
+def test_a_gang_gets_back_what_it_avoids_when_it_fits_nowhere_else(q: Q) -> None:
+    gang = q.submit_gang(2, gpus=1)
+    workers = [q.worker(f"w{n}", devices=gpus(1, prefix=f"D{n}-")) for n in range(3)]
+    claims = gang.start(*workers)
+    bad = claims[0]["devices"][0]["uuid"]
+    claims[0].trip(78)
+    claims[1].ack()
+    spare = next(w for w in workers if w.incarnation not in {c.incarnation for c in claims})
+    q.tick()
+    assert (avoided(q), q.events("unavoid")) == ([bad, bad], [])
+    spare.retire()
+    used = {d["uuid"] for c in gang.restart(*workers[:2]) for d in c["devices"]}
+    assert bad in used
+    assert [(e["gang_id"], e["data"]) for e in q.events("unavoid")] == [(gang.id, {"devices": [bad]})]
+
+
+def test_what_somebody_holds_locked_gets_its_device_back_a_tick_later(q: Q, dsn: str) -> None:
+    job = q.submit(gpus=1)
+    one, other = (q.worker(n, devices=gpus(1, prefix=n)) for n in "ab")
+    one.take().trip(78)
+    other.retire()
+    with psycopg.connect(dsn) as third:
+        third.execute("select 1 from gangq.live_jobs for update")
+        assert q.one("tick", force=True)["detail"]["lift_avoided"] == 0, "it waits for nobody"
+        assert avoided(q) == ["a0"]
+    q.tick()
+    assert one.take().job_id == job
+
+
+def test_a_sleeping_worker_is_woken_when_it_may_take_the_job_again(q: Q) -> None:
+    q.submit(gpus=1)
+    one, other = (q.worker(n, devices=gpus(1, prefix=n)) for n in "ab")
+    one.take().trip(78)
+    assert one.claim(sleep=True) == []
+    other.retire()
+    q.tick()
+    assert q.sql("select * from gangq.sleepers") == []
+
+
+def test_whoever_asks_is_told_what_to_do_about_an_avoided_device(q: Q) -> None:
+    job = q.submit(gpus=1)
+    worker = q.worker(slots=2, devices=gpus(1, 2, 3))
+    worker.take().trip(85, "Xid 79")
+    worker.take().trip(78)
+    (said,) = [r["detail"] for r in q.call("explain_job", job_id=job) if r["gate"] == "avoids"]
+    fault, idle = said.split("; avoids ")
+    assert "G0 (host-w1)" in fault
+    assert "Xid 79" in fault
+    assert "gangq.unquarantine('G0')" in fault
+    assert "G1 (host-w1)" in idle
+    assert "a tick lets it back when no other could take it" in idle
+    assert "gangq.unquarantine('G1')" in idle
+
+
 def test_unquarantine_of_one_device_leaves_the_others_avoided(q: Q) -> None:
     q.submit(gpus=1)
     worker = q.worker(devices=gpus(1, 2))
@@ -808,8 +945,49 @@ def test_a_task_says_for_itself_what_only_notifies(q: Q) -> None:
     claim = running(q)
     setting(q, notify_only=["stall"])
     q.call("set_task", task="work", notify_only=["budget"])
-    assert claim.trip(75) == "notify"
+    assert claim.trip(75, exit_in_s=5) == "notify"
     assert claim.trip(76) == "pending"
+
+
+@pytest.mark.parametrize("code", [75, 76, 78, 85])
+def test_dead_work_of_a_class_that_only_notifies_gets_its_end_and_blames_no_device(q: Q, code: int) -> None:
+    """Nothing runs any more: left as it is, the job would be running for ever."""
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    setting(q, notify_only=["budget", "stall", "health", "fault"], device_trips=1)
+    assert claim.trip(code) == "pending"
+    assert (q.state(claim.job_id), q.job(claim.job_id)["trips"]) == ("pending", 1)
+    (event,) = [e for e in q.events(job_id=claim.job_id) if e["kind"] in ("trip", "notify", "quarantine")]
+    assert (event["kind"], event["data"]["notify_only"], event["data"]["blamed"]) == ("trip", True, [])
+    assert (event["data"]["class"], event["data"]["outcome"]) == (
+        {75: "budget", 76: "stall", 78: "health", 85: "fault"}[code],
+        "pending",
+    )
+    assert health(q) == {"G0": "ok", "G1": "ok"}
+    assert q.sql("select * from gangq.device_trips") == []
+    worker = Worker(q, "w1", {"incarnation": claim.incarnation})
+    assert [d["uuid"] for d in worker.take()["devices"]] == ["G0"]
+
+
+@pytest.mark.parametrize("exit_in_s", [None, 5])
+def test_a_job_told_to_stop_ends_though_its_class_only_notifies_or_the_brake_is_on(
+    q: Q, exit_in_s: float | None
+) -> None:
+    claims = fleet(q, 6)
+    q.call("cancel", job_ids=[claims[0].job_id, claims[1].job_id])
+    setting(q, notify_only=["stall"])
+    assert claims[0].trip(exit_in_s=exit_in_s) == "cancelled"
+    setting(q, notify_only=[])
+    for claim in claims[2:]:
+        claim.suspect()
+    assert claims[1].trip(exit_in_s=exit_in_s) == "cancelled"
+    assert [e["data"].get("notify_only") for e in q.events("trip")] == [True, None]
+
+
+def test_dead_work_gets_its_end_while_the_brake_is_on(q: Q) -> None:
+    claims = fleet(q, 4)
+    assert [c.suspect() for c in claims][-1] == "held"
+    assert claims[0].trip(76) == "pending"
+    assert claims[1].trip(76, exit_in_s=5) == "held"
 
 
 @pytest.mark.parametrize("code", [79, 80, 86, 87])
@@ -894,7 +1072,7 @@ def test_the_one_that_trips_counts_as_suspect_itself(q: Q) -> None:
     claims = fleet(q, 14)
     claims[0].suspect()
     claims[1].suspect()
-    assert claims[2].trip() == "held"
+    assert claims[2].trip(exit_in_s=5) == "held"
 
 
 def test_two_suspects_are_never_too_many_however_small_the_fleet(q: Q) -> None:
@@ -927,9 +1105,54 @@ def test_suspicions_of_more_than_a_minute_ago_do_not_brake(q: Q) -> None:
     for claim in claims:
         claim.suspect()
     q.later(59.9)
-    assert claims[0].trip() == "held"
+    assert claims[0].trip(exit_in_s=5) == "held"
     q.later(60)
     assert claims[0].trip() == "pending"
+
+
+def test_those_that_beat_again_after_every_suspicion_do_not_brake(q: Q) -> None:
+    """Their beats are rarer than their stall timeout: of ten such jobs a few are suspect in any minute, for good."""
+    claims = fleet(q, 10)
+    slow, hung = claims[:9], claims[9]
+    assert [c.suspect() for c in slow][-1] == "held"
+    q.later(65)
+    for claim in slow:
+        Worker(q, "", {"incarnation": claim.incarnation}).beat(claim, beats=[{"step": 1}])
+    q.later(65)
+    assert [c.suspect() for c in slow] == ["noted"] * 9
+    assert hung.suspect() == "noted"
+    assert hung.trip(exit_in_s=5) == "scheduled"
+
+
+def test_in_a_long_outage_the_brake_stays_on(q: Q) -> None:
+    """Nobody has beaten since the first suspicion: each counts as often as it is suspected."""
+    claims = fleet(q, 10)
+    for claim in claims:
+        Worker(q, "", {"incarnation": claim.incarnation}).beat(claim, beats=[{"step": 1}])
+    for _ in range(4):
+        assert [c.suspect() for c in claims][-1] == "held"
+        assert claims[3].trip(exit_in_s=5) == "held"
+        q.later(130)
+
+
+@pytest.mark.parametrize("again", ["another class", "the next attempt", "within the minute", "long after"])
+def test_what_counts_as_suspected_before_is_the_same_class_and_claim_within_the_hour(
+    q: Q, again: str
+) -> None:
+    claims = fleet(q, 3)
+    for claim in claims:
+        claim.suspect("health" if again == "another class" else "stall")
+    q.later({"within the minute": 30, "long after": 3700}.get(again, 70))
+    workers = [Worker(q, "", {"incarnation": c.incarnation}) for c in claims]
+    q.sql("update gangq.leases set expires_at = gangq.now() + interval '120 s'")
+    if again == "the next attempt":
+        for claim in claims:
+            claim.release()
+        claims = [w.take() for w in workers]
+    for worker, claim in zip(workers, claims, strict=True):
+        worker.beat(claim, beats=[{"step": 1}])
+    q.later(1)
+    assert [c.suspect() for c in claims][-1] == "held"
 
 
 @pytest.mark.parametrize("code", [75, 79, 80, 85, 86, 87])
@@ -955,7 +1178,7 @@ def test_the_share_is_a_setting_and_exact(q: Q) -> None:
         claim.suspect()
     assert claims[0].trip() == "pending", "7 of 10 is not more than 0.7"
     claims[7].suspect()
-    assert claims[1].trip() == "held"
+    assert claims[1].trip(exit_in_s=5) == "held"
 
 
 # A process that nothing can kill ----------------------------------------------------------------------------
@@ -1011,6 +1234,105 @@ def test_a_stuck_process_found_after_its_trip_keeps_its_devices_and_its_job_unti
     assert (q.state(claim.job_id), health(q)) == ("pending", {"G0": "quarantined"})
     Worker(q, "w1", {"incarnation": claim.incarnation}).report_dead()
     assert health(q) == {"G0": "quarantined"}
+
+
+@pytest.mark.parametrize("how", ["its lease ended", "it tripped", "it retired"])
+def test_a_stuck_process_found_after_its_devices_were_given_back_takes_them_all(q: Q, how: str) -> None:
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    if how == "it tripped":
+        claim.trip(exit_in_s=5)
+    elif how == "it retired":
+        Worker(q, "w1", {"incarnation": claim.incarnation}).retire()
+    q.live_on(130)
+    assert (q.state(claim.job_id), health(q)) == ("pending", {"G0": "ok", "G1": "ok"})
+    assert stuck(q, claim) == 2, "which of them it holds nobody knows any more"
+    assert health(q) == {"G0": "quarantined", "G1": "quarantined"}
+    assert {r["reason"] for r in q.sql("select reason from gangq.devices")} == {
+        "process 4711 cannot be killed: reboot host host-w1"
+    }
+    assert q.worker("w2", devices=gpus(1, 2)).claim() == []
+    assert q.events("stuck")[0]["data"]["devices"] == ["G0", "G1"]
+    assert stuck(q, claim) == 2
+    Worker(q, "w1", {"incarnation": claim.incarnation}).report_dead()
+    q.live_on(300)
+    assert set(health(q).values()) == {"quarantined"}, "until an operator lifts it"
+    q.call("unquarantine", device_uuid="G0")
+    assert health(q)["G0"] == "ok"
+
+
+def test_a_trip_whose_devices_are_withheld_still_takes_no_more_than_those(q: Q) -> None:
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    claim.trip(exit_in_s=5)
+    q.live_on(20)
+    assert stuck(q, claim) == 1
+    assert health(q) == {"G0": "quarantined", "G1": "ok"}
+
+
+def test_devices_that_another_job_holds_by_now_are_named_and_left_to_it(q: Q) -> None:
+    said: list[str] = []
+    q.db.add_notice_handler(lambda note: said.append(str(note.message_primary)))
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    q.live_on(130)
+    theirs = tripping(q, claim.job_id, "w2", devices=gpus(1, 2))
+    assert stuck(q, claim) == 1
+    assert health(q) == {"G0": "ok", "G1": "quarantined"}
+    assert theirs.complete() == "done"
+    (event,) = q.events("stuck")
+    assert event["data"]["held_by_others"] == [{"device": "G0", "job_id": claim.job_id, "worker": "w2"}]
+    (line,) = [text for text in said if "UNKILLABLE" in text]
+    assert f"device G0 by now (job {claim.job_id} of worker w2)" in line
+    assert "gangq.quarantine('G0')" in line
+
+
+def test_what_another_trip_withholds_for_a_while_is_then_kept_for_good(q: Q) -> None:
+    claim = running(q, devices=gpus(1), gpus=1)
+    q.live_on(130)
+    tripping(q, claim.job_id, "w2", devices=gpus(1)).trip(exit_in_s=5)
+    assert health(q) == {"G0": "exiting"}
+    assert stuck(q, claim) == 1
+    q.live_on(300)
+    assert health(q) == {"G0": "quarantined"}
+
+
+def test_a_claim_of_one_of_the_devices_waits_for_the_report(q: Q, dsn: str) -> None:
+    """It had seen the device free: without the lock on its worker it would collide on the key."""
+    claim = running(q, devices=gpus(1), gpus=1)
+    q.live_on(130)
+    taker = q.worker("w2", devices=gpus(1))
+    with psycopg.connect(dsn) as third:
+        third.execute("select gangq.report_stuck('w1', %s, %s)", [claim.incarnation, '{"pid": 1}'])
+        with refused("55P03"):
+            taker.claim()
+    assert taker.claim() == []
+
+
+@pytest.mark.parametrize("drained", ["before", "after"])
+def test_a_gang_does_not_start_before_the_lease_of_a_member_that_cannot_be_killed_is_over(
+    q: Q, drained: str
+) -> None:
+    q.call("set_queue", name="default", backoff_s=0.01)
+    gang, (a, b, c) = q.submit_gang(2), q.workers(3)
+    one, two = gang.start(a, b, c)
+    ends = q.value("select expires_at from gangq.leases where incarnation = %(i)s", i=one.incarnation)
+    one.trip(exit_in_s=3)
+    if drained == "before":
+        two.ack()
+    stuck(q, one, q.value("select name from gangq.incarnations where id = %(i)s", i=one.incarnation))
+    if drained == "after":
+        two.ack()
+    assert gang.state == "blocked"
+    assert gang.live["not_before"] == ends
+
+
+def test_gangs_that_back_off_for_longer_or_ran_elsewhere_keep_their_time(q: Q) -> None:
+    q.call("set_queue", name="default", backoff_s=900, backoff_max_s=900)
+    first, (a, b) = q.submit_gang(1), q.workers(2)
+    (claim,) = first.start(a, b)
+    other = q.submit_gang(1, due_at=q.value("select gangq.now() + interval '20 s'"))
+    claim.trip(exit_in_s=3)
+    before = first.live["not_before"], other.live["not_before"]
+    stuck(q, claim, q.value("select name from gangq.incarnations where id = %(i)s", i=claim.incarnation))
+    assert (first.live["not_before"], other.live["not_before"]) == before
 
 
 def test_members_of_a_stuck_worker_leave_their_devices_in_quarantine(q: Q) -> None:
