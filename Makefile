@@ -6,6 +6,8 @@ ROOMS := $(filter-out tests/bench/ tests/packaging/,$(wildcard tests/*/))
 ALONE := tests/process/
 # Of those that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
+# A file is not shared out: the long ones begin first.
+LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-servers test-gpu test-torch soak bench lint wheel-check clean help
@@ -41,7 +43,7 @@ demo: $(VENV)/.demo
 
 # What waits for a database runs four at a time; what measures time or kills processes runs alone.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile $(filter-out $(ALONE),$(ROOMS)) $(PATIENT)
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(ALONE) $(LONG),$(ROOMS))
 	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE) $(addprefix --ignore=,$(PATIENT))
 
 test-servers: $(VENV)/.dev

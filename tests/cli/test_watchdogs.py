@@ -132,7 +132,7 @@ def test_trips_are_listed_newest_first_with_their_word_and_what_became_of_the_jo
     fleet.trip(*stalled, exit_in_s=5)
     clock.advance(10)
     rendering = fleet.run("w2", task="render")
-    assert fleet.trip(*rendering, code=75) == "notify"
+    assert fleet.trip(*rendering, code=75, exit_in_s=5) == "notify"
     text = ok(dsn, "trips")
     assert column(text, "CODE") == ["75 budget", "76 stall"]
     assert column(text, "OUTCOME") == ["notify", "scheduled"]
@@ -231,7 +231,7 @@ def test_the_latest_trip_is_on_top_and_one_that_stopped_nothing_is_shown_too(
     clock.advance(5)
     fleet.client.configure(notify_only=["budget"])
     again = fleet.claim(incarnation)
-    fleet.trip(incarnation, again, code=75, evidence={"note": "the second one"})
+    fleet.trip(incarnation, again, code=75, exit_in_s=5, evidence={"note": "the second one"})
     text = ok(dsn, "show", claim.job_id)
     assert text.index("the second one") < text.index("the first one")
     assert "\nnotify at " in text
@@ -515,7 +515,7 @@ def test_the_doctor_counts_the_trips_of_a_day_by_class(
     fleet.trip(*fleet.run("w1"))
     fleet.trip(*fleet.run("w2"))
     fleet.client.configure(notify_only=["budget"])
-    fleet.trip(*fleet.run("w3"), code=75)
+    fleet.trip(*fleet.run("w3"), code=75, exit_in_s=5)
     found = check("trips")
     assert found["status"] == "warn"
     assert "tripped 3 times within a day: 2 stall, 1 notify (nothing was stopped)" in found["detail"]
