@@ -281,6 +281,7 @@ class _Watcher:
             "notify": f"would have tripped a watchdog that only notifies{watchdog}{reason}",
             "held": f"goes on, although a watchdog tripped{watchdog}: too many workers are suspect{reason}",
             "poison": f"is poison{reason}",
+            "unavoid": f"may use the devices again where it tripped{reason}",
             "straggler": f"has a straggler{reason}",
             "force": "did not confirm that it stopped; taken from its worker",
         }.get(event.kind)
