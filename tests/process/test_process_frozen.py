@@ -98,10 +98,8 @@ def test_whoever_runs_the_tick_may_freeze_and_gangs_are_placed_and_leases_judged
     victim.signal(signal.SIGKILL)
     victim.exit_code()
     renewed = floor.worker_row(victim.name).renewed_at
-    # candidate_silence_s has to pass before the silent ones are no candidates any more.
-    eventually(
-        lambda: all(floor.worker_row(w.name).flagged_at for w in others), "they are flagged", PATIENCE_S
-    )
+    # candidate_silence_s has to pass before the silent ones are no candidates any more. They are not flagged: they
+    # hold no job.
     eventually(
         lambda: all(floor.worker_row(w.name).silent_s > 3 for w in others), "no candidates", PATIENCE_S
     )
