@@ -41,10 +41,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What waits for a database runs four at a time; what measures time or kills processes runs alone.
+# What waits for a database runs four at a time; what measures time or kills processes has a core to itself.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(ALONE) $(LONG),$(ROOMS))
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" $(ALONE) $(addprefix --ignore=,$(PATIENT))
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 2 --dist loadfile $(ALONE) $(addprefix --ignore=,$(PATIENT))
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
