@@ -191,14 +191,18 @@ def reload(*, user: bool) -> Ran:
     return run(["systemctl", *(["--user"] if user else []), "daemon-reload"], _ASK_S)
 
 
+CLOSED = (
+    ("/home", "a home is closed to other users"),
+    ("/root", "root's home is closed to other users"),
+    ("/tmp", "the unit has a /tmp of its own"),
+    ("/var/tmp", "the unit has a /var/tmp of its own"),
+)
+"""Where the unit's own user sees nothing of what others see, and why."""
+
+
 def out_of_reach(argv: Sequence[str]) -> str | None:
     """Why the unit's own user could not start this ``gangq``, if the place it is in says so."""
-    for place_, why in (
-        ("/home", "a home is closed to other users"),
-        ("/root", "root's home is closed to other users"),
-        ("/tmp", "the unit has a /tmp of its own"),
-        ("/var/tmp", "the unit has a /var/tmp of its own"),
-    ):
+    for place_, why in CLOSED:
         if Path(argv[0]).is_relative_to(place_):
             return (
                 f"{argv[0]} is in {place_}, and {why}: install gangq where everybody can read it (/opt/gangq), "

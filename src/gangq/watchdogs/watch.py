@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -51,7 +52,7 @@ class Watched:
         return now - self.since - (paused - self.paused)
 
 
-class Watch(Generic[J]):
+class Watch(ABC, Generic[J]):
     """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that promises.
 
     A context manager around one job: entering starts unless :meth:`start` did, leaving stops. The same object
@@ -88,9 +89,9 @@ class Watch(Generic[J]):
 
     # -- per job ---------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def start(self) -> Self:
         """Watch a job with what the constructor was given."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """The job is over. Returns at once, unless a trip of it has begun: then only once that was called off.
@@ -138,8 +139,9 @@ class Watch(Generic[J]):
 
     # -- for the watchdogs -----------------------------------------------------------------------------------
 
+    @abstractmethod
     def _look(self, job: J, now: float) -> None:
-        raise NotImplementedError
+        """Judge the present job, and suspect or trip it."""
 
     def _begin(self, job: J) -> None:
         with self._lock:
