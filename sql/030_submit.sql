@@ -33,7 +33,7 @@ begin
 exception
   when check_violation or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
-      'policy is largest_first or fifo; retention is short, long or forever; counts are 1 to 1000; seconds are not negative, '
+      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; counts are 1 to 1000; seconds are not negative, '
       'and a budget is more than 0 and at most 1e9.');
 end $$;
 comment on function gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text) is
@@ -400,13 +400,16 @@ begin
   awaited := gangq.await(submit_gang.after);
   gang_id := nextval('gangq.gang_ids'::regclass);
   note := gangq.infeasible(shape, submit_gang.size);
-  insert into gangq.live_gangs (id, order_key, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
-    submitted_at, not_before, name, note, submitter)
-  select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos()), shape, submit_gang.size, submit_gang.priority,
+  insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
+    submitted_at, not_before, timeout_s, timeout_at, name, note, submitter)
+  select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos()),
+    gangq.intern_kind(submit_gang.queue, jsonb_build_array(jsonb_build_object('name', 'member', 'shape', shape, 'min', submit_gang.size,
+      'max', submit_gang.size, 'strategy', 'pack', 'require', null, 'prefer', null, 'balanced', false)), null, null, null),
+    shape, submit_gang.size, submit_gang.priority,
     coalesce(submit_gang.max_attempts, q.max_attempts), coalesce(submit_gang.max_crashes, q.max_crashes),
     coalesce(submit_gang.max_trips, q.max_trips), case when awaited <> '{}' then 'waiting' else 'blocked' end,
     submit_gang.checkpoint_mode, coalesce(submit_gang.claim_deadline_s, s.claim_deadline_s), t, submit_gang.due_at,
-    submit_gang.name, submit_gang.note, gangq.caller()
+    s.placement_timeout_s, t + make_interval(secs => s.placement_timeout_s), submit_gang.name, submit_gang.note, gangq.caller()
   from gangq.settings s;
   with born as (
     insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, waits_on, priority,

@@ -452,13 +452,16 @@ begin
     end if;
     -- Jobs that tripped on it may use it again.
     avoiding := array(select s.id from gangq.shapes s where device = any (s.avoid));
-    perform 1 from gangq.live_gangs g where g.shape_id = any (avoiding) order by g.id for update;
+    perform 1 from gangq.live_gangs g
+    where g.kind_id = any (array(select r.kind_id from gangq.kind_roles r where r.shape_id = any (avoiding))) order by g.id for update;
     perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
     for shape in
       select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened from gangq.shapes s
       where s.id = any (avoiding) and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
     loop
-      update gangq.live_gangs g set shape_id = shape.opened where g.shape_id = shape.id;
+      update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, shape.id, shape.opened),
+        shape_id = case g.shape_id when shape.id then shape.opened else g.shape_id end
+      where g.kind_id in (select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id);
       update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
     end loop;
     delete from gangq.device_holds h where h.device_id = device and h.kind = 'quarantine';

@@ -53,18 +53,17 @@ comment on function gangq.pack(integer, bigint[], text[], integer[]) is
 create function gangq.admissible(t timestamptz)
 returns table (id bigint, size integer, priority smallint, order_key bigint, shape_id integer, queue text, policy text)
 language sql stable as $$
-  with recursive kinds(shape_id, size) as (
-    (select x.shape_id, x.size from gangq.live_gangs x where x.state = 'blocked' order by x.shape_id, x.size limit 1)
+  with recursive kinds(id) as (
+    (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
     union all
-    select n.shape_id, n.size from kinds k cross join lateral (
-      select x.shape_id, x.size from gangq.live_gangs x
-      where x.state = 'blocked' and (x.shape_id, x.size) > (k.shape_id, k.size) order by x.shape_id, x.size limit 1) n
+    select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
+    from kinds k where k.id is not null
   )
   select g.id, g.size, g.priority, g.order_key, g.shape_id, z.queue, q.policy
-  from kinds k join gangq.shapes z on z.id = k.shape_id join gangq.queues_table q on q.name = z.queue
+  from kinds k join gangq.gang_kinds z on z.id = k.id join gangq.queues_table q on q.name = z.queue
   cross join lateral (
     select x.* from gangq.live_gangs x
-    where x.state = 'blocked' and x.shape_id = k.shape_id and x.size = k.size and (x.not_before is null or x.not_before <= t)
+    where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= t)
     order by x.order_key limit 50) g
   where not q.paused
 $$;
@@ -244,7 +243,7 @@ begin
   update gangq.live_jobs j set state = 'reserved', incarnation = w.id, deadline_at = g.deadline_at
   from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
   where j.gang_id = g.id and j.rank = w.rank - 1;
-  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, reserved_at = t, deadline_at = g.deadline_at,
+  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = x.size, reserved_at = t, deadline_at = g.deadline_at,
     go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
   where x.id = g.id;
   delete from gangq.earmarks e where e.incarnation = any (array(
@@ -271,13 +270,13 @@ create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns vo
       select 1 from gangq.live_gangs g
       where g.id = keep_for.gang_id and g.id = z.gang_id and g.order_key = z.order_key and z.incarnation = any (keep_for.incarnations))
     order by z.incarnation for update skip locked));
-  insert into gangq.earmarks (incarnation, gang_id, order_key)
-  select i.id, g.id, g.order_key
+  insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots)
+  select i.id, g.id, g.order_key, 'infinity', 1
   from (select x.id, x.order_key from gangq.live_gangs x where x.id = keep_for.gang_id for key share skip locked) g
   cross join (
     select x.id from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
   where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id)
-  on conflict (incarnation) do nothing;
+  on conflict (incarnation, gang_id) do nothing;
 $$;
 comment on function gangq.keep_for(bigint, bigint[]) is
   'Internal. Keeps exactly these workers for the first gang that must wait; null: for none.';
@@ -341,7 +340,7 @@ begin
     where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
     order by z.id for no key update skip locked));
   update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
-  update gangq.live_gangs x set state = 'blocked', deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
+  update gangq.live_gangs x set state = 'blocked', world_size = null, deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
     placement_misses = x.placement_misses + 1,
     not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
   where x.id = g.id;

@@ -94,7 +94,7 @@ begin
 
   if want > 0 and me.state = 'live' and me.quarantined is null then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
-    kept_from := coalesce((select e.order_key from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
+    kept_from := coalesce((select min(e.order_key) from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     with recursive waiting(id) as (

@@ -201,7 +201,7 @@ begin
   delay := greatest(delay, (
     select max(i.exits_at) from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on where j.gang_id = g.id) - t);
   update gangq.live_jobs j set state = 'blocked' where j.gang_id = g.id and j.state = 'preempted';
-  update gangq.live_gangs x set state = 'blocked', drain_started_at = null, go_at = null, reserved_at = null,
+  update gangq.live_gangs x set state = 'blocked', world_size = null, drain_started_at = null, go_at = null, reserved_at = null,
     not_before = case when delay > '0' then t + delay end
   where x.id = g.id;
   perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => g.drain_cause, data => jsonb_build_object(
@@ -235,11 +235,13 @@ begin
     delete from gangq.checkpoints c where c.gang_id = g.id;
   end if;
   insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts,
-    crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter)
+    crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter,
+    kind_id, world_size, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style)
   select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
     g.trips, g.max_trips, g.placement_misses, g.never_started, g.preemptions, end_gang.final_state,
     case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
-    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter
+    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter,
+    g.kind_id, g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s, g.timeout_style
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue where s.id = g.shape_id;
   delete from gangq.earmarks e where e.gang_id = g.id;
   delete from gangq.live_gangs x where x.id = g.id;
@@ -369,13 +371,21 @@ begin
     if not found then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
-    insert into gangq.live_gangs (id, order_key, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
-      checkpoint_mode, claim_deadline_s, submitted_at, name, submitter)
-    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()), k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
-      k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller();
-    insert into gangq.live_jobs (id, order_key, gang_id, rank, submitted_at, shape_id, budget_s, priority, max_attempts,
+    insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
+      checkpoint_mode, claim_deadline_s, submitted_at, name, submitter, failure_policy, completion, preemptible, budget_s,
+      timeout_s, timeout_style, timeout_at)
+    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()),
+      coalesce(k.kind_id, gangq.intern_kind(s.queue, jsonb_build_array(jsonb_build_object('name', 'member', 'shape', k.shape_id, 'min', k.size,
+        'max', k.size, 'strategy', 'pack', 'require', null, 'prefer', null, 'balanced', false)), null, null, null)),
+      k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
+      k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller(), coalesce(k.failure_policy, 'restart_gang'), k.completion,
+      coalesce(k.preemptible, true), k.budget_s, coalesce(k.timeout_s, c.placement_timeout_s), coalesce(k.timeout_style, 'requeue'),
+      t + make_interval(secs => coalesce(k.timeout_s, c.placement_timeout_s))
+    from gangq.shapes s cross join gangq.settings c where s.id = k.shape_id;
+    insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, priority, max_attempts,
       max_crashes, max_trips, state, submitter, payload, final_token)
-    select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank, t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
+    select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank,
+      (select max(r.ordinal) from gangq.kind_roles r where r.kind_id = g.kind_id and r.first_rank <= x.rank), t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
       x.max_trips, 'blocked', g.submitter, x.payload, x.token
     from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
     where g.id = w.id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)

@@ -74,11 +74,12 @@ begin
   select n.id into found_id
   from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
     and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
+    and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
   where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, avoid)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, wanted
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, avoid)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, wanted
     from gangq.shapes s where s.id = shape_avoiding.shape_id
     returning id into found_id;
   end if;
@@ -128,15 +129,17 @@ begin
       select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.shape_id order by j.shape_id limit 1)
       from pending p where p.shape_id is not null
     ),
-    blocked(shape_id, size) as (
-      (select x.shape_id, x.size from gangq.live_gangs x where x.state = 'blocked' order by x.shape_id, x.size limit 1)
+    blocked(kind_id) as (
+      (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
       union all
-      select b.shape_id, b.size from blocked k cross join lateral (
-        select x.shape_id, x.size from gangq.live_gangs x
-        where x.state = 'blocked' and (x.shape_id, x.size) > (k.shape_id, k.size) order by x.shape_id, x.size limit 1) b
+      select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > b.kind_id order by x.kind_id limit 1)
+      from blocked b where b.kind_id is not null
     )
-    select s.id as shape_id, k.size, s.queue, s.avoid, a.kept
-    from (select p.shape_id, null::integer as size from pending p union all select b.shape_id, b.size from blocked b) k
+    select s.id as shape_id, k.kind_id, k.members, s.queue, s.avoid, a.kept
+    from (
+      select p.shape_id, null::integer as kind_id, 1::bigint as members from pending p
+      union all
+      select r.shape_id, b.kind_id, sum(r.min_members) from blocked b join gangq.kind_roles r on r.kind_id = b.kind_id group by r.shape_id, b.kind_id) k
     join gangq.shapes s on s.id = k.shape_id and s.avoid is not null
     cross join lateral (
       select array(
@@ -149,12 +152,12 @@ begin
   loop
     exit when n >= most;
     -- Where it could not be placed even so, as while all workers restart, nothing would be gained.
-    continue when gangq.placeable_without(w.shape_id, coalesce(w.size, 1), w.avoid)
-      or not gangq.placeable_without(w.shape_id, coalesce(w.size, 1), w.kept);
+    continue when gangq.placeable_without(w.shape_id, w.members, w.avoid)
+      or not gangq.placeable_without(w.shape_id, w.members, w.kept);
     opened := gangq.shape_avoiding(w.shape_id, w.kept);
     said := jsonb_build_object('devices', (
       select jsonb_agg(r.uuid order by r.host, r.index, r.id) from gangq.device_registry r where r.id = any (w.avoid) and r.id <> all (w.kept)));
-    if w.size is null then
+    if w.kind_id is null then
       jobs := 0;
       for m in
         update gangq.live_jobs j set shape_id = opened
@@ -171,12 +174,14 @@ begin
     else
       for m in
         select g.id, g.epoch from gangq.live_gangs g
-        where g.state = 'blocked' and g.shape_id = w.shape_id and g.size = w.size order by g.order_key limit most - n
+        where g.state = 'blocked' and g.kind_id = w.kind_id order by g.order_key limit most - n
       loop
         continue when not gangq.try_lock_gang(m.id);
-        update gangq.live_gangs g set shape_id = opened where g.id = m.id and g.state = 'blocked' and g.shape_id = w.shape_id;
+        update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, w.shape_id, opened),
+          shape_id = case g.shape_id when w.shape_id then opened else g.shape_id end
+        where g.id = m.id and g.state = 'blocked' and g.kind_id = w.kind_id;
         continue when not found;
-        update gangq.live_jobs j set shape_id = opened where j.gang_id = m.id;
+        update gangq.live_jobs j set shape_id = opened where j.gang_id = m.id and j.shape_id = w.shape_id;
         perform gangq.log_event(t, 'unavoid', m.id, m.epoch, reason => 'no other devices could take it any more', data => said);
         n := n + 1;
       end loop;
@@ -322,7 +327,9 @@ begin
 
   -- Never again on a device that failed. Of one that was only idle the job keeps away as long as there is another.
   if trip.code in (78, 85) and blamed <> '{}' and ((trip.code = 85 and not application) or gangq.placeable_without(
-    j.shape_id, coalesce((select g.size from gangq.live_gangs g where g.id = j.gang_id), 1), coalesce(s.avoid, '{}') || blamed)) then
+    j.shape_id, coalesce((
+      select sum(r.min_members) from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = j.shape_id
+      where g.id = j.gang_id), 1), coalesce(s.avoid, '{}') || blamed)) then
     new_shape := gangq.shape_avoiding(j.shape_id, coalesce(s.avoid, '{}') || blamed);
   else
     new_shape := j.shape_id;
@@ -362,8 +369,10 @@ begin
   end if;
   if j.gang_id is not null then
     if new_shape <> j.shape_id then
-      update gangq.live_gangs g set shape_id = new_shape where g.id = j.gang_id;
-      update gangq.live_jobs x set shape_id = new_shape where x.gang_id = j.gang_id;
+      update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, j.shape_id, new_shape),
+        shape_id = case g.shape_id when j.shape_id then new_shape else g.shape_id end
+      where g.id = j.gang_id;
+      update gangq.live_jobs x set shape_id = new_shape where x.gang_id = j.gang_id and x.shape_id = j.shape_id;
     end if;
     if j.state = 'preempting' then
       perform gangq.stopped(j, trip.error, t);

@@ -140,7 +140,7 @@ begin
   for parent in
     select * from (values ('history_short', 'finished_at', cfg.retention_short), ('history_long', 'finished_at', cfg.retention_long),
       ('gang_history_short', 'finished_at', cfg.retention_short), ('gang_history_long', 'finished_at', cfg.retention_long),
-      ('events', 'at', cfg.retention_long), ('evidence', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
+      ('events', 'at', cfg.retention_long), ('passes', 'at', cfg.retention_short), ('evidence', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
   loop
     for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
@@ -174,6 +174,7 @@ begin
   delete from gangq.gang_history_short_rest h where h.finished_at < t - cfg.retention_short;
   delete from gangq.gang_history_long_rest h where h.finished_at < t - cfg.retention_long;
   delete from gangq.events_rest e where e.at < t - cfg.retention_long;
+  delete from gangq.passes_rest p where p.at < t - cfg.retention_short;
   delete from gangq.evidence_rest e where e.at < t - cfg.retention_long;
   delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
