@@ -1,5 +1,5 @@
--- Gangs are placed: decide reads, reserve_gang writes, admit does both for whoever runs the tick.
--- Locks: the gang, its jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again.
+-- Gangs are placed: decide_on judges a board, admit looks, decides and applies for whoever runs the tick.
+-- Locks: the gangs, their jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again.
 
 -- How many members of a shape each of these workers has room for.
 create function gangq.members_that_fit(
@@ -18,165 +18,668 @@ comment on function gangq.members_that_fit(gangq.shapes, integer, bigint, numeri
   'Internal. How many jobs of this shape fit into this much free capacity; devices are whole and never shared, and one '
   'it avoids is none.';
 
--- The packing rule. Fewest hosts: the largest first, but the last one is the tightest that still holds the rest, so
--- that a small gang does not break up a large host. Ranks are contiguous per host and per worker.
-create function gangq.pack(size integer, workers bigint[], hosts text[], rooms integer[]) returns bigint[]
-language sql immutable as $$
-  with w as (
-    select x.worker, x.host, x.room from unnest(workers, hosts, rooms) as x(worker, host, room) where x.room > 0
-  ),
-  h as (
-    select w.host, sum(w.room) as room,
-      sum(sum(w.room)) over (order by sum(w.room) desc, w.host) as upto
-    from w group by w.host
-  ),
-  whole as (select h.host, h.room, h.upto from h where h.upto < size),
-  rest as (
-    select h.host, h.room from h
-    where h.host not in (select whole.host from whole)
-      and h.room >= size - coalesce((select max(whole.upto) from whole), 0)
-    order by h.room, h.host limit 1
-  ),
-  chosen as (select host, room, 0 as last from whole union all select host, room, 1 from rest),
-  seats as (
-    select w.worker, row_number() over (order by c.last, c.room desc, w.host, w.room desc, w.worker, n) as seat
-    from chosen c join w on w.host = c.host cross join lateral generate_series(1, w.room) n
-  )
-  select case when (select count(*) from rest) = 1 then
-    (select array_agg(s.worker order by s.seat) from seats s where s.seat <= size) end
-$$;
-comment on function gangq.pack(integer, bigint[], text[], integer[]) is
-  'Internal. The worker of each rank, or null when the rooms do not hold size members.';
+create type gangq.decision as (
+  action text,
+  gang_id bigint,
+  kind_id integer,
+  place integer,
+  members integer[],
+  incarnations bigint[],
+  devices bigint[],
+  starts_at timestamptz,
+  victims bigint[],
+  kept jsonb,
+  gate text,
+  numbers jsonb
+);
+comment on type gangq.decision is
+  'One decision of a pass. action: start, plan, preempt or wait. members: how many of each role. incarnations: the worker '
+  'of each, ranks in order. devices: theirs, in the same order. kept: [incarnation, slots, memory_mb, thousandths of a CPU, '
+  'GPUs] that each of its workers must have for it at starts_at.';
 
--- Of gangs alike in shape and size the first stands for all: if it does not fit, none does. So what a pass reads grows
--- with the kinds of gangs that wait, not with their number, and no gang can hide behind others.
-create function gangq.admissible(t timestamptz)
-returns table (id bigint, size integer, priority smallint, order_key bigint, shape_id integer, queue text, policy text)
-language sql stable as $$
-  with recursive kinds(id) as (
-    (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
-    union all
-    select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
-    from kinds k where k.id is not null
-  )
-  select g.id, g.size, g.priority, g.order_key, g.shape_id, z.queue, q.policy
-  from kinds k join gangq.gang_kinds z on z.id = k.id join gangq.queues_table q on q.name = z.queue
-  cross join lateral (
-    select x.* from gangq.live_gangs x
-    where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= t)
-    order by x.order_key limit 50) g
-  where not q.paused
-$$;
-comment on function gangq.admissible(timestamptz) is
-  'Internal. Gangs that wait to be placed and may be now: of each kind (shape and size) the first 50.';
+-- Why so much more may not be placed in a queue, its ancestors considered, or null when it may.
+create function gangq.limit_on(
+  b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
+  used_gangs bigint[], used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[], submitters jsonb
+) returns jsonb language plpgsql immutable as $$
+declare
+  q integer := limit_on.queue;
+  said text;
+  hit jsonb;
+begin
+  while q is not null loop
+    if b.queue_max_gangs[q] < used_gangs[q] + gangs then
+      return jsonb_build_object('gate', 'running_limit', 'queue', b.queue_names[q], 'resource', 'gangs', 'limit', b.queue_max_gangs[q], 'used', used_gangs[q], 'asked', gangs);
+    elsif b.queue_max_jobs[q] < used_jobs[q] + jobs then
+      return jsonb_build_object('gate', 'running_limit', 'queue', b.queue_names[q], 'resource', 'jobs', 'limit', b.queue_max_jobs[q], 'used', used_jobs[q], 'asked', jobs);
+    end if;
+    if b.queue_maximum[q] is not null then
+      select jsonb_build_object('gate', 'quota', 'queue', b.queue_names[q], 'resource', x.key, 'limit', (b.queue_maximum[q] ->> x.key)::numeric, 'used', x.used, 'asked', x.asked)
+      into hit
+      from (values ('gpus', used_gpus[q]::numeric, gpus::numeric), ('memory_mb', used_memory[q], memory), ('cpus', used_mcpus[q] / 1000.0, mcpus / 1000.0),
+        ('jobs', used_jobs[q], jobs)) as x(key, used, asked)
+      where x.used + x.asked > (b.queue_maximum[q] ->> x.key)::numeric limit 1;
+      if hit is not null then
+        return hit;
+      end if;
+    end if;
+    if b.queue_submitter_maximum[q] is not null then
+      said := q || '/' || submitter;
+      select jsonb_build_object('gate', 'submitter_limit', 'queue', b.queue_names[q], 'submitter', submitter, 'resource', x.key,
+        'limit', (b.queue_submitter_maximum[q] ->> x.key)::numeric, 'used', x.used, 'asked', x.asked)
+      into hit
+      from (
+        select k.key, coalesce((submitters -> said ->> k.key)::numeric, 0) as used, k.asked
+        from (values ('gangs', gangs), ('jobs', jobs), ('gpus', gpus)) as k(key, asked)) x
+      where x.used + x.asked > (b.queue_submitter_maximum[q] ->> x.key)::numeric limit 1;
+      if hit is not null then
+        return hit;
+      end if;
+    end if;
+    q := b.queue_parent[q];
+  end loop;
+  return null;
+end $$;
+comment on function gangq.limit_on(gangq.board, integer, text, bigint, bigint, bigint, bigint, bigint, bigint[], bigint[], bigint[], bigint[], bigint[], jsonb) is
+  'Internal. The first limit on the path of a queue that so much more would exceed, with its numbers.';
 
-create function gangq.decide(max_gangs integer default 200)
-returns table (gang_id bigint, incarnations bigint[], earmark bigint[])
-language plpgsql stable security definer set search_path = ''
+-- When a gang will start if it waits: the first end of something that runs after which it fits. Promises made before
+-- count as placed from now until they end; so what is free only grows with time, and the moment is found by halving.
+create function gangq.plan_start(
+  b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
+  kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[],
+  plan_worker integer[], plan_slots integer[], plan_memory bigint[], plan_mcpus bigint[], plan_gpus integer[], plan_ends timestamptz[],
+  inout starts_at timestamptz, out seats integer[], out kept jsonb
+) language plpgsql immutable as $$
+#variable_conflict use_column
+declare
+  n integer := cardinality(b.worker_host);
+  moments timestamptz[];
+  lo integer := 1;
+  hi integer;
+  mid integer;
+  got integer[];
+  then_slots integer[];
+  then_memory bigint[];
+  then_mcpus bigint[];
+  then_held bigint[];
+  none integer[] := array_fill(0, array[n]);
+  none_big bigint[] := array_fill(0::bigint, array[n]);
+  planned_gpus integer[];
+  earliest timestamptz := plan_start.starts_at;
+begin
+  moments := array(
+    select distinct e from (
+      select h.ends as e from unnest(b.held_ends) as h(ends) union all select p.ends from unnest(plan_ends) as p(ends)) x
+    where x.e >= earliest order by x.e);
+  hi := cardinality(moments);
+  mid := hi;
+  while hi > 0 loop
+    select array_agg(x.slots + coalesce(f.slots, 0) - coalesce(p.slots, 0) order by x.n),
+      array_agg((x.memory + coalesce(f.memory, 0) - coalesce(p.memory, 0))::bigint order by x.n),
+      array_agg((x.mcpus + coalesce(f.mcpus, 0) - coalesce(p.mcpus, 0))::bigint order by x.n), array_agg(coalesce(p.gpus, 0)::integer order by x.n)
+    into then_slots, then_memory, then_mcpus, planned_gpus
+    from unnest(plan_start.slots, plan_start.memory, plan_start.mcpus) with ordinality as x(slots, memory, mcpus, n)
+    left join (
+      select h.worker, sum(h.slots)::integer as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus
+      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_ends) as h(worker, slots, memory, mcpus, ends)
+      where h.ends <= moments[mid] group by h.worker) f on f.worker = x.n
+    left join (
+      select q.worker, sum(q.slots)::integer as slots, sum(q.memory) as memory, sum(q.mcpus) as mcpus, sum(q.gpus)::integer as gpus
+      from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as q(worker, slots, memory, mcpus, gpus, ends)
+      where q.ends > moments[mid] group by q.worker) p on p.worker = x.n;
+    then_held := case when plan_start.held is null then null else array(
+      select case when d.held > 0 and h.job is not null then 0 else d.held end
+      from unnest(plan_start.held) with ordinality as d(held, n)
+      left join (select j.job from unnest(b.held_job, b.held_ends) as j(job, ends) where j.ends <= moments[mid]) h on h.job = d.held
+      order by d.n) end;
+    got := gangq.seat_gang(b, kind, counts, then_slots, then_memory, then_mcpus, then_held, none, none_big, none_big, planned_gpus);
+    if got is not null then
+      seats := got;
+      starts_at := moments[mid];
+      hi := mid;
+    elsif seats is null then
+      exit;  -- not even when all of it has ended
+    else
+      lo := mid + 1;
+    end if;
+    exit when lo >= hi;
+    mid := (lo + hi) / 2;
+  end loop;
+  if seats is null then
+    starts_at := null;
+    return;
+  end if;
+  -- What has to stay free until then: what it needs, less what will have ended, but for what earlier promises take of that.
+  select jsonb_agg(jsonb_build_array(k.worker, k.slots, k.memory, k.mcpus, k.gpus, k.all_slots, k.all_memory, k.all_mcpus, k.all_gpus) order by k.worker) into kept
+  from (
+    select s.worker, s.slots as all_slots, s.memory as all_memory, s.mcpus as all_mcpus, s.gpus as all_gpus,
+      greatest(0, s.slots + coalesce(p.slots, 0) - kept_slots[s.worker] - coalesce(f.slots, 0)) as slots,
+      greatest(0, s.memory + coalesce(p.memory, 0) - kept_memory[s.worker] - coalesce(f.memory, 0)) as memory,
+      greatest(0, s.mcpus + coalesce(p.mcpus, 0) - kept_mcpus[s.worker] - coalesce(f.mcpus, 0)) as mcpus,
+      greatest(0, s.gpus + coalesce(p.gpus, 0) - kept_gpus[s.worker] - coalesce(f.gpus, 0)) as gpus
+    from (
+      select x.worker, count(*) as slots, sum(b.shape_memory[x.shape]) as memory, sum(b.shape_mcpus[x.shape]) as mcpus, sum(b.shape_gpus[x.shape]) as gpus
+      from (
+        select e.worker, b.role_shape[b.kind_first_role[plan_start.kind] + (
+          select count(*)::integer from generate_series(1, cardinality(counts)) as r(role)
+          where (select sum(c.members) from unnest(counts[1 : r.role]) as c(members)) < e.n)] as shape
+        from unnest(seats) with ordinality as e(worker, n)) x
+      group by x.worker) s
+    left join (
+      select h.worker, sum(h.slots) as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus, sum(h.gpus) as gpus
+      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends) as h(worker, slots, memory, mcpus, gpus, ends)
+      where h.ends <= plan_start.starts_at group by h.worker) f on f.worker = s.worker
+    left join (
+      select q.worker, sum(q.slots) as slots, sum(q.memory) as memory, sum(q.mcpus) as mcpus, sum(q.gpus) as gpus
+      from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as q(worker, slots, memory, mcpus, gpus, ends)
+      where q.ends > plan_start.starts_at group by q.worker) p on p.worker = s.worker) k;
+end $$;
+comment on function gangq.plan_start(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], integer[], integer[], bigint[], bigint[], integer[], timestamptz[], timestamptz) is
+  'Internal. The earliest moment, not before starts_at, at which a gang fits, and what must stay free for it until then. '
+  'kept: [worker, slots, memory, mcpus, gpus to keep now, then the same in all].';
+
+-- The decision. One pass over what waits, in the order of the queues' policies; each gang is placed if it fits without
+-- delaying those before it that have a planned start, else gets such a start itself while there are fewer than
+-- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
+create function gangq.decide_on(b gangq.board, max_gangs integer default 200, budget_ms integer default null)
+returns setof gangq.decision language plpgsql volatile set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
-  cfg gangq.settings;
-  g record;
-  s gangq.shapes;
-  ids bigint[]; hosts text[]; slots integer[]; memory bigint[]; cpus numeric[];
-  vrams jsonb := '{}';  -- per worker, the free devices' memory, smallest first
-  devices jsonb := '{}';  -- and which they are, for shapes that avoid some
-  total_rooms integer[];
+  began timestamptz := clock_timestamp();
+  n integer := coalesce(cardinality(b.worker_ids), 0);
+  d gangq.decision;
+  -- what is still free, and what must stay so: for everybody (escrow), and for planned starts
+  slots integer[] := b.free_slots;
+  memory bigint[] := b.free_memory;
+  mcpus bigint[] := b.free_mcpus;
+  held bigint[] := coalesce(b.device_held, '{}');
+  kept_slots integer[] := array_fill(0, array[n]);
+  kept_memory bigint[] := array_fill(0::bigint, array[n]);
+  kept_mcpus bigint[] := array_fill(0::bigint, array[n]);
+  kept_gpus integer[] := array_fill(0, array[n]);
+  with_slots integer[]; with_memory bigint[]; with_mcpus bigint[]; with_gpus integer[];
+  promised boolean := false;  -- whether anything is kept at all
+  plans jsonb[] := '{}';
+  plan_starts timestamptz[] := '{}';
+  plan_worker integer[] := '{}'; plan_slots integer[] := '{}'; plan_memory bigint[] := '{}'; plan_mcpus bigint[] := '{}';
+  plan_gpus integer[] := '{}'; plan_ends timestamptz[] := '{}';
+  plan_after timestamptz[] := array_fill(b.t, array[coalesce(cardinality(b.kind_ids), 0)]);
+  planned record;
+  -- queues, with what this pass has placed
+  used_gangs bigint[] := b.used_gangs;
+  used_jobs bigint[] := b.used_jobs;
+  used_gpus bigint[] := b.used_gpus;
+  used_memory bigint[] := b.used_memory;
+  used_mcpus bigint[] := b.used_mcpus;
+  submitters jsonb := b.usage_submitters;
+  total_slots bigint; total_memory bigint; total_mcpus bigint; total_gpus bigint;
+  -- lanes: what waits in one queue, or of one submitter of a fair queue, in its order
+  lane_queue integer[]; lane_submitter text[]; lane_next integer[]; lane_last integer[];
+  lane_path jsonb[];
+  turn_gang integer[]; turn_priority integer[];
+  lanes integer;
+  lane integer; l integer; best integer; depth integer;
+  chosen integer[]; key integer; share double precision; best_share double precision; best_age bigint; same integer[];
+  -- this gang
+  g integer; k integer; q integer; up integer; said text;
+  first_role integer; roles integer; shape integer; role integer;
+  counts integer[]; more integer[]; low integer; high integer;
+  respects integer; failed integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);
+  gated jsonb := '{}';
+  seats integer[]; trial integer[];
+  jobs bigint; gpus bigint; need_memory bigint; need_mcpus bigint; gangs bigint;
+  hit jsonb;
+  w integer; taken integer; e integer; r integer;
+  anchor bigint;
+  place integer := 0;
+  started integer := 0;
+  looked integer := 0;
+  -- the quick way: hosts of one shape by the room they have, as linked lists; 0: end
+  quick_shape integer := 0;
   rooms integer[];
-  seats bigint[];
-  unfit jsonb := '{}';  -- shape -> smallest size that did not fit in this pass
-  held boolean := false;
-  placed integer := 0;
-  w record;
-  left_vrams integer[];
-  left_devices bigint[];
+  host_room integer[];
+  room_first integer[];
+  room_next integer[];
+  top integer; h integer; left_over integer; c integer; low_room integer;
+  full_hosts integer[]; full_takes integer[];
 begin
-  select x.* into cfg from gangq.settings x;
-  select array_agg(f.incarnation order by f.incarnation), array_agg(i.host order by f.incarnation),
-    array_agg(f.slots order by f.incarnation), array_agg(f.memory_mb order by f.incarnation),
-    array_agg(f.cpus order by f.incarnation), jsonb_object_agg(f.incarnation, to_jsonb(f.vrams)),
-    jsonb_object_agg(f.incarnation, to_jsonb(f.device_ids))
-  into ids, hosts, slots, memory, cpus, vrams, devices
-  from gangq.free_capacity(array(
-    -- Only workers of queues in which a gang waits: what runs on the others is not even counted.
-    select c.id from unnest(gangq.candidates(t)) as c(id) join gangq.incarnations i on i.id = c.id
-    where i.queues && array(select distinct a.queue from gangq.admissible(t) a))) f
-  join gangq.incarnations i on i.id = f.incarnation;
-  if ids is null then
+  if b.gang_ids is null then
     return;
   end if;
-  for g in
-    select c.* from (
-      select b.*, row_number() over (
-        partition by b.queue, b.priority order by case b.policy when 'largest_first' then -b.size else 0 end, b.order_key) as turn
-      from gangq.admissible(t) b) c
-    order by c.priority desc, c.turn, c.order_key
+  select sum(x.s), sum(x.m), sum(x.c) into total_slots, total_memory, total_mcpus from unnest(b.all_slots, b.all_memory, b.all_mcpus) as x(s, m, c);
+  total_gpus := coalesce(cardinality(b.device_ids), 0);
+  for e in 1 .. coalesce(cardinality(b.escrow_gang), 0) loop
+    w := b.escrow_worker[e];
+    kept_slots[w] := kept_slots[w] + b.escrow_slots[e];
+    kept_memory[w] := kept_memory[w] + b.escrow_memory[e];
+    kept_mcpus[w] := kept_mcpus[w] + b.escrow_mcpus[e];
+    kept_gpus[w] := kept_gpus[w] + b.escrow_gpus[e];
+    promised := true;
+  end loop;
+
+  with turns as (
+    select x.g, x.queue, x.lane_submitter, x.priority,
+      row_number() over (order by x.queue, x.lane_submitter, x.ordering desc, x.size desc, x.order_key, x.g) as n
+    from (
+      select y.*,
+        -- fifo: nobody passes who came before him, so he counts for no more than they do.
+        case y.policy when 'fifo' then min(y.own_priority) over (partition by y.queue order by y.age, y.g) else y.own_priority end as priority,
+        case y.policy when 'fifo' then 0 else y.own_priority end as ordering,
+        case y.policy when 'fifo' then y.age else y.key end as order_key
+      from (
+        select z.g, b.kind_queue[z.kind] as queue, b.queue_policy[b.kind_queue[z.kind]] as policy, z.priority as own_priority, z.key,
+          z.key & 1125899906842623 as age,
+          case when b.queue_policy[b.kind_queue[z.kind]] = 'fair' then z.submitter else '' end as lane_submitter,
+          case when b.queue_policy[b.kind_queue[z.kind]] = 'largest_first' then (
+            select sum(m) from unnest(b.role_max[b.kind_first_role[z.kind] : b.kind_first_role[z.kind] + b.kind_roles[z.kind] - 1]) as m) else 0 end as size
+        from unnest(b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter) with ordinality as z(kind, priority, key, submitter, g)) y) x
+  )
+  select array_agg(t.g::integer order by t.n), array_agg(t.priority order by t.n) into turn_gang, turn_priority from turns t;
+  select array_agg(l.queue order by l.first), array_agg(l.submitter order by l.first), array_agg(l.first order by l.first), array_agg(l.last order by l.first)
+  into lane_queue, lane_submitter, lane_next, lane_last
+  from (
+    select b.kind_queue[b.gang_kind[t.g]] as queue, case when b.queue_policy[b.kind_queue[b.gang_kind[t.g]]] = 'fair' then b.gang_submitter[t.g] else '' end as submitter,
+      min(t.n)::integer as first, max(t.n)::integer as last
+    from unnest(turn_gang) with ordinality as t(g, n) group by 1, 2) l;
+  lanes := cardinality(lane_queue);
+  for lane in 1 .. lanes loop
+    q := lane_queue[lane];
+    hit := '[]';
+    while q is not null loop
+      hit := jsonb_build_array(q) || hit;
+      q := b.queue_parent[q];
+    end loop;
+    lane_path[lane] := hit;
+  end loop;
+
   loop
-    exit when placed >= decide.max_gangs;
-    continue when (unfit ->> g.shape_id::text)::integer <= g.size;
-    select x.* into s from gangq.shapes x where x.id = g.shape_id;
-    select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, c.slots, c.memory_mb, c.cpus,
-        array(select v::integer from jsonb_array_elements_text(vrams -> c.id::text) v),
-        case when s.avoid is not null then array(select d::bigint from jsonb_array_elements_text(devices -> c.id::text) d) end) else 0 end order by c.id)
-    into rooms
-    from unnest(ids, slots, memory, cpus) as c(id, slots, memory_mb, cpus) join gangq.incarnations i on i.id = c.id;
-    seats := gangq.pack(g.size, ids, hosts, rooms);
-    if seats is null then
-      unfit := unfit || jsonb_build_object(g.shape_id::text, g.size);
-      -- The first gang that must wait keeps the workers it would get if they were idle: otherwise a stream of
-      -- smaller work, each of it fitting at once, would starve it for ever.
-      if not held then
-        select array_agg(case when gangq.serves(i, s) then gangq.members_that_fit(s, i.slots, i.memory_mb, i.cpus, d.vrams, d.ids) else 0 end order by i.id)
-        into total_rooms
-        from unnest(ids) as c(id) join gangq.incarnations i on i.id = c.id
-        cross join lateral (
-          select coalesce(array_agg(r.vram_mb order by r.id), '{}') as vrams, array_agg(r.id order by r.id) as ids from gangq.device_registry r
-          where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine')) d;
-        seats := gangq.pack(g.size, ids, hosts, total_rooms);
-        if seats is not null then
-          held := true;
-          gang_id := g.id;
-          incarnations := null;
-          earmark := array(select distinct e from unnest(seats) e);
-          return next;
-          slots := array(select case when c.id = any (earmark) then 0 else c.free end
-            from unnest(ids, slots) with ordinality as c(id, free, n) order by c.n);
+    exit when started >= decide_on.max_gangs;
+    exit when budget_ms is not null and looked > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0);
+    -- Whose turn it is: the highest priority; among those, from the root of the tree down, whom each node's policy prefers.
+    lane := null;
+    if lanes = 1 then
+      exit when lane_next[1] > lane_last[1];
+      lane := 1;
+    else
+      chosen := '{}';
+      best := null;
+      for l in 1 .. lanes loop
+        if lane_next[l] <= lane_last[l] then
+          if best is null or turn_priority[lane_next[l]] > best then
+            best := turn_priority[lane_next[l]];
+            chosen := array[l];
+          elsif turn_priority[lane_next[l]] = best then
+            chosen := chosen || l;
+          end if;
         end if;
-      end if;
+      end loop;
+      exit when chosen = '{}';
+      depth := 0;
+      q := null;
+      while cardinality(chosen) > 1 loop
+        same := '{}';
+        best_share := null;
+        best_age := null;
+        -- Of each child (or lane of this very queue) its share and its oldest gang; the best of them is followed.
+        foreach l in array chosen loop
+          key := coalesce((lane_path[l] ->> depth)::integer, -l);
+          if q is null or b.queue_policy[q] = 'fair' then
+            if key > 0 then
+              share := greatest(used_gpus[key]::float8 / greatest(total_gpus, 1), used_jobs[key]::float8 / greatest(total_slots, 1),
+                used_memory[key]::float8 / greatest(total_memory, 1), used_mcpus[key]::float8 / greatest(total_mcpus, 1)) / b.queue_weight[key];
+              -- Within what it was guaranteed it goes before those who borrow.
+              if b.queue_guaranteed[key] is not null and used_gpus[key] < coalesce((b.queue_guaranteed[key] ->> 'gpus')::numeric, 'infinity')
+                and used_jobs[key] < coalesce((b.queue_guaranteed[key] ->> 'jobs')::numeric, 'infinity')
+                and used_memory[key] < coalesce((b.queue_guaranteed[key] ->> 'memory_mb')::numeric, 'infinity')
+                and used_mcpus[key] < coalesce((b.queue_guaranteed[key] ->> 'cpus')::numeric * 1000, 'infinity') then
+                share := share - 1e9;
+              end if;
+            else
+              said := lane_queue[l] || '/' || lane_submitter[l];
+              share := greatest(coalesce((submitters -> said ->> 'gpus')::float8, 0) / greatest(total_gpus, 1),
+                coalesce((submitters -> said ->> 'jobs')::float8, 0) / greatest(total_slots, 1));
+            end if;
+          else
+            share := 0;
+          end if;
+          if best_share is null or share < best_share or (share = best_share and b.gang_order_key[turn_gang[lane_next[l]]] < best_age) then
+            best_share := share;
+            best_age := b.gang_order_key[turn_gang[lane_next[l]]];
+            best := key;
+          end if;
+        end loop;
+        foreach l in array chosen loop
+          if coalesce((lane_path[l] ->> depth)::integer, -l) = best then
+            same := same || l;
+          end if;
+        end loop;
+        chosen := same;
+        exit when best < 0;
+        q := best;
+        depth := depth + 1;
+      end loop;
+      lane := chosen[1];
+    end if;
+
+    g := turn_gang[lane_next[lane]];
+    lane_next[lane] := lane_next[lane] + 1;
+    looked := looked + 1;
+    k := b.gang_kind[g];
+    q := b.kind_queue[k];
+    first_role := b.kind_first_role[k];
+    roles := b.kind_roles[k];
+    d := null;
+    d.gang_id := b.gang_ids[g];
+    d.kind_id := b.kind_ids[k];
+    if not b.queue_open[q] then
+      lane_next[lane] := lane_last[lane] + 1;
+      d.action := 'wait';
+      d.gate := 'paused';
+      d.numbers := jsonb_build_object('queue', b.queue_names[q]);
+      return next d;
       continue;
     end if;
-    gang_id := g.id;
-    placed := placed + 1;
-    incarnations := seats;
-    earmark := null;
-    return next;
-    for w in select e.id, count(*)::integer as members from unnest(seats) as e(id) group by e.id loop
-      slots[array_position(ids, w.id)] := slots[array_position(ids, w.id)] - w.members;
-      memory[array_position(ids, w.id)] := memory[array_position(ids, w.id)] - w.members * s.memory_mb;
-      cpus[array_position(ids, w.id)] := cpus[array_position(ids, w.id)] - w.members * s.cpus;
-      if s.gpus > 0 then
-        -- The same rule as reserve_gang: the smallest devices that are large enough and not avoided.
-        select coalesce(array_agg(v.vram order by v.n), '{}'), coalesce(array_agg(v.id order by v.n), '{}') into left_vrams, left_devices
-        from (
-          select e.vram, e.id, e.n, e.fits, count(*) filter (where e.fits) over (order by e.n) as nth
-          from (
-            select x.vram::integer as vram, x.id::bigint as id, x.n,
-              x.vram::integer >= s.vram_mb and (s.avoid is null or x.id::bigint <> all (s.avoid)) as fits
-            from rows from (jsonb_array_elements_text(vrams -> w.id::text), jsonb_array_elements_text(devices -> w.id::text))
-              with ordinality as x(vram, id, n)) e) v
-        where not v.fits or v.nth > w.members * s.gpus;
-        vrams := jsonb_set(vrams, array[w.id::text], to_jsonb(left_vrams));
-        devices := jsonb_set(devices, array[w.id::text], to_jsonb(left_devices));
+    counts := case when b.gang_missing[g] is null then b.role_min[first_role : first_role + roles - 1]
+      else array(select v.value::integer from jsonb_array_elements_text(b.gang_missing[g]) with ordinality as v(value, n) order by v.n) end;
+    gangs := case when b.gang_missing[g] is null then 1 else 0 end;
+    jobs := 0; gpus := 0; need_memory := 0; need_mcpus := 0;
+    for role in 1 .. roles loop
+      shape := b.role_shape[first_role + role - 1];
+      jobs := jobs + counts[role];
+      gpus := gpus + counts[role] * b.shape_gpus[shape];
+      need_memory := need_memory + counts[role] * b.shape_memory[shape];
+      need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
+    end loop;
+    said := k || '/' || b.gang_submitter[g];
+    continue when gated ? said;
+    hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
+    if hit is not null then
+      gated := gated || jsonb_build_object(said, true);
+      d.action := 'wait';
+      d.gate := hit ->> 'gate';
+      d.numbers := hit - 'gate';
+      return next d;
+      continue;
+    end if;
+
+    -- Whom it must not delay: planned starts that it would still be running at.
+    respects := 0;
+    foreach d.starts_at in array plan_starts loop
+      if d.starts_at < b.t + make_interval(secs => b.gang_estimate[g]) then
+        respects := respects + 1;
       end if;
     end loop;
+    d.starts_at := null;
+    seats := null;
+    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g]) then
+      if not promised and roles = 1 and b.kind_require[k] = 0 and b.kind_prefer[k] = 0 and b.kind_apart[k] is null and b.gang_missing[g] is null
+        and b.role_strategy[first_role] = 'pack' and b.role_require[first_role] = 0 and b.role_prefer[first_role] = 0 and not b.role_balanced[first_role]
+        and cardinality(b.levels) = 1 and b.role_min[first_role] = b.role_max[first_role] then
+        -- The same rule as gangq.seat_role, without looking at every worker for every gang.
+        shape := b.role_shape[first_role];
+        if quick_shape <> shape then
+          quick_shape := shape;
+          rooms := gangq.rooms(b, shape, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus);
+          host_room := array(select coalesce(sum(x.room), 0)::integer from unnest(b.worker_host, rooms) as x(host, room) group by x.host order by x.host);
+          top := (select max(x) from unnest(host_room) as x);
+          room_first := array_fill(0, array[greatest(top, 1)]);
+          room_next := array_fill(0, array[cardinality(host_room)]);
+          for h in reverse cardinality(host_room) .. 1 loop
+            c := host_room[h];
+            if c > 0 then
+              room_next[h] := room_first[c];
+              room_first[c] := h;
+            end if;
+          end loop;
+        end if;
+        left_over := counts[1];
+        full_hosts := '{}';
+        full_takes := '{}';
+        while left_over > 0 loop
+          -- The tightest host that holds the rest; if there is none, all of the largest.
+          low_room := left_over;
+          while low_room <= top and room_first[low_room] = 0 loop
+            low_room := low_room + 1;
+          end loop;
+          if low_room > top then
+            low_room := least(left_over - 1, top);
+            while low_room > 0 and room_first[low_room] = 0 loop
+              low_room := low_room - 1;
+            end loop;
+            exit when low_room = 0;
+          end if;
+          h := room_first[low_room];
+          room_first[low_room] := room_next[h];
+          full_hosts := full_hosts || h;
+          full_takes := full_takes || least(low_room, left_over);
+          left_over := left_over - least(low_room, left_over);
+        end loop;
+        if left_over = 0 then
+          seats := '{}';
+          for i in 1 .. cardinality(full_hosts) loop
+            h := full_hosts[i];
+            taken := full_takes[i];
+            if b.host_first[h + 1] - b.host_first[h] = 1 then
+              seats := seats || array_fill(b.host_first[h], array[taken]);
+            else
+              for w, c in
+                select x.n + b.host_first[h] - 1, x.room from unnest(rooms[b.host_first[h] : b.host_first[h + 1] - 1]) with ordinality as x(room, n)
+                where x.room > 0 order by x.room desc, x.n
+              loop
+                exit when taken = 0;
+                seats := seats || array_fill(w, array[least(c, taken)]);
+                taken := taken - least(c, taken);
+              end loop;
+            end if;
+          end loop;
+        else
+          quick_shape := 0;
+        end if;
+      else
+        quick_shape := 0;
+        with_slots := kept_slots; with_memory := kept_memory; with_mcpus := kept_mcpus; with_gpus := kept_gpus;
+        if promised then
+          -- Its own escrow is its own; and what is planned for after its end does not concern it.
+          for e in 1 .. coalesce(cardinality(b.escrow_gang), 0) loop
+            if b.escrow_gang[e] = b.gang_ids[g] then
+              w := b.escrow_worker[e];
+              with_slots[w] := with_slots[w] - b.escrow_slots[e];
+              with_memory[w] := with_memory[w] - b.escrow_memory[e];
+              with_mcpus[w] := with_mcpus[w] - b.escrow_mcpus[e];
+              with_gpus[w] := with_gpus[w] - b.escrow_gpus[e];
+            end if;
+          end loop;
+          for i in 1 .. cardinality(plans) loop
+            if plan_starts[i] >= b.t + make_interval(secs => b.gang_estimate[g]) then
+              for hit in select v.value from jsonb_array_elements(plans[i]) as v loop
+                w := (hit ->> 0)::integer;
+                with_slots[w] := with_slots[w] - (hit ->> 1)::integer;
+                with_memory[w] := with_memory[w] - (hit ->> 2)::bigint;
+                with_mcpus[w] := with_mcpus[w] - (hit ->> 3)::bigint;
+                with_gpus[w] := with_gpus[w] - (hit ->> 4)::integer;
+              end loop;
+            end if;
+          end loop;
+        end if;
+        anchor := null;
+        if b.gang_anchor[g] is not null and b.kind_require[k] > 0 then
+          anchor := array_position(b.worker_ids, (b.gang_anchor[g] ->> 0)::bigint);
+        end if;
+        seats := gangq.seat_gang(b, k, counts, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, anchor);
+        if seats is not null and b.gang_missing[g] is null then
+          -- Elastic roles take what is there, in their order.
+          for role in 1 .. roles loop
+            low := counts[role];
+            high := b.role_max[first_role + role - 1];
+            shape := b.role_shape[first_role + role - 1];
+            while low < high loop
+              more := counts;
+              -- All of it first: an idle fleet is the common case.
+              c := case when low = counts[role] and high = b.role_max[first_role + role - 1] then high else (low + high + 1) / 2 end;
+              more[role] := c;
+              trial := null;
+              if gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs + c - counts[role], gpus + (c - counts[role]) * b.shape_gpus[shape],
+                need_memory + (c - counts[role]) * b.shape_memory[shape], need_mcpus + (c - counts[role]) * b.shape_mcpus[shape],
+                used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters) is null then
+                trial := gangq.seat_gang(b, k, more, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, anchor);
+              end if;
+              if trial is not null then
+                seats := trial;
+                low := c;
+              else
+                high := c - 1;
+              end if;
+            end loop;
+            jobs := jobs + low - counts[role];
+            gpus := gpus + (low - counts[role]) * b.shape_gpus[shape];
+            need_memory := need_memory + (low - counts[role]) * b.shape_memory[shape];
+            need_mcpus := need_mcpus + (low - counts[role]) * b.shape_mcpus[shape];
+            counts[role] := low;
+          end loop;
+        end if;
+      end if;
+    end if;
+
+    if seats is null then
+      failed[k] := least(failed[k], respects);
+      d.action := 'wait';
+      d.gate := 'capacity';
+      if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
+        select p.* into planned from gangq.plan_start(b, k, counts, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
+          plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends, plan_after[k]) p;
+        if planned.seats is null then
+          d.gate := 'infeasible';
+        else
+          place := place + 1;
+          plan_after[k] := planned.starts_at;
+          d.action := 'plan';
+          d.place := place;
+          d.members := counts;
+          d.starts_at := planned.starts_at;
+          d.incarnations := array(select b.worker_ids[s.w] from unnest(planned.seats) with ordinality as s(w, n) order by s.n);
+          d.kept := (select jsonb_agg(jsonb_build_array(b.worker_ids[(v.value ->> 0)::integer], v.value -> 5, v.value -> 6, v.value -> 7, v.value -> 8) order by v.n)
+            from jsonb_array_elements(planned.kept) with ordinality as v(value, n));
+          plans := plans || planned.kept;
+          plan_starts := plan_starts || planned.starts_at;
+          promised := true;
+          quick_shape := 0;
+          for hit in select v.value from jsonb_array_elements(planned.kept) as v loop
+            w := (hit ->> 0)::integer;
+            kept_slots[w] := kept_slots[w] + (hit ->> 1)::integer;
+            kept_memory[w] := kept_memory[w] + (hit ->> 2)::bigint;
+            kept_mcpus[w] := kept_mcpus[w] + (hit ->> 3)::bigint;
+            kept_gpus[w] := kept_gpus[w] + (hit ->> 4)::integer;
+            plan_worker := plan_worker || w;
+            plan_slots := plan_slots || (hit ->> 5)::integer;
+            plan_memory := plan_memory || (hit ->> 6)::bigint;
+            plan_mcpus := plan_mcpus || (hit ->> 7)::bigint;
+            plan_gpus := plan_gpus || (hit ->> 8)::integer;
+            plan_ends := plan_ends || planned.starts_at + make_interval(secs => b.gang_estimate[g]);
+          end loop;
+        end if;
+      elsif failed[k] < respects then
+        continue;  -- its kind has been judged
+      end if;
+      return next d;
+      continue;
+    end if;
+
+    -- It starts: what it takes is gone for whoever comes after it.
+    d.action := 'start';
+    d.members := counts;
+    d.devices := '{}';
+    d.incarnations := '{}';
+    role := 1;
+    low := counts[1];
+    for i in 1 .. cardinality(seats) loop
+      while i > low loop
+        role := role + 1;
+        low := low + counts[role];
+      end loop;
+      shape := b.role_shape[first_role + role - 1];
+      w := seats[i];
+      d.incarnations := d.incarnations || b.worker_ids[w];
+      slots[w] := slots[w] - 1;
+      memory[w] := memory[w] - b.shape_memory[shape];
+      mcpus[w] := mcpus[w] - b.shape_mcpus[shape];
+      if b.shape_gpus[shape] > 0 then
+        taken := 0;
+        for e in b.device_first[w] .. b.device_first[w + 1] - 1 loop
+          exit when taken = b.shape_gpus[shape];
+          if held[e] = 0 and b.device_vram[e] >= b.shape_vram[shape]
+            and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[e])) then
+            held[e] := -1;
+            d.devices := d.devices || b.device_ids[e];
+            taken := taken + 1;
+          end if;
+        end loop;
+      end if;
+    end loop;
+    if quick_shape > 0 then
+      -- Only this shape's rooms are known, and only where it sat have they changed.
+      for i in 1 .. cardinality(full_hosts) loop
+        h := full_hosts[i];
+        c := 0;
+        for w in b.host_first[h] .. b.host_first[h + 1] - 1 loop
+          r := least(slots[w], case when b.shape_memory[shape] > 0 then memory[w] / b.shape_memory[shape] else slots[w] end,
+            case when b.shape_mcpus[shape] > 0 then mcpus[w] / b.shape_mcpus[shape] else slots[w] end);
+          if b.shape_gpus[shape] > 0 then
+            taken := 0;
+            for e in b.device_first[w] .. b.device_first[w + 1] - 1 loop
+              if held[e] = 0 and b.device_vram[e] >= b.shape_vram[shape]
+                and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[e])) then
+                taken := taken + 1;
+              end if;
+            end loop;
+            r := least(r, taken / b.shape_gpus[shape]);
+          end if;
+          rooms[w] := case when rooms[w] = 0 then 0 else greatest(r, 0) end;
+          c := c + rooms[w];
+        end loop;
+        host_room[h] := c;
+        if c > 0 then
+          room_next[h] := room_first[c];
+          room_first[c] := h;
+        end if;
+      end loop;
+    end if;
+    if b.kind_apart[k] is not null then
+      b.apart_keys := b.apart_keys || array_fill(b.kind_apart[k], array[cardinality(seats)]);
+      b.apart_hosts := b.apart_hosts || array(select b.worker_host[s] from unnest(seats) as s);
+    end if;
+    up := q;
+    while up is not null loop
+      used_gangs[up] := used_gangs[up] + gangs;
+      used_jobs[up] := used_jobs[up] + jobs;
+      used_gpus[up] := used_gpus[up] + gpus;
+      used_memory[up] := used_memory[up] + need_memory;
+      used_mcpus[up] := used_mcpus[up] + need_mcpus;
+      if submitters <> '{}' or b.queue_policy[up] = 'fair' or b.queue_submitter_maximum[up] is not null then
+        said := up || '/' || b.gang_submitter[g];
+        submitters := submitters || jsonb_build_object(said, jsonb_build_object(
+          'gangs', coalesce((submitters -> said ->> 'gangs')::bigint, 0) + gangs,
+          'jobs', coalesce((submitters -> said ->> 'jobs')::bigint, 0) + jobs,
+          'gpus', coalesce((submitters -> said ->> 'gpus')::bigint, 0) + gpus));
+      end if;
+      up := b.queue_parent[up];
+    end loop;
+    started := started + 1;
+    return next d;
   end loop;
 end $$;
+comment on function gangq.decide_on(gangq.board, integer, integer) is
+  'Internal. What a pass would do with this board: starts, planned starts, and for each kind that waits the gate that holds '
+  'it. budget_ms: stop after so long, for the rest the next pass is there; null: go through all of it.';
+
+create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
+language sql volatile security definer set search_path = '' as $$
+  select d.* from gangq.decide_on(gangq.look(), decide.max_gangs) d
+$$;
 comment on function gangq.decide(integer) is
-  'What admit would do now, without doing it: gangs that fit, with the worker of each rank, and the first gang that '
-  'must wait, with the workers kept for it. By priority, then the queue''s policy (queues take turns), then age; '
-  'capacity is subtracted after each placement; a shape that did not fit is not tried again in the pass.';
+  'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
+  'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
 create function gangq.candidates(t timestamptz) returns bigint[] language sql stable as $$
   select coalesce(array_agg(i.id), '{}')
@@ -261,41 +764,104 @@ comment on function gangq.reserve_gang(bigint, bigint[]) is
   'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
   'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
 
--- Earmarks are a promise renewed by every pass, so what somebody has locked this moment (a caller cancelling that very
--- gang in an open transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
-create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns void language sql volatile as $$
-  delete from gangq.earmarks e where e.incarnation = any (array(
-    select z.incarnation from gangq.earmarks z
-    where not exists (
-      select 1 from gangq.live_gangs g
-      where g.id = keep_for.gang_id and g.id = z.gang_id and g.order_key = z.order_key and z.incarnation = any (keep_for.incarnations))
-    order by z.incarnation for update skip locked));
-  insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots)
-  select i.id, g.id, g.order_key, 'infinity', 1
-  from (select x.id, x.order_key from gangq.live_gangs x where x.id = keep_for.gang_id for key share skip locked) g
-  cross join (
-    select x.id from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
-  where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id)
-  on conflict (incarnation, gang_id) do nothing;
-$$;
-comment on function gangq.keep_for(bigint, bigint[]) is
-  'Internal. Keeps exactly these workers for the first gang that must wait; null: for none.';
+-- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
+-- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
+create function gangq.keep_promises(plans gangq.decision[], t timestamptz) returns void language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+begin
+  delete from gangq.plans p where p.gang_id = any (array(
+    select z.gang_id from gangq.plans z
+    where z.gang_id <> all (array(select d.gang_id from unnest(keep_promises.plans) d)) order by z.gang_id for update skip locked));
+  update gangq.plans p set place = d.place, starts_at = d.starts_at, decided_at = t
+  from unnest(keep_promises.plans) d
+  where p.gang_id = d.gang_id and (p.place <> d.place or abs(extract(epoch from p.starts_at - d.starts_at)) > 1) and p.gang_id = any (array(
+    select z.gang_id from gangq.plans z order by z.gang_id for update skip locked));
+  insert into gangq.plans (gang_id, place, starts_at, decided_at)
+  select g.id, d.place, d.starts_at, t
+  from (
+    select x.id from gangq.live_gangs x
+    where x.id = any (array(select z.gang_id from unnest(keep_promises.plans) z)) order by x.id for key share skip locked) g
+  join unnest(keep_promises.plans) d on d.gang_id = g.id
+  on conflict do nothing;
+  with wanted as (
+    select d.gang_id, (k.value ->> 0)::bigint as incarnation, d.starts_at, (k.value ->> 1)::integer as slots, (k.value ->> 2)::bigint as memory_mb,
+      (k.value ->> 3)::numeric / 1000 as cpus, (k.value ->> 4)::integer as gpus
+    from unnest(keep_promises.plans) d cross join lateral jsonb_array_elements(d.kept) as k
+  ),
+  gone as (
+    delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
+      select z.incarnation, z.gang_id from gangq.earmarks z
+      where z.kind = 'plan' and not exists (
+        select 1 from wanted w join gangq.live_gangs g on g.id = w.gang_id
+        where w.incarnation = z.incarnation and w.gang_id = z.gang_id and g.order_key = z.order_key)
+        or z.kind = 'escrow' and z.until <= t
+      order by z.incarnation, z.gang_id for update skip locked)
+  ),
+  kept as (
+    update gangq.earmarks e set until = w.starts_at, slots = w.slots, memory_mb = w.memory_mb, cpus = w.cpus, gpus = w.gpus
+    from wanted w
+    where e.incarnation = w.incarnation and e.gang_id = w.gang_id and e.kind = 'plan'
+      and (e.slots, e.memory_mb, e.cpus, e.gpus) is distinct from (w.slots, w.memory_mb, w.cpus, w.gpus)
+      and (e.incarnation, e.gang_id) in (
+        select z.incarnation, z.gang_id from gangq.earmarks z order by z.incarnation, z.gang_id for update skip locked)
+  )
+  insert into gangq.earmarks (incarnation, gang_id, order_key, kind, until, slots, memory_mb, cpus, gpus)
+  select i.id, g.id, g.order_key, 'plan', w.starts_at, w.slots, w.memory_mb, w.cpus, w.gpus
+  from (
+    select x.id, x.order_key from gangq.live_gangs x
+    where x.id in (select z.gang_id from wanted z) order by x.id for key share skip locked) g
+  join wanted w on w.gang_id = g.id
+  join (
+    select x.id from gangq.incarnations x
+    where x.id in (select z.incarnation from wanted z) order by x.id for key share skip locked) i on i.id = w.incarnation
+  where not exists (select 1 from gangq.earmarks e where e.incarnation = w.incarnation and e.gang_id = w.gang_id)
+  on conflict do nothing;
+end $$;
+comment on function gangq.keep_promises(gangq.decision[], timestamptz) is
+  'Internal. Makes the planned starts and what workers keep free for them exactly these; lapsed escrows go.';
+
+-- One row per kind that waits. A row is written when its gate changes, not every pass.
+create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+begin
+  delete from gangq.verdicts v where v.kind_id = any (array(
+    select z.kind_id from gangq.verdicts z
+    where z.kind_id <> all (coalesce(keep_verdicts.kinds, '{}'))
+      and not exists (select 1 from gangq.live_gangs g where g.state = 'blocked' and g.kind_id = z.kind_id)
+    order by z.kind_id for update skip locked));
+  update gangq.verdicts v set gate = d.gate, since = t, numbers = d.numbers,
+    held_s = v.held_s + case when v.gate in ('paused', 'quota', 'running_limit', 'submitter_limit') then extract(epoch from t - v.since) else 0 end
+  from (
+    select distinct on (x.kind_id) x.kind_id, case x.action when 'plan' then 'reserved' else x.gate end as gate, x.numbers
+    from unnest(keep_verdicts.waits) with ordinality as x order by x.kind_id, x.ordinality) d
+  where v.kind_id = d.kind_id and v.gate <> d.gate and v.kind_id = any (array(
+    select z.kind_id from gangq.verdicts z order by z.kind_id for update skip locked));
+  insert into gangq.verdicts (kind_id, gate, since, numbers)
+  select distinct on (x.kind_id) x.kind_id, case x.action when 'plan' then 'reserved' else x.gate end, t, x.numbers
+  from unnest(keep_verdicts.waits) with ordinality as x
+  where not exists (select 1 from gangq.verdicts v where v.kind_id = x.kind_id)
+  order by x.kind_id, x.ordinality
+  on conflict do nothing;
+end $$;
+comment on function gangq.keep_verdicts(gangq.decision[], integer[], timestamptz) is 'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
 
 create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
-  d record;
-  earmarked boolean := false;
+  t timestamptz := gangq.now();
+  b gangq.board;
+  ds gangq.decision[];
+  d gangq.decision;
 begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
-  for d in select x.* from gangq.decide(admit.max_gangs) x loop
-    if d.incarnations is null then
-      earmarked := true;
-      perform gangq.keep_for(d.gang_id, d.earmark);
-    else
+  b := gangq.look();
+  if b.gang_ids is not null then
+    ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
+    foreach d in array ds loop
+      continue when d.action <> 'start';
       if not gangq.try_lock_gang(d.gang_id) or not exists (
         select 1 from gangq.live_gangs g where g.id = d.gang_id and g.state = 'blocked') then
         again := true;
@@ -304,11 +870,10 @@ begin
       else
         again := true;
       end if;
-    end if;
-  end loop;
-  if not earmarked then
-    perform gangq.keep_for(null, '{}');
+    end loop;
   end if;
+  perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
+  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action <> 'start'), b.kind_ids, t);
   return next;
 end $$;
 comment on function gangq.admit(integer) is

@@ -322,7 +322,7 @@ def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:
 
 
 def _drop_code(conn: psycopg.Connection[Any]) -> None:
-    """Drop the triggers, views and functions of the schema; refused (2BP01) when anything else depends on
+    """Drop the triggers, views, functions and types of the schema; refused (2BP01) when anything else depends on
     one.
 
     Each kind in one statement: the order among its members does not matter then.
@@ -351,6 +351,12 @@ def _drop_code(conn: psycopg.Connection[Any]) -> None:
             sql.SQL("gangq.{}({})").format(sql.Identifier(name), sql.SQL(args)) for name, args in routines
         )
         conn.execute(sql.SQL("drop routine {}").format(sql.SQL(", ").join(each)))
+    types = conn.execute(
+        "select relname from pg_class where relnamespace = to_regnamespace('gangq') and relkind = 'c'"
+    ).fetchall()
+    if types:
+        listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in types)
+        conn.execute(sql.SQL("drop type {}").format(listed))
 
 
 def _explained(error: psycopg.Error, where: str) -> GangqError:

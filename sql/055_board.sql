@@ -1,0 +1,425 @@
+-- The board: everything one admission pass decides from, read once, in one snapshot. What decides, explains, plans ahead
+-- or replays works on a board and never on tables, so all four are the same decision.
+-- Takes no locks.
+--
+-- A board is a struct of arrays, because PL/pgSQL changes an element of an array in place. Workers are numbered in the
+-- order of their hosts, so that a host is a range of them; devices in the order of their workers, smallest first.
+-- Everything else refers to workers, hosts, queues, kinds, roles and shapes by these numbers. CPUs are counted in
+-- thousandths, so that all arithmetic is in whole numbers.
+
+create type gangq.board as (
+  t timestamptz,
+  reservations integer,
+  preemptions integer,
+  levels text[],
+  -- workers, by host
+  worker_ids bigint[],
+  worker_names text[],
+  worker_host integer[],
+  worker_open boolean[],
+  worker_class integer[],
+  free_slots integer[],
+  free_memory bigint[],
+  free_mcpus bigint[],
+  all_slots integer[],
+  all_memory bigint[],
+  all_mcpus bigint[],
+  hosts text[],
+  host_first integer[],
+  worker_domains text[],
+  device_first integer[],
+  device_ids bigint[],
+  device_worker integer[],
+  device_vram integer[],
+  device_held bigint[],
+  -- what is placed on them
+  held_unit bigint[],
+  held_job bigint[],
+  held_worker integer[],
+  held_slots integer[],
+  held_memory bigint[],
+  held_mcpus bigint[],
+  held_gpus integer[],
+  held_ends timestamptz[],
+  unit_ids bigint[],
+  unit_queue integer[],
+  unit_submitter text[],
+  unit_priority integer[],
+  unit_movable boolean[],
+  unit_leaving boolean[],
+  unit_lost double precision[],
+  -- what is kept by an earlier promise
+  escrow_gang bigint[],
+  escrow_worker integer[],
+  escrow_slots integer[],
+  escrow_memory bigint[],
+  escrow_mcpus bigint[],
+  escrow_gpus integer[],
+  -- queues
+  queue_names text[],
+  queue_parent integer[],
+  queue_open boolean[],
+  queue_policy text[],
+  queue_weight double precision[],
+  queue_maximum jsonb[],
+  queue_guaranteed jsonb[],
+  queue_max_gangs integer[],
+  queue_max_jobs integer[],
+  queue_submitter_maximum jsonb[],
+  queue_preempts boolean[],
+  used_gangs bigint[],
+  used_jobs bigint[],
+  used_gpus bigint[],
+  used_memory bigint[],
+  used_mcpus bigint[],
+  usage_submitters jsonb,
+  -- what waits
+  shape_ids integer[],
+  shape_gpus integer[],
+  shape_vram integer[],
+  shape_memory bigint[],
+  shape_mcpus bigint[],
+  shape_avoid jsonb[],
+  shape_serves boolean[],
+  classes integer,
+  kind_ids integer[],
+  kind_queue integer[],
+  kind_require integer[],
+  kind_prefer integer[],
+  kind_apart text[],
+  kind_first_role integer[],
+  kind_roles integer[],
+  role_names text[],
+  role_shape integer[],
+  role_min integer[],
+  role_max integer[],
+  role_strategy text[],
+  role_require integer[],
+  role_prefer integer[],
+  role_balanced boolean[],
+  gang_ids bigint[],
+  gang_kind integer[],
+  gang_priority integer[],
+  gang_order_key bigint[],
+  gang_submitter text[],
+  gang_estimate double precision[],
+  gang_missing jsonb[],
+  gang_anchor jsonb[],
+  gang_preempting boolean[],
+  apart_keys text[],
+  apart_hosts integer[]
+);
+comment on type gangq.board is
+  'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a solo job (its id '
+  'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none.';
+
+-- Queues: all of them, in order of name, so that a parent comes before its children.
+create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  n integer;
+  i integer;
+  up integer;
+  per_submitter boolean;
+  u record;
+  said text;
+begin
+  select array_agg(q.name order by q.name), array_agg(q.parent order by q.name), array_agg(not q.paused order by q.name),
+    array_agg(q.policy order by q.name), array_agg(q.weight::float8 order by q.name), array_agg(nullif(q.maximum, '{}') order by q.name),
+    array_agg(nullif(q.guaranteed, '{}') order by q.name), array_agg(q.max_running_gangs order by q.name),
+    array_agg(q.max_running_jobs order by q.name), array_agg(nullif(q.submitter_maximum, '{}') order by q.name),
+    array_agg(q.preempts order by q.name),
+    bool_or(q.submitter_maximum <> '{}' or q.policy = 'fair')
+  into b.queue_names, b.queue_parent, b.queue_open, b.queue_policy, b.queue_weight, b.queue_maximum, b.queue_guaranteed,
+    b.queue_max_gangs, b.queue_max_jobs, b.queue_submitter_maximum, b.queue_preempts, per_submitter
+  from (
+    select z.*, (
+      select a.n from (select y.name, row_number() over (order by y.name) as n from gangq.queues_table y) a
+      where starts_with(z.name, a.name || '.') order by length(a.name) desc limit 1)::integer as parent
+    from gangq.queues_table z) q;
+  n := cardinality(b.queue_names);
+  for i in 1 .. n loop
+    if b.queue_parent[i] is not null and not b.queue_open[b.queue_parent[i]] then
+      b.queue_open[i] := false;
+    end if;
+  end loop;
+  b.used_gangs := array_fill(0::bigint, array[n]);
+  b.used_jobs := b.used_gangs;
+  b.used_gpus := b.used_gangs;
+  b.used_memory := b.used_gangs;
+  b.used_mcpus := b.used_gangs;
+  b.usage_submitters := '{}';
+  for u in
+    select array_position(b.queue_names, s.queue) as queue, case when per_submitter then j.submitter end as submitter,
+      count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus)::bigint as gpus, sum(s.memory_mb)::bigint as memory,
+      (sum(s.cpus) * 1000)::bigint as mcpus
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation is not null
+    group by s.queue, case when per_submitter then j.submitter end
+  loop
+    up := u.queue;
+    while up is not null loop
+      b.used_gangs[up] := b.used_gangs[up] + u.gangs;
+      b.used_jobs[up] := b.used_jobs[up] + u.jobs;
+      b.used_gpus[up] := b.used_gpus[up] + u.gpus;
+      b.used_memory[up] := b.used_memory[up] + u.memory;
+      b.used_mcpus[up] := b.used_mcpus[up] + u.mcpus;
+      if per_submitter then
+        said := up || '/' || u.submitter;
+        b.usage_submitters := b.usage_submitters || jsonb_build_object(said, jsonb_build_object(
+          'gangs', coalesce((b.usage_submitters -> said ->> 'gangs')::bigint, 0) + u.gangs,
+          'jobs', coalesce((b.usage_submitters -> said ->> 'jobs')::bigint, 0) + u.jobs,
+          'gpus', coalesce((b.usage_submitters -> said ->> 'gpus')::bigint, 0) + u.gpus));
+      end if;
+      up := b.queue_parent[up];
+    end loop;
+  end loop;
+  return b;
+end $$;
+comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues and what each holds, children included.';
+
+-- What waits: of each kind the first 50, and gangs that run and wait for replacements of single members.
+create function gangq.look_at_gangs(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  waiting bigint[];
+  kinds integer[];
+begin
+  with recursive kinds(id) as (
+    (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
+    union all
+    select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
+    from kinds k where k.id is not null
+  )
+  select array_agg(g.id), array_agg(distinct g.kind_id order by g.kind_id) into waiting, kinds
+  from (
+    select w.id, k.id as kind_id
+    from kinds k cross join lateral (
+      select x.id from gangq.live_gangs x
+      where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
+      order by x.order_key limit 50) w
+    union all
+    select x.id, x.kind_id from gangq.live_gangs x
+    where x.state = 'running' and x.failure_policy = 'restart_member' and exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and (j.epoch_rank is not null or x.world_size = x.size))) g;
+  if waiting is null then
+    return b;
+  end if;
+  select array_agg(r.name order by r.kind_id, r.ordinal), array_agg(array_position(z.shapes, r.shape_id) order by r.kind_id, r.ordinal),
+    array_agg(r.min_members order by r.kind_id, r.ordinal), array_agg(r.max_members order by r.kind_id, r.ordinal),
+    array_agg(r.strategy order by r.kind_id, r.ordinal), array_agg(coalesce(array_position(b.levels, r.require), 0) order by r.kind_id, r.ordinal),
+    array_agg(coalesce(array_position(b.levels, r.prefer), 0) order by r.kind_id, r.ordinal), array_agg(r.balanced order by r.kind_id, r.ordinal),
+    min(z.shapes)
+  into b.role_names, b.role_shape, b.role_min, b.role_max, b.role_strategy, b.role_require, b.role_prefer, b.role_balanced, b.shape_ids
+  from gangq.kind_roles r
+  cross join (
+    select array_agg(distinct x.shape_id order by x.shape_id) as shapes from gangq.kind_roles x where x.kind_id = any (kinds)) z
+  where r.kind_id = any (kinds);
+  select array_agg(k.id order by k.id), array_agg(array_position(b.queue_names, k.queue) order by k.id),
+    array_agg(coalesce(array_position(b.levels, k.require), 0) order by k.id),
+    array_agg(coalesce(array_position(b.levels, k.prefer), 0) order by k.id), array_agg(k.apart order by k.id),
+    array_agg(k.first_role order by k.id), array_agg(k.roles order by k.id)
+  into b.kind_ids, b.kind_queue, b.kind_require, b.kind_prefer, b.kind_apart, b.kind_first_role, b.kind_roles
+  from (
+    select x.*, r.roles, (sum(r.roles) over (order by x.id) - r.roles + 1)::integer as first_role
+    from gangq.gang_kinds x
+    cross join lateral (select count(*)::integer as roles from gangq.kind_roles y where y.kind_id = x.id) r
+    where x.id = any (kinds)) k;
+  select array_agg(s.gpus::integer order by s.id), array_agg(s.vram_mb order by s.id), array_agg(s.memory_mb order by s.id),
+    array_agg((s.cpus * 1000)::bigint order by s.id), array_agg(to_jsonb(s.avoid) order by s.id)
+  into b.shape_gpus, b.shape_vram, b.shape_memory, b.shape_mcpus, b.shape_avoid
+  from gangq.shapes s where s.id = any (b.shape_ids);
+  select array_agg(g.id order by g.order_key, g.id), array_agg(array_position(b.kind_ids, g.kind_id) order by g.order_key, g.id),
+    array_agg(g.priority::integer order by g.order_key, g.id), array_agg(g.order_key order by g.order_key, g.id),
+    array_agg(g.submitter order by g.order_key, g.id), array_agg(e.s order by g.order_key, g.id),
+    array_agg(m.missing order by g.order_key, g.id), array_agg(m.hosts order by g.order_key, g.id),
+    array_agg(exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) order by g.order_key, g.id)
+  into b.gang_ids, b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter, b.gang_estimate, b.gang_missing, b.gang_anchor, b.gang_preempting
+  from gangq.live_gangs g
+  cross join lateral (
+    select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, g.budget_s))::float8 as s
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = g.kind_id) e
+  cross join lateral (
+    select case when g.state = 'running' then (
+        select jsonb_agg(y.missing order by y.ordinal) from (
+          select r.ordinal, count(j.id) as missing
+          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+            and j.state = 'blocked' and (j.epoch_rank is not null or g.world_size = g.size)
+          where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
+      case when g.state = 'running' then (
+        select jsonb_agg(distinct i.id order by i.id) from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
+        where j.gang_id = g.id) end as hosts) m
+  where g.id = any (waiting);
+  return b;
+end $$;
+comment on function gangq.look_at_gangs(gangq.board) is 'Internal. Gangs that wait, their kinds, roles and shapes.';
+
+create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  queues text[] := array(select distinct b.queue_names[k] from unnest(b.kind_queue) as k);
+  named boolean := exists (
+    select 1 from gangq.shapes s, jsonb_array_elements(s.selector) c
+    where s.id = any (b.shape_ids) and c.value ->> 'key' in ('host', 'worker'));
+  examples bigint[];
+begin
+  with live as materialized (
+    select i.id, i.name, i.host, i.slots, i.memory_mb, (i.cpus * 1000)::bigint as mcpus, i.prefetch, i.queues, coalesce(i.tasks, '{*}') as tasks,
+      i.labels, i.taints, case when named then i.name else '' end as who
+    from gangq.incarnations i
+    where i.ended_at is null and i.queues && queues
+  ),
+  classes as (
+    select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id)) as n
+    from live l group by l.queues, l.tasks, l.labels, l.taints, l.who
+  ),
+  used as (
+    select j.incarnation, count(*) filter (where not s.plain or j.gang_id is not null) as whole,
+      count(*) filter (where s.plain and j.gang_id is null) as plain, sum(s.memory_mb)::bigint as memory, (sum(s.cpus) * 1000)::bigint as mcpus
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation is not null group by j.incarnation
+  ),
+  w as (
+    select l.*, c.n as class, o.id is not null as open,
+      l.slots - coalesce(u.whole + ceil(u.plain::numeric / l.prefetch), 0) as free_slots,
+      l.memory_mb - coalesce(u.memory, 0) as free_memory, l.mcpus - coalesce(u.mcpus, 0) as free_mcpus,
+      row_number() over (order by l.host, l.id) as n,
+      dense_rank() over (order by l.host) as host_n
+    from live l
+    join classes c on c.queues = l.queues and c.tasks = l.tasks and c.labels = l.labels and c.taints = l.taints and c.who = l.who
+    left join unnest(gangq.candidates(b.t)) as o(id) on o.id = l.id
+    left join used u on u.incarnation = l.id
+  )
+  select array_agg(w.id order by w.n), array_agg(w.name order by w.n), array_agg(w.host_n::integer order by w.n), array_agg(w.open order by w.n),
+    array_agg(w.class::integer order by w.n), array_agg(w.free_slots::integer order by w.n), array_agg(w.free_memory order by w.n),
+    array_agg(w.free_mcpus order by w.n), array_agg(w.slots order by w.n), array_agg(w.memory_mb order by w.n), array_agg(w.mcpus order by w.n),
+    (select array_agg(c.example order by c.n) from classes c)
+  into b.worker_ids, b.worker_names, b.worker_host, b.worker_open, b.worker_class, b.free_slots, b.free_memory, b.free_mcpus,
+    b.all_slots, b.all_memory, b.all_mcpus, examples
+  from w;
+  b.classes := coalesce(cardinality(examples), 0);
+  if b.classes = 0 then
+    b.worker_ids := '{}';
+    return b;
+  end if;
+  select array_agg(h.host order by h.n), array_agg(h.first order by h.n) into b.hosts, b.host_first
+  from (
+    select i.host, min(w.n)::integer as first, row_number() over (order by min(w.n)) as n
+    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id group by i.host) h;
+  b.host_first := b.host_first || (cardinality(b.worker_ids) + 1);
+  -- A domain is named with the broader ones it lies in: rack 1 of zone a is not rack 1 of zone b.
+  if cardinality(b.levels) > 1 then
+    select array_agg(x.path order by x.n, x.level) into b.worker_domains
+    from (
+      select w.n, l.level, case
+        when b.levels[l.level] = 'host' then i.host
+        when bool_or(b.levels[m.level] <> 'host' and coalesce(i.labels ->> b.levels[m.level], '') = '') then null
+        else string_agg(case b.levels[m.level] when 'host' then i.host else i.labels ->> b.levels[m.level] end, '/' order by m.level) end as path
+      from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
+      cross join generate_series(1, cardinality(b.levels)) as l(level)
+      join generate_series(1, cardinality(b.levels)) as m(level) on m.level <= l.level
+      group by w.n, l.level, i.host, i.labels) x;
+  end if;
+  select array_agg(gangq.serves(i, s) order by s.id, c.n) into b.shape_serves
+  from gangq.shapes s cross join unnest(examples) with ordinality as c(id, n) join gangq.incarnations i on i.id = c.id
+  where s.id = any (b.shape_ids);
+  select array_agg(r.id order by w.n, r.vram_mb, r.index, r.id), array_agg(w.n::integer order by w.n, r.vram_mb, r.index, r.id),
+    array_agg(r.vram_mb order by w.n, r.vram_mb, r.index, r.id), array_agg(coalesce(h.job_id, case when h.device_id is not null then -1 else 0 end) order by w.n, r.vram_mb, r.index, r.id)
+  into b.device_ids, b.device_worker, b.device_vram, b.device_held
+  from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.device_registry r on r.offered_by = w.id
+  left join gangq.device_holds h on h.device_id = r.id;
+  select array_agg(f.first order by f.n) into b.device_first
+  from (
+    select w.n, (1 + coalesce(sum(d.devices) over (order by w.n rows between unbounded preceding and 1 preceding), 0))::integer as first
+    from generate_series(1, cardinality(b.worker_ids) + 1) as w(n)
+    left join (select x.w, count(*) as devices from unnest(b.device_worker) as x(w) group by x.w) d on d.w = w.n) f;
+  return b;
+end $$;
+comment on function gangq.look_at_workers(gangq.board) is
+  'Internal. Live workers of the queues in which something waits, what they have free, which shapes each class of them serves.';
+
+-- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
+-- budget does, and what has outrun that too, soon.
+create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+begin
+  select array_agg(x.unit order by x.unit, x.job), array_agg(x.job order by x.unit, x.job), array_agg(x.worker order by x.unit, x.job),
+    array_agg(x.slots order by x.unit, x.job), array_agg(x.memory order by x.unit, x.job), array_agg(x.mcpus order by x.unit, x.job),
+    array_agg(x.gpus order by x.unit, x.job), array_agg(x.ends order by x.unit, x.job)
+  into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
+  from (
+    select coalesce(j.gang_id, -j.id) as unit, j.id as job, w.n::integer as worker, 1 as slots, s.memory_mb as memory,
+      (s.cpus * 1000)::bigint as mcpus, s.gpus::integer as gpus,
+      case
+        when j.state = 'preempting' then greatest(j.told_at + make_interval(secs => c.grace_s), b.t + interval '1 s')
+        else (
+          select case when z.from_at + make_interval(secs => e.s) > b.t then z.from_at + make_interval(secs => e.s)
+            else greatest(z.from_at + make_interval(secs => e.most), b.t + interval '30 s') end
+          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z
+          cross join (select gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s) as s,
+            coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most) e) end as ends
+    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
+    join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
+    where not (s.plain and j.gang_id is null)
+    union all
+    -- Plain jobs share slots: together they are as many slots as they take, until the last of them ends.
+    select 0, 0, w.n::integer, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
+      max(greatest(j.claimed_at + make_interval(secs => gangq.estimate_s(s.queue, s.task, 0, j.budget_s)), b.t + interval '1 s'))
+    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
+    join gangq.live_jobs j on j.incarnation = w.id join gangq.shapes s on s.id = j.shape_id
+    where s.plain and j.gang_id is null
+    group by w.n) x;
+  select array_agg(u.id order by u.id), array_agg(array_position(b.queue_names, u.queue) order by u.id), array_agg(u.submitter order by u.id),
+    array_agg(u.priority order by u.id), array_agg(u.movable order by u.id), array_agg(u.leaving order by u.id), array_agg(u.lost order by u.id)
+  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost
+  from (
+    select coalesce(j.gang_id, -j.id) as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
+      bool_and(j.state = 'running') and bool_and(coalesce(g.preemptible, true) and q.preemptible)
+        and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
+      bool_or(j.state = 'preempting') as leaving,
+      sum(greatest(s.gpus, 1) * extract(epoch from b.t - greatest(coalesce(g.go_at, j.claimed_at, b.t), (
+        select max(p.saved_at) from gangq.checkpoints p
+        where p.job_id = coalesce((select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0 and g.checkpoint_mode = 'rank0'), j.id)))))::float8 as lost
+    from (select distinct u.unit from unnest(b.held_unit) as u(unit) where u.unit <> 0) d
+    join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
+    join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
+    where j.incarnation is not null
+    group by coalesce(j.gang_id, -j.id)) u;
+  select array_agg(e.gang_id order by e.gang_id, w.n), array_agg(w.n::integer order by e.gang_id, w.n), array_agg(e.slots order by e.gang_id, w.n),
+    array_agg(e.memory_mb order by e.gang_id, w.n), array_agg((e.cpus * 1000)::bigint order by e.gang_id, w.n), array_agg(e.gpus order by e.gang_id, w.n)
+  into b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus
+  from gangq.earmarks e join unnest(b.worker_ids) with ordinality as w(id, n) on w.id = e.incarnation
+  where e.kind = 'escrow' and e.until > b.t;
+  select array_agg(x.apart order by x.apart, x.host), array_agg(x.host order by x.apart, x.host) into b.apart_keys, b.apart_hosts
+  from (
+    select distinct k.apart, b.worker_host[w.n] as host
+    from gangq.gang_kinds k join gangq.live_gangs g on g.kind_id = k.id join gangq.live_jobs j on j.gang_id = g.id
+    join unnest(b.worker_ids) with ordinality as w(id, n) on w.id = j.incarnation
+    where k.apart = any (b.kind_apart)) x;
+  return b;
+end $$;
+comment on function gangq.look_at_work(gangq.board) is
+  'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
+
+create function gangq.look() returns gangq.board language plpgsql stable security definer set search_path = '' as $$
+declare
+  b gangq.board;
+begin
+  b.t := gangq.now();
+  select s.reservations, s.preemptions_per_pass, s.topology into b.reservations, b.preemptions, b.levels from gangq.settings s;
+  if not exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
+    and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.failure_policy = 'restart_member') then
+    return b;
+  end if;
+  b := gangq.look_at_gangs(gangq.look_at_queues(b));
+  if b.gang_ids is null then
+    return b;
+  end if;
+  b := gangq.look_at_workers(b);
+  if b.worker_ids <> '{}' then
+    b := gangq.look_at_work(b);
+  end if;
+  return b;
+end $$;
+comment on function gangq.look() is
+  'Internal. The board as it is now, in the snapshot of the query that calls it. gang_ids is null when nothing waits.';
