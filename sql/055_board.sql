@@ -178,8 +178,8 @@ begin
 end $$;
 comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues and what each holds, children included.';
 
--- What waits: of each kind the first 50, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+-- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
@@ -197,7 +197,7 @@ begin
     from kinds k cross join lateral (
       select x.id from gangq.live_gangs x
       where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
-      order by x.order_key limit 50) w
+      order by x.order_key limit look_at_gangs.most) w
     union all
     select x.id, x.kind_id from gangq.live_gangs x
     where x.state = 'running' and x.failure_policy = 'restart_member' and exists (
@@ -229,30 +229,34 @@ begin
     array_agg((s.cpus * 1000)::bigint order by s.id), array_agg(to_jsonb(s.avoid) order by s.id)
   into b.shape_gpus, b.shape_vram, b.shape_memory, b.shape_mcpus, b.shape_avoid
   from gangq.shapes s where s.id = any (b.shape_ids);
-  select array_agg(g.id order by g.order_key, g.id), array_agg(array_position(b.kind_ids, g.kind_id) order by g.order_key, g.id),
-    array_agg(g.priority::integer order by g.order_key, g.id), array_agg(g.order_key order by g.order_key, g.id),
-    array_agg(g.submitter order by g.order_key, g.id), array_agg(e.s order by g.order_key, g.id),
-    array_agg(m.missing order by g.order_key, g.id), array_agg(m.hosts order by g.order_key, g.id),
-    array_agg(exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) order by g.order_key, g.id)
+  with estimates as materialized (
+    select z.kind_id, z.budget_s, (
+      select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))::float8
+      from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = z.kind_id) as s
+    from (select distinct g.kind_id, g.budget_s from unnest(waiting) as w(id) join gangq.live_gangs g on g.id = w.id) z
+  )
+  select array_agg(x.id), array_agg(x.kind), array_agg(x.priority), array_agg(x.order_key), array_agg(x.submitter), array_agg(x.estimate),
+    array_agg(x.missing), array_agg(x.mates), array_agg(x.preempting)
   into b.gang_ids, b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter, b.gang_estimate, b.gang_missing, b.gang_anchor, b.gang_preempting
-  from gangq.live_gangs g
-  cross join lateral (
-    select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, g.budget_s))::float8 as s
-    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = g.kind_id) e
-  cross join lateral (
-    select case when g.state = 'running' then (
+  from (
+    select g.id, k.n::integer as kind, g.priority::integer as priority, g.order_key, g.submitter, e.s as estimate,
+      case when g.state = 'running' then (
         select jsonb_agg(y.missing order by y.ordinal) from (
           select r.ordinal, count(j.id) as missing
           from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
             and j.state = 'blocked' and (j.epoch_rank is not null or g.world_size = g.size)
           where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
       case when g.state = 'running' then (
-        select jsonb_agg(distinct i.id order by i.id) from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-        where j.gang_id = g.id) end as hosts) m
-  where g.id = any (waiting);
+        select jsonb_agg(distinct j.incarnation order by j.incarnation) from gangq.live_jobs j
+        where j.gang_id = g.id and j.incarnation is not null) end as mates,
+      exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) as preempting
+    from unnest(waiting) as w(id) join gangq.live_gangs g on g.id = w.id
+    join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = g.kind_id
+    join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
+    order by g.order_key, g.id) x;
   return b;
 end $$;
-comment on function gangq.look_at_gangs(gangq.board) is 'Internal. Gangs that wait, their kinds, roles and shapes.';
+comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
 create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
@@ -263,14 +267,15 @@ declare
     where s.id = any (b.shape_ids) and c.value ->> 'key' in ('host', 'worker'));
   examples bigint[];
 begin
+  -- Sorted once, then aggregated as it comes.
   with live as materialized (
     select i.id, i.name, i.host, i.slots, i.memory_mb, (i.cpus * 1000)::bigint as mcpus, i.prefetch, i.queues, coalesce(i.tasks, '{*}') as tasks,
       i.labels, i.taints, case when named then i.name else '' end as who
     from gangq.incarnations i
     where i.ended_at is null and i.queues && queues
   ),
-  classes as (
-    select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id)) as n
+  classes as materialized (
+    select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id))::integer as n
     from live l group by l.queues, l.tasks, l.labels, l.taints, l.who
   ),
   used as (
@@ -280,19 +285,18 @@ begin
     where j.incarnation is not null group by j.incarnation
   ),
   w as (
-    select l.*, c.n as class, o.id is not null as open,
-      l.slots - coalesce(u.whole + ceil(u.plain::numeric / l.prefetch), 0) as free_slots,
+    select l.id, l.name, l.slots, l.memory_mb, l.mcpus, c.n as class, o.id is not null as open,
+      (l.slots - coalesce(u.whole + ceil(u.plain::float8 / l.prefetch), 0))::integer as free_slots,
       l.memory_mb - coalesce(u.memory, 0) as free_memory, l.mcpus - coalesce(u.mcpus, 0) as free_mcpus,
-      row_number() over (order by l.host, l.id) as n,
-      dense_rank() over (order by l.host) as host_n
+      (dense_rank() over (order by l.host))::integer as host
     from live l
     join classes c on c.queues = l.queues and c.tasks = l.tasks and c.labels = l.labels and c.taints = l.taints and c.who = l.who
     left join unnest(gangq.candidates(b.t)) as o(id) on o.id = l.id
     left join used u on u.incarnation = l.id
+    order by l.host, l.id
   )
-  select array_agg(w.id order by w.n), array_agg(w.name order by w.n), array_agg(w.host_n::integer order by w.n), array_agg(w.open order by w.n),
-    array_agg(w.class::integer order by w.n), array_agg(w.free_slots::integer order by w.n), array_agg(w.free_memory order by w.n),
-    array_agg(w.free_mcpus order by w.n), array_agg(w.slots order by w.n), array_agg(w.memory_mb order by w.n), array_agg(w.mcpus order by w.n),
+  select array_agg(w.id), array_agg(w.name), array_agg(w.host), array_agg(w.open), array_agg(w.class), array_agg(w.free_slots),
+    array_agg(w.free_memory), array_agg(w.free_mcpus), array_agg(w.slots), array_agg(w.memory_mb), array_agg(w.mcpus),
     (select array_agg(c.example order by c.n) from classes c)
   into b.worker_ids, b.worker_names, b.worker_host, b.worker_open, b.worker_class, b.free_slots, b.free_memory, b.free_mcpus,
     b.all_slots, b.all_memory, b.all_mcpus, examples
@@ -302,10 +306,12 @@ begin
     b.worker_ids := '{}';
     return b;
   end if;
-  select array_agg(h.host order by h.n), array_agg(h.first order by h.n) into b.hosts, b.host_first
+  select array_agg(h.host), array_agg(h.first) into b.hosts, b.host_first
   from (
-    select i.host, min(w.n)::integer as first, row_number() over (order by min(w.n)) as n
-    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id group by i.host) h;
+    select i.host, h.first
+    from (select w.host, min(w.n)::integer as first from unnest(b.worker_host) with ordinality as w(host, n) group by w.host) h
+    join gangq.incarnations i on i.id = b.worker_ids[h.first]
+    order by h.host) h;
   b.host_first := b.host_first || (cardinality(b.worker_ids) + 1);
   -- A domain is named with the broader ones it lies in: rack 1 of zone a is not rack 1 of zone b.
   if cardinality(b.levels) > 1 then
@@ -323,16 +329,19 @@ begin
   select array_agg(gangq.serves(i, s) order by s.id, c.n) into b.shape_serves
   from gangq.shapes s cross join unnest(examples) with ordinality as c(id, n) join gangq.incarnations i on i.id = c.id
   where s.id = any (b.shape_ids);
-  select array_agg(r.id order by w.n, r.vram_mb, r.index, r.id), array_agg(w.n::integer order by w.n, r.vram_mb, r.index, r.id),
-    array_agg(r.vram_mb order by w.n, r.vram_mb, r.index, r.id), array_agg(coalesce(h.job_id, case when h.device_id is not null then -1 else 0 end) order by w.n, r.vram_mb, r.index, r.id)
+  select array_agg(d.id), array_agg(d.worker), array_agg(d.vram_mb), array_agg(d.held)
   into b.device_ids, b.device_worker, b.device_vram, b.device_held
-  from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.device_registry r on r.offered_by = w.id
-  left join gangq.device_holds h on h.device_id = r.id;
-  select array_agg(f.first order by f.n) into b.device_first
   from (
-    select w.n, (1 + coalesce(sum(d.devices) over (order by w.n rows between unbounded preceding and 1 preceding), 0))::integer as first
+    select r.id, w.n::integer as worker, r.vram_mb, case when h.device_id is null then 0 else coalesce(h.job_id, -1) end as held
+    from gangq.device_registry r join unnest(b.worker_ids) with ordinality as w(id, n) on w.id = r.offered_by
+    left join gangq.device_holds h on h.device_id = r.id
+    order by w.n, r.vram_mb, r.index, r.id) d;
+  select array_agg(f.first) into b.device_first
+  from (
+    select (1 + coalesce(sum(d.devices) over (order by w.n rows between unbounded preceding and 1 preceding), 0))::integer as first
     from generate_series(1, cardinality(b.worker_ids) + 1) as w(n)
-    left join (select x.w, count(*) as devices from unnest(b.device_worker) as x(w) group by x.w) d on d.w = w.n) f;
+    left join (select x.w, count(*) as devices from unnest(b.device_worker) as x(w) group by x.w) d on d.w = w.n
+    order by w.n) f;
   return b;
 end $$;
 comment on function gangq.look_at_workers(gangq.board) is
@@ -343,9 +352,8 @@ comment on function gangq.look_at_workers(gangq.board) is
 create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 begin
-  select array_agg(x.unit order by x.unit, x.job), array_agg(x.job order by x.unit, x.job), array_agg(x.worker order by x.unit, x.job),
-    array_agg(x.slots order by x.unit, x.job), array_agg(x.memory order by x.unit, x.job), array_agg(x.mcpus order by x.unit, x.job),
-    array_agg(x.gpus order by x.unit, x.job), array_agg(x.ends order by x.unit, x.job)
+  select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
+    array_agg(x.gpus), array_agg(x.ends)
   into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
   from (
     select coalesce(j.gang_id, -j.id) as unit, j.id as job, w.n::integer as worker, 1 as slots, s.memory_mb as memory,
@@ -368,9 +376,10 @@ begin
     from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
     join gangq.live_jobs j on j.incarnation = w.id join gangq.shapes s on s.id = j.shape_id
     where s.plain and j.gang_id is null
-    group by w.n) x;
-  select array_agg(u.id order by u.id), array_agg(array_position(b.queue_names, u.queue) order by u.id), array_agg(u.submitter order by u.id),
-    array_agg(u.priority order by u.id), array_agg(u.movable order by u.id), array_agg(u.leaving order by u.id), array_agg(u.lost order by u.id)
+    group by w.n
+    order by 1, 2, 3) x;
+  select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),
+    array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost)
   into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost
   from (
     select coalesce(j.gang_id, -j.id) as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
@@ -384,7 +393,8 @@ begin
     join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
     join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
     where j.incarnation is not null
-    group by coalesce(j.gang_id, -j.id)) u;
+    group by coalesce(j.gang_id, -j.id)
+    order by 1) u;
   select array_agg(e.gang_id order by e.gang_id, w.n), array_agg(w.n::integer order by e.gang_id, w.n), array_agg(e.slots order by e.gang_id, w.n),
     array_agg(e.memory_mb order by e.gang_id, w.n), array_agg((e.cpus * 1000)::bigint order by e.gang_id, w.n), array_agg(e.gpus order by e.gang_id, w.n)
   into b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus
@@ -401,7 +411,7 @@ end $$;
 comment on function gangq.look_at_work(gangq.board) is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
 
-create function gangq.look() returns gangq.board language plpgsql stable security definer set search_path = '' as $$
+create function gangq.look(most integer default 200) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
 declare
   b gangq.board;
 begin
@@ -411,7 +421,7 @@ begin
     and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.failure_policy = 'restart_member') then
     return b;
   end if;
-  b := gangq.look_at_gangs(gangq.look_at_queues(b));
+  b := gangq.look_at_gangs(gangq.look_at_queues(b), look.most);
   if b.gang_ids is null then
     return b;
   end if;
@@ -421,5 +431,5 @@ begin
   end if;
   return b;
 end $$;
-comment on function gangq.look() is
-  'Internal. The board as it is now, in the snapshot of the query that calls it. gang_ids is null when nothing waits.';
+comment on function gangq.look(integer) is
+  'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. gang_ids is null when nothing waits.';

@@ -214,6 +214,7 @@ declare
   used_memory bigint[] := b.used_memory;
   used_mcpus bigint[] := b.used_mcpus;
   submitters jsonb := b.usage_submitters;
+  limited boolean[] := '{}';
   total_slots bigint; total_memory bigint; total_mcpus bigint; total_gpus bigint;
   -- lanes: what waits in one queue, or of one submitter of a fair queue, in its order
   lane_queue integer[]; lane_submitter text[]; lane_next integer[]; lane_last integer[];
@@ -257,6 +258,11 @@ begin
     kept_mcpus[w] := kept_mcpus[w] + b.escrow_mcpus[e];
     kept_gpus[w] := kept_gpus[w] + b.escrow_gpus[e];
     promised := true;
+  end loop;
+
+  for q in 1 .. cardinality(b.queue_names) loop
+    limited[q] := coalesce(limited[b.queue_parent[q]], false) or coalesce(b.queue_max_gangs[q], b.queue_max_jobs[q]) is not null
+      or b.queue_maximum[q] is not null or b.queue_submitter_maximum[q] is not null;
   end loop;
 
   with turns as (
@@ -394,7 +400,10 @@ begin
     end loop;
     said := k || '/' || b.gang_submitter[g];
     continue when gated ? said;
-    hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
+    hit := null;
+    if limited[q] then
+      hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
+    end if;
     if hit is not null then
       gated := gated || jsonb_build_object(said, true);
       d.action := 'wait';
@@ -520,7 +529,7 @@ begin
               c := case when low = counts[role] and high = b.role_max[first_role + role - 1] then high else (low + high + 1) / 2 end;
               more[role] := c;
               trial := null;
-              if gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs + c - counts[role], gpus + (c - counts[role]) * b.shape_gpus[shape],
+              if not limited[q] or gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs + c - counts[role], gpus + (c - counts[role]) * b.shape_gpus[shape],
                 need_memory + (c - counts[role]) * b.shape_memory[shape], need_mcpus + (c - counts[role]) * b.shape_mcpus[shape],
                 used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters) is null then
                 trial := gangq.seat_gang(b, k, more, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, anchor);
@@ -675,7 +684,7 @@ comment on function gangq.decide_on(gangq.board, integer, integer) is
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
 language sql volatile security definer set search_path = '' as $$
-  select d.* from gangq.decide_on(gangq.look(), decide.max_gangs) d
+  select d.* from gangq.decide_on(gangq.look(decide.max_gangs), decide.max_gangs) d
 $$;
 comment on function gangq.decide(integer) is
   'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
@@ -845,6 +854,123 @@ begin
 end $$;
 comment on function gangq.keep_verdicts(gangq.decision[], integer[], timestamptz) is 'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
 
+-- All the gangs of a pass in a few statements, each gang still whole or not at all: one that anything of is busy this moment
+-- (its row, a member, a worker that is claiming, a limited queue) is left for the next pass.
+create function gangq.reserve_decided(starts gangq.decision[], digest text, t timestamptz) returns bigint[]
+language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  ids bigint[] := array(select d.gang_id from unnest(reserve_decided.starts) d order by d.gang_id);
+  busy bigint[];
+  wanted bigint[];
+  locked bigint[];
+  gang_ids bigint[]; job_ids bigint[]; incarnations bigint[]; ranks integer[]; first_device integer[]; gpus integer[];
+begin
+  ids := array(
+    select g.id from gangq.live_gangs g where g.id = any (ids) and g.state in ('blocked', 'running') order by g.id for update skip locked);
+  locked := array(select j.id from gangq.live_jobs j where j.gang_id = any (ids) order by j.id for update skip locked);
+  busy := array(
+    select distinct j.gang_id from gangq.live_jobs j left join unnest(locked) as l(id) on l.id = j.id where j.gang_id = any (ids) and l.id is null);
+  ids := array(select i from unnest(ids) as i except select k from unnest(busy) as k);
+  wanted := array(
+    select distinct w from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id cross join unnest(d.incarnations) as w order by w);
+  locked := array(
+    select i.id from gangq.incarnations i join unnest(gangq.candidates(t)) as c(id) on c.id = i.id
+    where i.id = any (wanted) order by i.id for no key update of i skip locked);
+
+  -- Who sits where: of each role its first members, ranks in order; of a gang that runs, those that are missing.
+  select array_agg(s.gang_id), array_agg(s.job_id), array_agg(s.incarnation), array_agg(s.rank), array_agg(s.first_device), array_agg(s.gpus)
+  into gang_ids, job_ids, incarnations, ranks, first_device, gpus
+  from (
+    select m.gang_id, m.job_id, d.incarnations[m.seat] as incarnation, (m.seat - 1)::integer as rank, m.gpus,
+      (coalesce(sum(m.gpus) over (partition by m.gang_id order by m.seat rows between unbounded preceding and 1 preceding), 0) + 1)::integer as first_device
+    from unnest(reserve_decided.starts) d
+    join (
+      select x.gang_id, x.job_id, x.gpus, row_number() over (partition by x.gang_id order by x.rank) as seat
+      from (
+        select j.gang_id, j.id as job_id, j.rank, s.gpus::integer as gpus, coalesce(j.role, 1) as role,
+          row_number() over (partition by j.gang_id, coalesce(j.role, 1) order by j.rank) as nth
+        from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.live_gangs g on g.id = j.gang_id
+        where g.id in (select i from unnest(ids) as i) and j.state = 'blocked' and (g.state = 'blocked' or j.epoch_rank is not null or g.world_size = g.size)) x
+      join unnest(reserve_decided.starts) e on e.gang_id = x.gang_id
+      where x.nth <= e.members[x.role]) m on m.gang_id = d.gang_id
+    order by m.gang_id, m.seat) s;
+
+  -- Under the locks once more: room, devices, and that the gang still asks for what was decided.
+  busy := array(
+    select distinct x.gang_id from (
+      select p.gang_id from unnest(gang_ids, incarnations) as p(gang_id, incarnation) left join unnest(locked) as l(id) on l.id = p.incarnation
+      where l.id is null
+      union all
+      select d.gang_id from unnest(reserve_decided.starts) d join gangq.live_gangs g on g.id = d.gang_id
+      left join (select p.gang_id, count(*) as members from unnest(gang_ids) as p(gang_id) group by p.gang_id) m on m.gang_id = d.gang_id
+      where g.kind_id <> d.kind_id or m.members is distinct from cardinality(d.incarnations)
+      union all
+      select p.gang_id
+      from (
+        select q.incarnation, count(*) as slots, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus, bool_and(gangq.serves(i, s)) as serves
+        from unnest(job_ids, incarnations) as q(job_id, incarnation) join gangq.live_jobs j on j.id = q.job_id
+        join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = q.incarnation
+        group by q.incarnation) n
+      join gangq.free_capacity(locked) f on f.incarnation = n.incarnation
+      join unnest(gang_ids, incarnations) as p(gang_id, incarnation) on p.incarnation = n.incarnation
+      where f.slots < n.slots or f.memory_mb < n.memory_mb or f.cpus < n.cpus or not n.serves
+      union all
+      select d.gang_id from unnest(reserve_decided.starts) d cross join unnest(d.devices) as u(id)
+      where exists (select 1 from gangq.device_holds h where h.device_id = u.id)
+      union all
+      select p.gang_id
+      from unnest(gang_ids, incarnations, first_device, gpus) as p(gang_id, incarnation, first_device, gpus)
+      join unnest(reserve_decided.starts) d on d.gang_id = p.gang_id
+      cross join generate_series(p.first_device, p.first_device + p.gpus - 1) as n
+      left join gangq.device_registry r on r.id = d.devices[n]
+      where r.offered_by is distinct from p.incarnation) x);
+  ids := array(select i from unnest(ids) as i except select k from unnest(busy) as k order by 1);
+  if ids = '{}' then
+    return ids;
+  end if;
+
+  insert into gangq.device_holds (device_id, kind, job_id, since)
+  select d.devices[n], 'job', p.job_id, t
+  from unnest(gang_ids, job_ids, first_device, gpus) as p(gang_id, job_id, first_device, gpus)
+  join unnest(reserve_decided.starts) d on d.gang_id = p.gang_id join unnest(ids) as i(id) on i.id = p.gang_id
+  cross join generate_series(p.first_device, p.first_device + p.gpus - 1) as n;
+  update gangq.live_gangs x set
+    state = case x.state when 'blocked' then 'reserved' else x.state end, epoch = x.epoch + 1,
+    world_size = case x.state when 'blocked' then cardinality(d.incarnations) else x.world_size end,
+    reserved_at = case x.state when 'blocked' then t else x.reserved_at end,
+    deadline_at = case x.state when 'blocked' then t + make_interval(secs => x.claim_deadline_s) else x.deadline_at end,
+    go_at = case x.state when 'blocked' then null else x.go_at end, not_before = null,
+    restore_step = gangq.restore_step(x), drain_cause = null, drain_trigger = null
+  from unnest(reserve_decided.starts) d
+  where x.id = d.gang_id and x.id in (select i from unnest(ids) as i);
+  update gangq.live_jobs j set state = 'reserved', incarnation = p.incarnation, deadline_at = t + make_interval(secs => g.claim_deadline_s),
+    epoch_rank = case when g.state = 'running' then j.epoch_rank when g.world_size < g.size or p.rank <> j.rank then p.rank end
+  from unnest(gang_ids, job_ids, incarnations, ranks) as p(gang_id, job_id, incarnation, rank)
+  join gangq.live_gangs g on g.id = p.gang_id
+  where j.id = p.job_id and p.gang_id in (select i from unnest(ids) as i);
+  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
+  delete from gangq.checkpoints c using gangq.live_gangs g
+  where g.id = any (ids) and g.state = 'reserved' and c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
+  delete from gangq.plans p where p.gang_id = any (ids);
+  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
+    select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
+  insert into gangq.events (at, kind, gang_id, epoch, reason, data)
+  select t, case g.state when 'running' then 'replace' else 'reserve' end, g.id, g.epoch, null, jsonb_build_object(
+    'size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
+    'hosts', (select jsonb_object_agg(h.host, h.members) from (
+      select i.host, count(*) as members from unnest(d.incarnations) as w(id)
+      join gangq.incarnations i on i.id = w.id group by i.host) h))
+  from unnest(reserve_decided.starts) d join gangq.live_gangs g on g.id = d.gang_id
+  where g.id = any (ids) order by g.id;
+  perform gangq.wake(array(
+    select distinct p.incarnation from unnest(gang_ids, incarnations) as p(gang_id, incarnation) where p.gang_id = any (ids)), 'claim');
+  return ids;
+end $$;
+comment on function gangq.reserve_decided(gangq.decision[], text, timestamptz) is
+  'Internal. Carries out the starts of a pass: new epochs, claim deadlines, devices held, workers woken. Returns the gangs '
+  'that were reserved. The caller holds no locks.';
+
 create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
 #variable_conflict use_column
@@ -852,25 +978,19 @@ declare
   t timestamptz := gangq.now();
   b gangq.board;
   ds gangq.decision[];
-  d gangq.decision;
+  starts gangq.decision[];
 begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
-  b := gangq.look();
+  b := gangq.look(admit.max_gangs);
   if b.gang_ids is not null then
     ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
-    foreach d in array ds loop
-      continue when d.action <> 'start';
-      if not gangq.try_lock_gang(d.gang_id) or not exists (
-        select 1 from gangq.live_gangs g where g.id = d.gang_id and g.state = 'blocked') then
-        again := true;
-      elsif gangq.reserve_gang(d.gang_id, d.incarnations) then
-        placed := placed + 1;
-      else
-        again := true;
-      end if;
-    end loop;
+    starts := array(select x from unnest(ds) x where x.action = 'start');
+    if starts <> '{}' then
+      placed := cardinality(gangq.reserve_decided(starts, null, t));
+      again := placed < cardinality(starts);
+    end if;
   end if;
   perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
   perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action <> 'start'), b.kind_ids, t);
