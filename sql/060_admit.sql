@@ -84,7 +84,7 @@ comment on function gangq.limit_on(gangq.board, integer, text, bigint, bigint, b
   'Internal. The first limit on the path of a queue that so much more would exceed, with its numbers.';
 
 -- When a gang will start if it waits: the first end of something that runs after which it fits. Promises made before
--- count as placed from now until they end; so what is free only grows with time, and the moment is found by halving.
+-- count as placed from now until they end; so what is free only grows with time.
 create function gangq.plan_start(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[],
@@ -98,6 +98,7 @@ declare
   lo integer := 1;
   hi integer;
   mid integer;
+  stride integer := 1;
   got integer[];
   then_slots integer[];
   then_memory bigint[];
@@ -112,9 +113,10 @@ begin
     select distinct e from (
       select h.ends as e from unnest(b.held_ends) as h(ends) union all select p.ends from unnest(plan_ends) as p(ends)) x
     where x.e >= earliest order by x.e);
+  -- In growing strides until it fits, then back by halves: what waits longest usually fits soon.
   hi := cardinality(moments);
-  mid := hi;
-  while hi > 0 loop
+  while lo <= hi loop
+    mid := case when seats is null then least(lo + stride - 1, hi) else (lo + hi) / 2 end;
     select array_agg(x.slots + coalesce(f.slots, 0) - coalesce(p.slots, 0) order by x.n),
       array_agg((x.memory + coalesce(f.memory, 0) - coalesce(p.memory, 0))::bigint order by x.n),
       array_agg((x.mcpus + coalesce(f.mcpus, 0) - coalesce(p.mcpus, 0))::bigint order by x.n), array_agg(coalesce(p.gpus, 0)::integer order by x.n)
@@ -137,14 +139,11 @@ begin
     if got is not null then
       seats := got;
       starts_at := moments[mid];
-      hi := mid;
-    elsif seats is null then
-      exit;  -- not even when all of it has ended
+      hi := mid - 1;
     else
       lo := mid + 1;
+      stride := stride * 2;
     end if;
-    exit when lo >= hi;
-    mid := (lo + hi) / 2;
   end loop;
   if seats is null then
     starts_at := null;
