@@ -270,11 +270,11 @@ create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns vo
       select 1 from gangq.live_gangs g
       where g.id = keep_for.gang_id and g.id = z.gang_id and g.order_key = z.order_key and z.incarnation = any (keep_for.incarnations))
     order by z.incarnation for update skip locked));
-  insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots)
-  select i.id, g.id, g.order_key, 'infinity', 1
+  insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots, gpus)
+  select i.id, g.id, g.order_key, gangq.now(), i.slots, 1024
   from (select x.id, x.order_key from gangq.live_gangs x where x.id = keep_for.gang_id for key share skip locked) g
   cross join (
-    select x.id from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
+    select x.id, x.slots from gangq.incarnations x where x.id = any (keep_for.incarnations) order by x.id for key share skip locked) i
   where not exists (select 1 from gangq.earmarks e where e.incarnation = i.id)
   on conflict (incarnation, gang_id) do nothing;
 $$;

@@ -55,7 +55,8 @@ grant execute on function
 to gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
+  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer,
+    jsonb, real, text, boolean, boolean, real, text[]),
   gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
