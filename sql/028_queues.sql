@@ -101,6 +101,34 @@ comment on function gangq.limit_hit(text, text, integer, integer, bigint, bigint
   'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, running_limit or '
   'submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. Binding only after lock_limited.';
 
+-- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
+-- every one, and does not read through the backlog of those who may have no more.
+create function gangq.shape_for(shape_id integer, submitter text) returns integer language plpgsql set search_path = '' as $$
+declare
+  found_id integer;
+begin
+  if not exists (
+    select 1 from gangq.queues_table q join gangq.shapes s on gangq.below(s.queue, array[q.name])
+    where s.id = shape_for.shape_id and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}')) then
+    return shape_for.shape_id;
+  end if;
+  select n.id into found_id
+  from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
+    and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
+    and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
+  where s.id = shape_for.shape_id and n.avoid is null and n.submitter = shape_for.submitter
+  order by n.id limit 1;
+  if found_id is null then
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, submitter)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, shape_for.submitter
+    from gangq.shapes s where s.id = shape_for.shape_id
+    returning id into found_id;
+  end if;
+  return found_id;
+end $$;
+comment on function gangq.shape_for(integer, text) is
+  'Internal. The shape of a solo job of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
+
 -- Settings ---------------------------------------------------------------------------------------------------------
 
 create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void

@@ -138,7 +138,7 @@ begin
   where s.queue = intern_shape.queue and s.task = intern_shape.task and s.gpus = intern_shape.gpus
     and s.vram_mb = intern_shape.vram_mb and s.memory_mb = intern_shape.memory_mb
     and s.cpus = round(intern_shape.cpus, 3) and s.labels = intern_shape.labels
-    and s.model is not distinct from intern_shape.model and s.avoid is null
+    and s.model is not distinct from intern_shape.model and s.avoid is null and s.submitter is null
   order by s.id limit 1;
   if found_id is null then
     insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model)
@@ -241,6 +241,7 @@ begin
   end if;
   shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
     submit.model);
+  shape := gangq.shape_for(shape, gangq.caller());
   q := gangq.check_submission(submit.queue, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
   awaited := gangq.await(submit.after);
   first_state := case

@@ -60,9 +60,11 @@ comment on column gangq.queues_table.limited is 'Whether it has any limit itself
 
 alter table gangq.shapes
   add column selector jsonb check (jsonb_typeof(selector) = 'array'),
-  add column tolerates text[];
+  add column tolerates text[],
+  add column submitter text;
 comment on column gangq.shapes.selector is 'Conditions on labels beyond equality: [{"key", "op", "values"}], all of which must hold; null: none.';
 comment on column gangq.shapes.tolerates is 'Taints it may run in spite of: key, key=value, or *; null: none.';
+comment on column gangq.shapes.submitter is 'Whose solo jobs, in queues that tell submitters apart (a fair order, or limits of each); null: anybody''s.';
 
 alter table gangq.incarnations
   add column taints text[] not null default '{}';
