@@ -117,9 +117,7 @@ def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting
     call(meeting.db, "set_queue", name="a", maximum={"jobs": 3})
     for name in ("a.x", "a.y"):
         call(meeting.db, "set_queue", name=name, submitter_maximum={"jobs": 2})
-    incarnations = [
-        meeting.worker(f"w{n}", queues=["a.x", "a.y"], kind="command", slots=4) for n in range(8)
-    ]
+    incarnations = [meeting.worker(f"w{n}", queues=["a.x", "a.y"], kind="command", slots=4) for n in range(8)]
     jobs = {meeting.job(queue=("a.x", "a.y")[n % 2]) for n in range(60)}
     done: set[int] = set()
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""What a worker must leave free for gangs that wait, and who may use it all the same; estimates of how long work runs.
+"""What a worker must leave free for gangs that wait, and who may use it all the same; how long work will run.
 
 Earmarks are written by hand here, as the admission pass would: no tick runs, so nothing takes them back.
 """

@@ -170,6 +170,22 @@ def test_one_submitter_at_his_limit_does_not_hold_up_another(q: Q, when: str, ma
     assert last.job_id == ones[2]
 
 
+def test_a_batch_takes_from_between_the_jobs_of_a_submitter_at_his_limit(q: Q) -> None:
+    jobs: dict[str, list[int]] = {ONE: [], OTHER: []}
+    for _ in range(6):
+        for name, ids in jobs.items():
+            with submitter(q, name):
+                ids.append(q.submit())
+    q.call("set_queue", name="default", submitter_maximum={"jobs": 4})
+    worker = q.worker(slots=20)
+    ones = [c for c in worker.claim(3) if c.job_id in jobs[ONE]]
+    assert len(ones) == 2
+    with submitter(q, ONE):
+        urgent = q.submit(count=2, priority=1)
+    assert [c.job_id for c in worker.claim(2)] == urgent
+    assert [c.job_id for c in worker.claim(9)] == jobs[OTHER][1:4]
+
+
 def test_a_submitters_limit_counts_the_children_of_the_queue(q: Q) -> None:
     for name in ("a.x", "a.y"):
         q.call("set_queue", name=name)
