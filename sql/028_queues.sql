@@ -15,14 +15,16 @@ $$ select exists (select 1 from unnest(names) as a(name) where queue = a.name or
 comment on function gangq.below(text, text[]) is 'Internal. Whether a queue is one of these or below one of them.';
 
 -- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole backlog whenever the
--- table's statistics are older than it.
+-- table's statistics are older than it. A job is only ever placed on a worker that serves its queue.
 create function gangq.queue_usage(names text[])
 returns table (queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric, submitter text)
 language sql stable as $$
   with held as (
     select j.shape_id, j.submitter, j.gang_id, count(*) as jobs
     from gangq.live_jobs j
-    where j.incarnation = any (array(select i.id from gangq.incarnations i))
+    where j.incarnation = any (array(
+      select i.id from gangq.incarnations i
+      where i.queues && array(select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names))))
     group by j.shape_id, j.submitter, j.gang_id
   )
   select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint, sum(h.jobs * s.memory_mb)::bigint,
