@@ -1,43 +1,5 @@
--- Work enters: queues, settings, tasks, submit, submit_gang, set_priority.
+-- Work enters: settings, tasks, submit, submit_gang, set_priority.
 -- Locks: submit takes a share lock on the jobs it waits for (after), nothing else that a worker could meet.
-
-create function gangq.set_queue(
-  name text, paused boolean default null, policy text default null, max_attempts integer default null,
-  max_crashes integer default null, max_trips integer default null, backoff_s real default null,
-  backoff_max_s real default null, budget_s real default null, max_payload_bytes integer default null,
-  retention_done text default null, retention_failed text default null
-) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
-#variable_conflict use_column
-begin
-  if coalesce(set_queue.name, '') = '' or length(set_queue.name) > 100 then
-    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters', 'Call gangq.set_queue(name => ''gpu'').');
-  end if;
-  insert into gangq.queues_table (name) values (set_queue.name) on conflict do nothing;
-  update gangq.queues_table q set
-    paused = coalesce(set_queue.paused, q.paused),
-    policy = coalesce(set_queue.policy, q.policy),
-    max_attempts = coalesce(set_queue.max_attempts, q.max_attempts),
-    max_crashes = coalesce(set_queue.max_crashes, q.max_crashes),
-    max_trips = coalesce(set_queue.max_trips, q.max_trips),
-    backoff_s = coalesce(set_queue.backoff_s, q.backoff_s),
-    backoff_max_s = coalesce(set_queue.backoff_max_s, q.backoff_max_s),
-    budget_s = coalesce(set_queue.budget_s, q.budget_s),
-    max_payload_bytes = coalesce(set_queue.max_payload_bytes, q.max_payload_bytes),
-    retention_done = coalesce(set_queue.retention_done, q.retention_done),
-    retention_failed = coalesce(set_queue.retention_failed, q.retention_failed)
-  where q.name = set_queue.name;
-  if set_queue.paused is false then
-    perform gangq.wake_sleepers(set_queue.name, 64, 'commit');
-    perform gangq.wake_tick();
-  end if;
-exception
-  when check_violation or numeric_value_out_of_range then
-    perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
-      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; counts are 1 to 1000; seconds are not negative, '
-      'and a budget is more than 0 and at most 1e9.');
-end $$;
-comment on function gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text) is
-  'Makes a queue or changes the settings given; null leaves a setting as it is. For gangq_admin. Raises GQ001.';
 
 create function gangq.configure(
   heartbeat_s real default null, lease_s real default null, lease_margin_s real default null, grace_s real default null,
@@ -176,7 +138,7 @@ begin
   where s.queue = intern_shape.queue and s.task = intern_shape.task and s.gpus = intern_shape.gpus
     and s.vram_mb = intern_shape.vram_mb and s.memory_mb = intern_shape.memory_mb
     and s.cpus = round(intern_shape.cpus, 3) and s.labels = intern_shape.labels
-    and s.model is not distinct from intern_shape.model and s.avoid is null
+    and s.model is not distinct from intern_shape.model and s.avoid is null and s.submitter is null
   order by s.id limit 1;
   if found_id is null then
     insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model)
@@ -279,6 +241,7 @@ begin
   end if;
   shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
     submit.model);
+  shape := gangq.shape_for(shape, gangq.caller());
   q := gangq.check_submission(submit.queue, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
   awaited := gangq.await(submit.after);
   first_state := case

@@ -9,6 +9,8 @@ create function gangq.leave(
 set plan_cache_mode = force_generic_plan as $$
 declare
   left_ids bigint[];
+  ran integer[];
+  runs double precision[];
 begin
   perform set_config('gangq.leaving', 'with history', true);
   with leaving as (
@@ -35,12 +37,21 @@ begin
       case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
       g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
     from gone g join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
-    returning job_id
+    returning job_id, shape_id, gang_id, state, claimed_at, finished_at
   )
-  select array_agg(k.job_id) into left_ids from kept k;
+  -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
+  select array_agg(k.job_id), array_agg(k.shape_id) filter (where s.id is not null),
+    array_agg(extract(epoch from k.finished_at - k.claimed_at)) filter (where s.id is not null)
+  into left_ids, ran, runs
+  from kept k left join gangq.shapes s
+    on s.id = k.shape_id and k.state = 'done' and k.claimed_at is not null and (k.gang_id is not null or s.gpus > 0);
   perform set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
+  end if;
+  -- Not in a caller's REPEATABLE READ transaction: a row that somebody else has changed since would fail it.
+  if ran is not null and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+    perform gangq.learn_runtimes(ran, runs, t);
   end if;
   delete from gangq.device_holds h where h.job_id = any (left_ids);
   delete from gangq.progress p where p.job_id = any (left_ids);

@@ -75,11 +75,12 @@ begin
   from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
     and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
     and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
+    and n.submitter is not distinct from s.submitter
   where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, avoid)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, wanted
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, submitter, avoid)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.submitter, wanted
     from gangq.shapes s where s.id = shape_avoiding.shape_id
     returning id into found_id;
   end if;

@@ -7,11 +7,47 @@ create function gangq.may_read_payloads() returns boolean language sql stable se
 $$;
 comment on function gangq.may_read_payloads() is 'Internal. A viewer alone sees no payloads, results or errors.';
 
+create function gangq.queue_load()
+returns table (
+  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
+  waiting_gangs bigint, waiting_jobs bigint
+) language sql stable security definer set search_path = '' as $$
+  with used as (
+    select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs, sum(u.gpus)::bigint as gpus,
+      sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
+    from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u group by u.queue
+  ),
+  waits as (
+    select s.queue, 0 as gangs, count(*) as jobs
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.state = 'pending' group by s.queue
+    union all
+    select k.queue, count(*), 0
+    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id where g.state = 'blocked' group by k.queue
+  )
+  select q.name, cardinality(gangq.queue_path(q.name)) - 1,
+    (select p.name from gangq.queues_table p where p.paused and gangq.below(q.name, array[p.name]) order by length(p.name) desc limit 1),
+    coalesce(u.gangs, 0), coalesce(u.jobs, 0), coalesce(u.gpus, 0), coalesce(u.memory_mb, 0), coalesce(u.cpus, 0),
+    coalesce(w.gangs, 0)::bigint, coalesce(w.jobs, 0)::bigint
+  from gangq.queues_table q
+  left join used u on u.queue = q.name
+  left join lateral (
+    select sum(x.gangs) as gangs, sum(x.jobs) as jobs from waits x where gangq.below(x.queue, array[q.name])) w on true
+$$;
+comment on function gangq.queue_load() is
+  'Internal, for the view queues: where each queue stands in the tree, what is placed in it and its children, and what waits there to be placed.';
+
 create view gangq.queues as
 select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s, q.backoff_max_s, q.budget_s,
-  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at
-from gangq.queues_table q;
-comment on view gangq.queues is 'Queues and the defaults their jobs inherit.';
+  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at,
+  l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight, q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
+  q.timeout_style, q.preempts, q.preemptible, q.min_run_s,
+  l.running_gangs, l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb, l.cpus as used_cpus, l.waiting_gangs, l.waiting_jobs
+from gangq.queues_table q join gangq.queue_load() l on l.queue = q.name
+order by string_to_array(q.name, '.') collate "C";
+comment on view gangq.queues is
+  'Queues as a tree, each parent before its children: the defaults their jobs inherit, what they may hold, what is placed '
+  'and what waits there to be placed, children included. paused_by: the nearest queue on its path that is paused. used_gpus, '
+  'used_memory_mb, used_cpus, running_jobs count against maximum.';
 
 create view gangq.tasks as
 select coalesce(ts.task, b.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,

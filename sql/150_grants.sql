@@ -30,7 +30,7 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
-  gangq.caller(), gangq.may_read_payloads(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
+  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.infeasible(integer, integer)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
@@ -55,7 +55,8 @@ grant execute on function
 to gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
+  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer,
+    jsonb, real, text, boolean, boolean, real, text[]),
   gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),

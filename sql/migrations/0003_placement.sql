@@ -31,7 +31,11 @@ alter table gangq.queues_table
   add column timeout_style text check (timeout_style in ('requeue', 'hard', 'soft')),
   add column preempts boolean not null default true,
   add column preemptible boolean not null default true,
-  add column min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7);
+  add column min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7),
+  add column limited boolean not null generated always as (
+    maximum <> '{}' or submitter_maximum <> '{}' or max_running_gangs is not null or max_running_jobs is not null) stored;
+-- What a claim must know of the queues: nothing at all, as a rule.
+create index queues_table_watched on gangq.queues_table (name) where paused or limited or policy = 'fair';
 -- largest_first was what every queue had without anybody having asked for it: planned starts serve large gangs better.
 update gangq.queues_table set policy = 'priority' where policy = 'largest_first';
 comment on column gangq.queues_table.name is 'The queue''s name; a queue named a.b is a child of queue a.';
@@ -50,14 +54,17 @@ comment on column gangq.queues_table.timeout_style is 'What that timeout does: r
 comment on column gangq.queues_table.preempts is 'Whether its gangs may displace others.';
 comment on column gangq.queues_table.preemptible is 'Whether its work may be displaced.';
 comment on column gangq.queues_table.min_run_s is 'Seconds that its work runs undisturbed before it may be displaced.';
+comment on column gangq.queues_table.limited is 'Whether it has any limit itself: only then is it locked and counted.';
 
 -- What a gang asks for --------------------------------------------------------------------------------------------
 
 alter table gangq.shapes
   add column selector jsonb check (jsonb_typeof(selector) = 'array'),
-  add column tolerates text[];
+  add column tolerates text[],
+  add column submitter text;
 comment on column gangq.shapes.selector is 'Conditions on labels beyond equality: [{"key", "op", "values"}], all of which must hold; null: none.';
 comment on column gangq.shapes.tolerates is 'Taints it may run in spite of: key, key=value, or *; null: none.';
+comment on column gangq.shapes.submitter is 'Whose solo jobs, in queues that tell submitters apart (a fair order, or limits of each); null: anybody''s.';
 
 alter table gangq.incarnations
   add column taints text[] not null default '{}';

@@ -80,8 +80,10 @@ CASES: list[tuple[str, set[str]]] = [
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
     ("queue pause q2", _QUEUE),
+    ("queue drain q2", _QUEUE),
     ("queue resume q2", _QUEUE),
     ("queue ls", _QUEUE),
+    ("queue", _QUEUE),
     ("task set train --budget 5m", _TASK),
     ("task list", _TASK),
     ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
@@ -189,7 +191,8 @@ def test_no_command_is_left_out() -> None:
     def leaves(command: click.Command, name: str) -> list[str]:
         if isinstance(command, click.Group):
             context = click.Context(command)
-            return [
+            alone = [name.strip()] if name and command.invoke_without_command else []
+            return alone + [
                 leaf
                 for child in command.list_commands(context)
                 for leaf in leaves(command.get_command(context, child), f"{name} {child}")  # type: ignore[arg-type]

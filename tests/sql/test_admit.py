@@ -136,7 +136,8 @@ def test_priority_comes_before_size(q: Q) -> None:
     assert placed(q, large, small) == [False, True]
 
 
-def test_within_a_priority_the_largest_goes_first_by_default(q: Q) -> None:
+def test_within_a_priority_the_largest_goes_first_where_the_queue_says_so(q: Q) -> None:
+    q.call("set_queue", name="default", policy="largest_first")
     small, large = q.submit_gang(2), q.submit_gang(3)
     q.workers(3)
     q.tick()

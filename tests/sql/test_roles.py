@@ -17,6 +17,7 @@ LOOK = {
     "capacity_of",
     "serves",
     "infeasible",
+    "queue_load",
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
 WORK = {

@@ -116,6 +116,27 @@ class KeyValue(_ParamType):
         return key, typed(text) if self._typed else text
 
 
+class Resources(_ParamType):
+    """gpus=8,cpus=2.5. Becomes a dict of numbers; which names there are the database says."""
+
+    name = "gpus=N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, float]:
+        """Read a list of amounts."""
+        if isinstance(value, dict):
+            return value
+        found: dict[str, float] = {}
+        for part in str(value).split(","):
+            key, _, text = part.strip().partition("=")
+            amount = typed(text)
+            if not key or isinstance(amount, bool) or not isinstance(amount, (int, float)) or key in found:
+                self.fail(f"{value!r} is no list of amounts: write gpus=8,cpus=2.5", param, ctx)
+            found[key] = amount
+        return found
+
+
 def typed(text: str) -> Any:
     """JSON where it parses as such, else the text itself: n=1 is a number, name=a a string."""
     try:

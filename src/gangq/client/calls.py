@@ -47,29 +47,31 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
-         "max_stops", "most", "device_trips", "bounces_per_hour", "code"),
+         "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
+         "max_running_jobs"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
          "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause", "model",
-         "device_class", "class"),
+         "device_class", "class", "timeout_style"),
         "text",
     ),
-    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only"), "text[]"),
+    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "reset"), "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
-    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail"), "jsonb"),
+    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail",
+                     "guaranteed", "maximum", "submitter_maximum"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
          "gang_backoff_max_s", "backoff_s", "backoff_max_s", "budget_gpu_s", "stall_timeout_s", "exit_in_s",
          "load_grace_s", "health_window_s", "long_phase_s", "gang_stall_s", "straggler_s", "brake_share",
-         "warm_s", "longest_s"),
+         "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s"),
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
-                     "report_only", "ok"), "boolean"),
+                     "report_only", "ok", "draining", "preempts", "preemptible"), "boolean"),
     "cpus": "numeric",
     "due_at": "timestamptz",
     "request_id": "uuid",
@@ -309,8 +311,26 @@ def set_queue(
     max_payload_bytes: int | None = None,
     retention_done: str | None = None,
     retention_failed: str | None = None,
+    draining: bool | None = None,
+    guaranteed: Mapping[str, float] | None = None,
+    maximum: Mapping[str, float] | None = None,
+    weight: float | None = None,
+    max_running_gangs: int | None = None,
+    max_running_jobs: int | None = None,
+    submitter_maximum: Mapping[str, int] | None = None,
+    placement_timeout_s: float | None = None,
+    timeout_style: str | None = None,
+    preempts: bool | None = None,
+    preemptible: bool | None = None,
+    min_run_s: float | None = None,
+    reset: Sequence[str] | None = None,
 ) -> Query[None]:
-    """Make a queue, or change what is given of it. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
+    """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
+
+    `guaranteed` and `maximum` count gpus, memory_mb, cpus and jobs, `submitter_maximum` gpus, jobs and gangs,
+    each with the queue's children, and replace what was there. `reset`: settings to put back to none. For
+    gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    """
     return _void(
         "set_queue",
         name=name,
@@ -325,6 +345,19 @@ def set_queue(
         max_payload_bytes=max_payload_bytes,
         retention_done=retention_done,
         retention_failed=retention_failed,
+        draining=draining,
+        guaranteed=_json(guaranteed, "guaranteed"),
+        maximum=_json(maximum, "maximum"),
+        weight=weight,
+        max_running_gangs=max_running_gangs,
+        max_running_jobs=max_running_jobs,
+        submitter_maximum=_json(submitter_maximum, "submitter_maximum"),
+        placement_timeout_s=placement_timeout_s,
+        timeout_style=timeout_style,
+        preempts=preempts,
+        preemptible=preemptible,
+        min_run_s=min_run_s,
+        reset=_texts(reset, "reset"),
     )
 
 
@@ -1057,8 +1090,8 @@ def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None)
 
 
 def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
-    """Queues by name."""
-    return _view("queues", rows.QueueRow, "name", name=("name = {}", name))
+    """Queues as a tree: each parent before its children."""
+    return _view("queues", rows.QueueRow, "", name=("name = {}", name))
 
 
 def tasks(*, task: str | None = None) -> Query[list[rows.TaskRow]]:

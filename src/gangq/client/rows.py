@@ -510,7 +510,9 @@ class LogRow:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A queue and the defaults its jobs inherit at submit."""
+    """A queue: the defaults its jobs inherit at submit, what it may hold, and what it and its children hold and
+    have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path.
+    """
 
     name: str
     paused: bool
@@ -524,6 +526,27 @@ class QueueRow:
     max_payload_bytes: int
     retention_done: str
     retention_failed: str
+    depth: int
+    paused_by: str | None
+    draining: bool
+    guaranteed: dict[str, float]
+    maximum: dict[str, float]
+    weight: float
+    max_running_gangs: int | None
+    max_running_jobs: int | None
+    submitter_maximum: dict[str, int]
+    placement_timeout_s: float | None
+    timeout_style: str | None
+    preempts: bool
+    preemptible: bool
+    min_run_s: float
+    running_gangs: int
+    running_jobs: int
+    used_gpus: int
+    used_memory_mb: int
+    waiting_gangs: int
+    waiting_jobs: int
+    used_cpus: float = _as("used_cpus::float8 as used_cpus")
 
 
 @dataclass(frozen=True)
