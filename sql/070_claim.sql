@@ -20,6 +20,7 @@ declare
   took bigint[];
   room record;
   want integer := claim.max_jobs;
+  open boolean;  -- takes new work; what is reserved here is claimed in any case
   kept_from bigint;  -- jobs from this key on come after the gang this worker is kept for
   heads record;
   warm record;
@@ -92,7 +93,9 @@ begin
     want := want - cardinality(taken);
   end if;
 
-  if want > 0 and me.state = 'live' and me.quarantined is null then
+  open := me.state = 'live' and me.quarantined is null
+    and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
+  if want > 0 and open then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
     kept_from := coalesce((select min(e.order_key) from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
@@ -205,7 +208,7 @@ begin
   end if;
 
   if taken = '{}' then
-    if claim.sleep and me.state = 'live' then
+    if claim.sleep and open then
       insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict (incarnation) do nothing;
     end if;

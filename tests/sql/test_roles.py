@@ -51,6 +51,7 @@ WORK = {
     "reap_expired",
     "flag_dead_workers",
     "promote_due",
+    "time_out",
 }
 RUN = {
     "set_queue",
@@ -59,6 +60,9 @@ RUN = {
     "quarantine",
     "unquarantine",
     "preempt_gang",
+    "displace_job",
+    "cordon",
+    "uncordon",
     "decide",
     "keep_partitions",
 }
@@ -79,6 +83,7 @@ VIEWS = (
     "trips",
     "device_trips",
     "flagged",
+    "cordoned",
     "capacity",
     "violations",
     "queues",
