@@ -61,13 +61,15 @@ begin
     perform gangq.refuse_unknown(what, whose);
   end if;
   select x.* into c from gangq.cordons x where x.kind = what and x.name = whose for update;
-  if found and (c.drain or not coalesce(cordon.drain, false)) and coalesce(cordon.deadline, c.deadline) is not distinct from c.deadline
+  if found and (c.drain or not coalesce(cordon.drain, false))
+    and (cordon.deadline is null or nullif(cordon.deadline, 'infinity') is not distinct from c.deadline)
     and coalesce(nullif(cordon.reason, ''), c.reason) = c.reason then
     return;
   end if;
   insert into gangq.cordons as x (kind, name, drain, since, deadline, reason, operator)
-  values (what, whose, coalesce(cordon.drain, false), t, cordon.deadline, coalesce(nullif(cordon.reason, ''), 'operator'), gangq.caller())
-  on conflict (kind, name) do update set drain = x.drain or excluded.drain, deadline = coalesce(excluded.deadline, x.deadline),
+  values (what, whose, coalesce(cordon.drain, false), t, nullif(cordon.deadline, 'infinity'), coalesce(nullif(cordon.reason, ''), 'operator'), gangq.caller())
+  on conflict (kind, name) do update set drain = x.drain or excluded.drain,
+    deadline = case when cordon.deadline is null then x.deadline else excluded.deadline end,
     reason = coalesce(nullif(cordon.reason, ''), x.reason), operator = excluded.operator
   returning x.* into c;
   -- They would be woken for work that they may not take.
