@@ -23,7 +23,7 @@ declare
   near text := gangq.nearest(refuse_unknown.name, array(
     select distinct case what when 'host' then i.host else i.name end from gangq.incarnations i));
 begin
-  perform gangq.refuse('GQ002', format('%s %L does not exist', what, refuse_unknown.name) || coalesce(format('; there is %s', near), ''),
+  perform gangq.refuse('GQ002', format('%s %L does not exist', what, refuse_unknown.name) || coalesce('; there is ' || near, ''),
     'Names and hosts are in gangq.workers.');
 end $$;
 comment on function gangq.refuse_unknown(text, text) is 'Internal. Raises GQ002 for a host or worker nobody has heard of, with the names like it.';

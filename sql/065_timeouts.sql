@@ -92,9 +92,9 @@ begin
     where x.id = (g).id;
     return;
   end if;
-  why := format('not placed within %s s', (g).timeout_s) || coalesce(format(' (%s)', concat_ws(': ', v.gate,
+  why := format('not placed within %s s', (g).timeout_s) || coalesce(' (' || nullif(concat_ws(': ', v.gate,
     (select string_agg(format('%s %s', n.key, n.value), ', ') from jsonb_each_text(
-      case jsonb_typeof(v.numbers) when 'object' then v.numbers else '{}' end) n))), '');
+      case jsonb_typeof(v.numbers) when 'object' then v.numbers else '{}' end) n)), '') || ')', '');
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;

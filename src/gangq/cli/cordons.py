@@ -165,8 +165,8 @@ def _drain(
     at = None if deadline is None else client.execute(queries.database_time()) + timedelta(seconds=deadline)
     client.cordon(host=host, worker=worker, drain=True, deadline=at, reason=reason)
     found = _seen(client, host, worker)
-    session.answer(found, _described(found))
     with Interrupts() as interrupts:
+        session.answer(found, _described(found))
         while wait and found.state != "drained":
             interrupts.wait(_POLL_S)
             if interrupts.count:
