@@ -184,10 +184,13 @@ def test_what_a_repeat_leaves_out_stays_as_it_was(q: Q) -> None:
         q.call("cordon", host="h1", **again)
         row = cordoned(q, "h1")
         assert (row["drain"], row["deadline"], row["reason"], row["since"]) == (True, deadline, "fan", since)
-    q.call("cordon", host="h1", drain=True, deadline="infinity", reason="disk")
+    q.call("cordon", host="h1", reason="disk")
     row = cordoned(q, "h1")
-    assert (row["deadline"], row["reason"]) == (None, "disk")
-    assert len(q.events("cordon")) == 3
+    assert (row["drain"], row["deadline"], row["reason"], row["since"]) == (True, deadline, "disk", since)
+    q.call("cordon", host="h1", drain=True, deadline="infinity")
+    row = cordoned(q, "h1")
+    assert (row["drain"], row["deadline"], row["reason"]) == (True, None, "disk")
+    assert len(q.events("cordon")) == 4
 
 
 def test_a_cordon_of_a_worker_long_forgotten_can_be_lifted(q: Q) -> None:

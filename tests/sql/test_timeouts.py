@@ -328,6 +328,15 @@ def test_a_pause_while_it_ran_does_not_lengthen_its_next_wait(q: Q) -> None:
     assert ended_within(q, gang, 1)
 
 
+def test_a_pause_before_it_was_due_lengthens_its_wait_by_one_timeout_at_most(q: Q) -> None:
+    gang = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=5000))
+    judge(q, gang, "paused")
+    q.later(5000)
+    judge(q, gang, "capacity")
+    assert not ended_within(q, gang, 100)
+    assert ended_within(q, gang, 100)
+
+
 def test_a_gang_whose_kind_changes_keeps_what_it_has_waited(q: Q) -> None:
     gang = gang_of(q, style="hard")
     judge(q, gang, "paused")
