@@ -22,6 +22,8 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('pending', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
   ('blocked', 'reserved', 'reserve_gang', 'gangq_worker', 'nothing'),
   ('blocked', 'failed', 'complete_drain', 'gangq_worker', 'nothing'),
+  ('blocked', 'failed', 'time_out', 'gangq_worker', 'nothing'),
+  ('blocked', 'pending', 'time_out', 'gangq_worker', 'nothing'),
   ('blocked', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
   ('reserved', 'running', 'claim', 'gangq_worker', 'attempt'),
   ('reserved', 'blocked', 'rollback_gang', 'gangq_worker', 'nothing'),
@@ -45,10 +47,12 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('running', 'preempted', 'reap_expired', 'gangq_worker', 'crash'),
   ('running', 'preempting', 'preempt_gang', 'gangq_worker', 'refund'),
   ('running', 'preempting', 'cancel', 'gangq_submitter', 'nothing'),
+  ('running', 'preempting', 'displace_job', 'gangq_admin', 'nothing'),
   ('preempting', 'preempted', 'ack_preempted', 'gangq_worker', 'nothing'),
   ('preempting', 'preempted', 'reap_expired', 'gangq_worker', 'nothing'),
   ('preempting', 'done', 'complete', 'gangq_worker', 'nothing'),
   ('preempting', 'pending', 'ack_preempted', 'gangq_worker', 'stop'),
+  ('preempting', 'scheduled', 'trip', 'gangq_worker', 'stop'),
   ('preempting', 'cancelled', 'ack_preempted', 'gangq_worker', 'nothing'),
   ('preempting', 'preempted', 'trip', 'gangq_worker', 'nothing'),
   ('preempting', 'cancelled', 'trip', 'gangq_worker', 'nothing'),
@@ -74,9 +78,9 @@ create trigger live_jobs_transition before update of state on gangq.live_jobs fo
 when (old.state <> new.state and (old.state || '>' || new.state) not in (
   'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
   'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
-  'blocked>reserved', 'blocked>failed', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
+  'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
   'running>done', 'running>scheduled', 'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
-  'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>cancelled',
+  'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
   'preempted>blocked', 'preempted>failed', 'preempted>cancelled'))
 execute function gangq.illegal_transition();
 

@@ -694,9 +694,11 @@ create function gangq.candidates(t timestamptz) returns bigint[] language sql st
   from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
   where i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t)
     and l.renewed_at > t - make_interval(secs => s.candidate_silence_s)
+    and not exists (select 1 from gangq.cordons c where c.kind = 'host' and c.name = i.host)
+    and not exists (select 1 from gangq.cordons c where c.kind = 'worker' and c.name = i.name)
 $$;
 comment on function gangq.candidates(timestamptz) is
-  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not passed over.';
+  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, not passed over.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'

@@ -20,6 +20,7 @@ declare
   took bigint[];
   room record;
   want integer := claim.max_jobs;
+  open boolean;  -- takes new work; what is reserved here is claimed in any case
   marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
   paused text[];
   limited text[];
@@ -104,7 +105,9 @@ begin
     want := want - cardinality(taken);
   end if;
 
-  if want > 0 and me.state = 'live' and me.quarantined is null then
+  open := me.state = 'live' and me.quarantined is null
+    and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
+  if want > 0 and open then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
     marks := (select array_agg(e) from gangq.earmarks e where e.incarnation = me.id and (e.kind = 'plan' or e.until > t));
     select array_agg(q.name) filter (where q.paused), array_agg(q.name) filter (where q.limited),
@@ -292,7 +295,7 @@ begin
   end if;
 
   if taken = '{}' then
-    if claim.sleep and me.state = 'live' then
+    if claim.sleep and open then
       insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict (incarnation) do nothing;
     end if;

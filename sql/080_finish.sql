@@ -350,7 +350,8 @@ comment on function gangq.release(bigint[], bigint[], text) is
   'stale. A member''s release drains its gang. Raises GQ001.';
 
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
-create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz) returns text
+-- gone_at: it is not stopped yet, but will be then.
+create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null) returns text
 language plpgsql set search_path = '' as $$
 begin
   perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
@@ -366,17 +367,22 @@ begin
       jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason, 'crashes', (j).crashes + 1), t);
     return 'failed';
   end if;
-  update gangq.live_jobs x set state = 'pending', attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null,
-    request_id = null, told_at = null, stop_reason = null,
+  update gangq.live_jobs x set state = case when gone_at is null then 'pending' else 'scheduled' end, due_at = gone_at,
+    ran_on = case when gone_at is not null then x.incarnation end,
+    attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null, request_id = null, told_at = null, stop_reason = null,
     crashes = x.crashes + case how when 'crash' then 1 else 0 end, stops = x.stops + case how when 'crash' then 0 else 1 end,
     error = case how when 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason) else x.error end
   where x.id = (j).id;
   delete from gangq.device_holds h where h.job_id = (j).id;
+  if gone_at is not null then
+    return 'scheduled';
+  end if;
   perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
   return 'pending';
 end $$;
-comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz) is
-  'Internal. Back to pending without charging an attempt; a crash counts as one and fails the job when those are spent.';
+comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz, timestamptz) is
+  'Internal. Back to pending, or scheduled for when its process is gone, without charging an attempt; a crash counts as one '
+  'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
 language sql volatile security definer set search_path = '' as $$

@@ -312,8 +312,8 @@ begin
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'
-    when j.state = 'preempting' then 'cancelled'
-    when j.trips >= j.max_trips then 'failed'
+    when j.stop_reason = 'cancel' then 'cancelled'
+    when j.state = 'running' and j.trips >= j.max_trips then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
   said := said || jsonb_build_object('outcome', outcome,
@@ -380,8 +380,10 @@ begin
     else
       perform gangq.drain(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
     end if;
-  elsif j.state = 'preempting' then
+  elsif j.stop_reason = 'cancel' or (j.state = 'preempting' and gone_at is null) then
     outcome := gangq.stopped(j, trip.error, t);
+  elsif j.state = 'preempting' then
+    outcome := gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
   elsif outcome = 'failed' then
     update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
     perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], trip.error || jsonb_build_object('code', trip.code), t);

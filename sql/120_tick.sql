@@ -42,7 +42,7 @@ begin
   if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
-  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'admit', 'keep_partitions'] loop
+  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'] loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done < 0;
@@ -65,7 +65,7 @@ begin
 end $$;
 comment on function gangq.tick(boolean) is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
+  'avoided devices that are the last ones left, gangs that wait for too long, hosts to be left by now, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
   'next_in_s: when to call again; '
   'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
@@ -82,6 +82,8 @@ begin
     when 'promote_due' then return gangq.promote_due();
     when 'judge_progress' then return gangq.judge_progress();
     when 'lift_avoided' then return gangq.lift_avoided();
+    when 'time_out' then return gangq.time_out();
+    when 'move_away' then return gangq.move_away();
     when 'keep_partitions' then return gangq.keep_partitions();
     when 'admit' then
       select x.placed, x.again into a from gangq.admit() x;

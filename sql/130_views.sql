@@ -99,7 +99,8 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate,
+  (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
@@ -108,7 +109,9 @@ cross join lateral (
   select max(p.beat_at) as last_beat_at, sum(p.rate) as step_rate from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
   where j.incarnation = i.id) b
 where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
-comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';
+comment on view gangq.workers is
+  'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead. quarantined, cordoned '
+  '(it or its host): why it is given nothing new.';
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
@@ -151,13 +154,17 @@ comment on view gangq.trips is
 create view gangq.capacity as
 select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(greatest(f.slots, 0)) as free_slots,
   sum(d.gpus)::bigint as gpus, sum(cardinality(f.device_ids)) as free_gpus,
-  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus
+  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus,
+  count(*) filter (where exists (
+    select 1 from gangq.cordons x where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))) as cordoned
 from gangq.queues_table q
 join gangq.incarnations i on q.name = any (i.queues) and i.ended_at is null
 cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
 group by q.name, i.host;
-comment on view gangq.capacity is 'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each.';
+comment on view gangq.capacity is
+  'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each. cordoned: '
+  'how many of these workers are given nothing new, whatever they have free.';
 
 create view gangq.timeline as
 select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,

@@ -21,19 +21,23 @@ begin
     count(*) filter (where s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks))) as able,
     count(*) filter (where gangq.serves(i, s)) as labelled,
     count(*) filter (where gangq.serves(i, s) and i.quarantined is not null) as quarantined,
+    count(*) filter (where gangq.serves(i, s) and i.quarantined is null and o.cordoned) as cordoned,
     count(*) filter (where gangq.serves(i, s) and i.state = 'draining') as draining,
     count(*) filter (where gangq.serves(i, s) and i.passed_over_until > t) as passed_over,
     count(*) filter (where gangq.serves(i, s) and l.renewed_at <= t - make_interval(secs => c.candidate_silence_s)) as silent
   into n
-  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings c where i.ended_at is null;
+  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings c
+  cross join lateral (
+    select exists (select 1 from gangq.cordons x where (x.kind, x.name) in (('host', i.host), ('worker', i.name))) as cordoned) o
+  where i.ended_at is null;
   gate := 'workers';
-  ok := n.labelled - n.quarantined > 0;
+  ok := n.labelled - n.quarantined - n.cordoned > 0;
   detail := case
     when n.live = 0 then 'no worker is registered: start one with gangq worker'
     when n.serving = 0 then format('none of %s workers serves queue %s', n.live, s.queue)
     when n.able = 0 then format('none of %s workers of queue %s knows task %s', n.serving, s.queue, s.task)
     when n.labelled = 0 then format('none of %s workers of queue %s carries labels %s', n.able, s.queue, s.labels)
-    else format('%s of %s workers serve it (%s quarantined, %s draining, %s passed over, %s silent)', n.labelled, n.live, n.quarantined, n.draining, n.passed_over, n.silent) end;
+    else format('%s of %s workers serve it (%s quarantined, %s cordoned, %s draining, %s passed over, %s silent)', n.labelled, n.live, n.quarantined, n.cordoned, n.draining, n.passed_over, n.silent) end;
   numbers := to_jsonb(n);
   return next;
   gate := 'hardware';

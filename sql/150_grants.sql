@@ -26,7 +26,7 @@ revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains,
-  gangq.trips, gangq.device_trips, gangq.flagged, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
+  gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
@@ -51,7 +51,7 @@ grant execute on function
   gangq.predecessor(text), gangq.unproven(text), gangq.report_stuck(text, bigint, jsonb), gangq.bounce(bigint, text, boolean), gangq.bounced(bigint, boolean, jsonb),
   gangq.append_log(bigint[], bigint[], integer[], text[]), gangq.retire_worker(bigint, boolean), gangq.report_dead(text, bigint, jsonb),
   gangq.tick(boolean), gangq.admit(integer), gangq.reserve_gang(bigint, bigint[]), gangq.rollback_gang(bigint, text),
-  gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer)
+  gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer), gangq.time_out(integer)
 to gangq_worker, gangq_admin;
 
 grant execute on function
@@ -60,7 +60,8 @@ grant execute on function
   gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
-  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text), gangq.decide(integer),
+  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text),
+  gangq.displace_job(bigint, text), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer),
   gangq.keep_partitions(boolean)
 to gangq_admin;
 

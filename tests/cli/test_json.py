@@ -56,6 +56,20 @@ _TRIP = {
     "devices",
     "evidence",
 }
+_CORDON = {
+    "kind",
+    "name",
+    "state",
+    "drain",
+    "since",
+    "deadline",
+    "reason",
+    "operator",
+    "workers",
+    "gangs",
+    "jobs",
+}
+_OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
 # In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
@@ -106,6 +120,13 @@ CASES: list[tuple[str, set[str]]] = [
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
     ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+    ("cordon h1", _CORDON),
+    ("uncordon h1", _OPENED),
+    ("drain-host h1 --deadline 30m --wait", _CORDON),
+    ("undrain h1", _OPENED),
+    ("worker off gone", _CORDON),
+    ("worker on gone", _OPENED),
+    ("worker drain gone", _CORDON),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("tick", {"ran", "again", "next_in_s", "detail"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),

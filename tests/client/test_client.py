@@ -236,6 +236,27 @@ def test_devices_and_capacity_are_read_with_their_types(client: Client) -> None:
     assert (worker.name, worker.cpus, worker.gpus) == ("w1", 2.5, 1)
 
 
+def test_hosts_are_cordoned_drained_and_left(client: Client) -> None:
+    incarnation = register(client)
+    (job,) = client.submit(task="t")
+    (claim,) = client.claim(incarnation=incarnation)
+    (worker,) = client.workers()
+    deadline = datetime(2999, 1, 1, tzinfo=timezone.utc)
+    with pytest.raises(InvalidInput, match=r"deadline is 2999.* without a time zone"):
+        client.cordon(host=worker.host, drain=True, deadline=deadline.replace(tzinfo=None))
+    client.cordon(host=worker.host, drain=True, deadline=deadline, reason="fan")
+    (found,) = client.cordoned(kind="host", name=worker.host)
+    assert (found.state, found.jobs, found.deadline, found.workers) == ("draining", [job], deadline, 1)
+    assert client.workers()[0].cordoned == "fan"
+    assert client.capacity()[0].cordoned == 1
+    assert client.displace_job(job_id=job) is True
+    assert client.ack_preempted(job_id=job, token=claim.token) == "pending"
+    assert client.cordoned()[0].state == "drained"
+    client.uncordon(host=worker.host)
+    assert client.cordoned() == []
+    assert client.time_out() == 0
+
+
 # Errors
 
 

@@ -129,6 +129,8 @@ def idle(full: str) -> str:
         ("select * from gangq.rollback_stale()", 100),
         ("select * from gangq.judge_progress()", 50),
         ("select * from gangq.lift_avoided()", 200),
+        ("select * from gangq.time_out()", 200),
+        ("select * from gangq.move_away()", 50),
         ("select * from gangq.tick(true)", 8000),
     ],
 )

@@ -52,6 +52,7 @@ WORK = {
     "reap_expired",
     "flag_dead_workers",
     "promote_due",
+    "time_out",
 }
 RUN = {
     "set_queue",
@@ -60,6 +61,9 @@ RUN = {
     "quarantine",
     "unquarantine",
     "preempt_gang",
+    "displace_job",
+    "cordon",
+    "uncordon",
     "decide",
     "keep_partitions",
 }
@@ -80,6 +84,7 @@ VIEWS = (
     "trips",
     "device_trips",
     "flagged",
+    "cordoned",
     "capacity",
     "violations",
     "queues",

@@ -71,9 +71,9 @@ _TYPES: dict[str, str] = {
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
-                     "report_only", "ok", "draining", "preempts", "preemptible"), "boolean"),
+                      "report_only", "ok", "draining", "preempts", "preemptible", "drain"), "boolean"),
+    **dict.fromkeys(("due_at", "deadline"), "timestamptz"),
     "cpus": "numeric",
-    "due_at": "timestamptz",
     "request_id": "uuid",
     "data": "bytea",
     "learn_gap.beats": "bigint",
@@ -133,10 +133,10 @@ def _each_or_null(values: Sequence[object | None] | None, what: str) -> list[str
     ]
 
 
-def _aware(at: datetime | None) -> datetime | None:
+def _aware(at: datetime | None, what: str = "due_at") -> datetime | None:
     if at is not None and at.tzinfo is None:
         raise InvalidInput(
-            f"due_at is {at.isoformat()} without a time zone, which each machine would read differently: use "
+            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
             "datetime.now(timezone.utc) + timedelta(...)"
         )
     return at
@@ -807,6 +807,29 @@ def unquarantine(*, device_uuid: str | None = None, worker: str | None = None) -
     return _void("unquarantine", device_uuid=device_uuid, worker=worker)
 
 
+def cordon(
+    *,
+    host: str | None = None,
+    worker: str | None = None,
+    drain: bool = False,
+    deadline: datetime | None = None,
+    reason: str | None = None,
+) -> Query[None]:
+    """Give a host, or a worker by name, nothing new until `uncordon`; members reserved there are still claimed.
+
+    `drain`: move away what runs there, and at the `deadline` (None: never) tell the rest to stop. Repeats are
+    harmless; what one leaves out stays as it was. For gangq_admin. Raises `InvalidInput`, `NotFound`.
+    """
+    return _void(
+        "cordon", host=host, worker=worker, drain=drain, deadline=_aware(deadline, "deadline"), reason=reason
+    )
+
+
+def uncordon(*, host: str | None = None, worker: str | None = None) -> Query[None]:
+    """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
+    return _void("uncordon", host=host, worker=worker)
+
+
 # The scheduler ----------------------------------------------------------------------------------------------
 
 
@@ -830,6 +853,14 @@ def preempt_gang(*, gang_id: int, trigger_job: int | None = None, reason: str | 
     return _scalar("preempt_gang", gang_id=gang_id, trigger_job=trigger_job, reason=reason)
 
 
+def displace_job(*, job_id: int, reason: str | None = None) -> Query[bool]:
+    """Tell a running solo job to stop; nobody is charged, and it comes back pending. False: it does not run.
+
+    Raises `InvalidInput` (a member of a gang), `NotFound`.
+    """
+    return _scalar("displace_job", job_id=job_id, reason=reason)
+
+
 def complete_drain(*, gang_id: int) -> Query[str]:
     """End the drain when every member is proven stopped; return the gang's state."""
     return _scalar("complete_drain", gang_id=gang_id)
@@ -848,6 +879,13 @@ def flag_dead_workers() -> Query[int]:
 def promote_due(*, most: int | None = None) -> Query[int]:
     """Make scheduled jobs that are due pending, at most `most`; return how many."""
     return _scalar("promote_due", most=most)
+
+
+def time_out(*, most: int | None = None) -> Query[int]:
+    """Requeue, fail or split gangs that have waited for their placement timeout, at most `most`; return how many
+    were looked at.
+    """
+    return _scalar("time_out", most=most)
 
 
 def tick(*, force: bool | None = None) -> Query[rows.TickReport]:
@@ -1061,6 +1099,11 @@ def trips(
 def flagged(*, host: str | None = None) -> Query[list[rows.FlaggedRow]]:
     """Workers that fell silent while they held jobs, neither heard nor replaced since."""
     return _view("flagged", rows.FlaggedRow, "host, worker", host=("host = {}", host))
+
+
+def cordoned(*, kind: str | None = None, name: str | None = None) -> Query[list[rows.CordonRow]]:
+    """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
+    return _view("cordoned", rows.CordonRow, "kind, name", kind=("kind = {}", kind), name=("name = {}", name))
 
 
 def evidence(

@@ -296,6 +296,8 @@ class GangRow:
 class WorkerRow:
     """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
 
+    `quarantined`, `cordoned` (it or its host): why it is given nothing new; None: it is not.
+
     `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
     `step_rate`: steps a second of all of these together; None: none of them counts steps.
     """
@@ -325,6 +327,7 @@ class WorkerRow:
     reboot_needed: bool
     last_beat_at: datetime | None
     step_rate: float | None
+    cordoned: str | None
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
@@ -395,6 +398,25 @@ class FlaggedRow:
 
 
 @dataclass(frozen=True)
+class CordonRow:
+    """A host or worker (`kind`) that is given nothing new. `state`: cordoned, draining, or drained once nothing is
+    left there of `gangs` (with a member there) and solo `jobs`.
+    """
+
+    kind: str
+    name: str
+    state: str
+    drain: bool
+    since: datetime
+    deadline: datetime | None
+    reason: str
+    operator: str
+    workers: int
+    gangs: list[int]
+    jobs: list[int]
+
+
+@dataclass(frozen=True)
 class EvidenceRow:
     """What a watchdog saw, at the instant of its event."""
 
@@ -456,7 +478,9 @@ class DrainRow:
 
 @dataclass(frozen=True)
 class CapacityRow:
-    """What the workers of a queue on a host offer, and what of it is free."""
+    """What the workers of a queue on a host offer, and what of it is free. `cordoned`: of these workers, how many
+    are given nothing new.
+    """
 
     queue: str
     host: str
@@ -465,6 +489,7 @@ class CapacityRow:
     free_slots: int
     gpus: int
     free_gpus: int
+    cordoned: int
     memory_mb: int = _as("memory_mb::bigint as memory_mb")
     free_memory_mb: int = _as("free_memory_mb::bigint as free_memory_mb")
     cpus: float = _as("cpus::float8 as cpus")
