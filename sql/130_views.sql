@@ -188,7 +188,8 @@ where r.vram_mb < s.vram_mb
 union all
 select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = j.incarnation
-where not gangq.serves(i, s)
+-- What runs on a worker when an operator taints it runs on.
+where i.operator_taints = '{}' and not gangq.serves(i, s)
 union all
 select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
 from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1

@@ -58,6 +58,7 @@ RUN = {
     "set_task",
     "quarantine",
     "unquarantine",
+    "set_taints",
     "preempt_gang",
     "decide",
     "keep_partitions",
