@@ -95,7 +95,7 @@ begin
     return null;
   end if;
   for c in select e.c ->> 'key' as key, e.c ->> 'op' as op, e.c -> 'values' as given from jsonb_array_elements(selector) as e(c) loop
-    path := case when c.key in ('host', 'worker') then '$' || c.key else '$.' || to_jsonb(c.key) end;
+    path := case when c.key in ('host', 'worker') then '$' || c.key else '$.' || to_jsonb(c.key)::text end;
     if c.op in ('=', '!=', 'in', 'notin') then
       -- A label given on a command line is text, one given in JSON may be a number: 1 and "1" are the same value.
       path := format('%s ? (%s)', path, (

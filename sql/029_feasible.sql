@@ -35,7 +35,7 @@ begin
   end if;
   if n.able = 0 then
     return format('none of %s workers of queue %s%s %s', n.labelled, s.queue,
-      case when s.labels <> '{}' then ' with labels ' || s.labels else '' end,
+      case when s.labels <> '{}' then ' with labels ' || s.labels::text else '' end,
       case when s.selector is null then 'is free of taints, and it tolerates ' || coalesce(array_to_string(s.tolerates, ', '), 'none')
         else format('meets the selector %s with taints it tolerates', s.selector) end);
   end if;
@@ -147,7 +147,11 @@ begin
     return null;
   end if;
   return format(case when kind_infeasible.known then 'all workers known, ended ones included,' else 'the workers registered now' end
-    || ' could never hold it even when idle: %s%s', case when k.require is not null then coalesce(format('the best %s, %s, has room for ', k.require, best.domain), 'none has a label ' || k.require) else 'room for ' end, best.has);
+    || ' could never hold it even when idle: %s%s',
+    case when best.domain is null then 'none has a label ' || k.require
+      when k.require is null then 'room for '
+      else format('the best %s, %s, has room for ', k.require, best.domain) end,
+    best.has);
 end $$;
 comment on function gangq.kind_infeasible(integer, boolean) is
   'Internal. Why the workers registered now, or all known, could never hold the minimum of this kind of gang, or null. '
