@@ -63,7 +63,7 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c

@@ -20,7 +20,8 @@ def kind(q: Q, gang: Gang) -> Row:
 
 def roles(q: Q, gang: Gang, *columns: str) -> list[tuple[Any, ...]]:
     rows = q.sql(
-        "select r.*, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus::float, s.labels, s.selector, s.tolerates, s.model "
+        "select r.*, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus::float, s.labels, s.selector, s.tolerates, "
+        "s.model "
         "from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id "
         "join gangq.live_gangs g on g.kind_id = r.kind_id where g.id = %(id)s order by r.ordinal",
         id=gang.id,
@@ -42,9 +43,9 @@ def members(q: Q, gang: Gang, *columns: str) -> list[tuple[Any, ...]]:
 
 def test_members_alike_are_one_role(q: Q) -> None:
     gang = q.submit_gang(3, gpus=2)
-    assert roles(q, gang, "name", "min_members", "max_members", "first_rank", "strategy", "balanced", "gpus") == [
-        ("member", 3, 3, 0, "pack", False, 2)
-    ]
+    assert roles(
+        q, gang, "name", "min_members", "max_members", "first_rank", "strategy", "balanced", "gpus"
+    ) == [("member", 3, 3, 0, "pack", False, 2)]
     assert members(q, gang, "rank", "role", "state") == [(n, 1, "blocked") for n in range(3)]
 
 
@@ -87,7 +88,11 @@ def test_a_role_has_the_gangs_values_where_it_says_nothing(q: Q) -> None:
         "balanced": False,
     }
     gang = q.submit_gang(
-        roles=[{"name": "a", "count": 1}, {"name": "b", "count": 1, **other}, {"name": "c", "count": 1, "gpus": None}],
+        roles=[
+            {"name": "a", "count": 1},
+            {"name": "b", "count": 1, **other},
+            {"name": "c", "count": 1, "gpus": None},
+        ],
         **alike,
         **placement,
     )
@@ -117,9 +122,23 @@ def test_each_role_has_its_payload_or_payloads(q: Q) -> None:
 def test_gangs_that_ask_for_the_same_are_one_kind(q: Q) -> None:
     asked: Row = {"roles": [DRIVER, EXECUTOR], "prefer": "host", "apart": "x"}
     first = kind(q, q.submit_gang(**asked))
-    assert (first["queue"], first["require"], first["prefer"], first["apart"]) == ("default", None, "host", "x")
-    assert kind(q, q.submit_gang(**asked, payload={"n": 2}, name="other", failure_policy="fail"))["id"] == first["id"]
-    for change in ({"apart": "y"}, {"prefer": None}, {"require": "host"}, {"gpus": 1}, {"strategy": "spread"}):
+    assert (first["queue"], first["require"], first["prefer"], first["apart"]) == (
+        "default",
+        None,
+        "host",
+        "x",
+    )
+    assert (
+        kind(q, q.submit_gang(**asked, payload={"n": 2}, name="other", failure_policy="fail"))["id"]
+        == first["id"]
+    )
+    for change in (
+        {"apart": "y"},
+        {"prefer": None},
+        {"require": "host"},
+        {"gpus": 1},
+        {"strategy": "spread"},
+    ):
         assert kind(q, q.submit_gang(**{**asked, **change}))["id"] != first["id"]
 
 
@@ -279,7 +298,9 @@ def test_a_budget_comes_from_the_nearest_queue_above(q: Q) -> None:
         ({"size": 2, "preemptible": None}, INVALID, "preemptible"),
     ],
 )  # fmt: skip
-def test_a_gang_that_makes_no_sense_is_refused_naming_why(q: Q, asked: Row, sqlstate: str, named: str) -> None:
+def test_a_gang_that_makes_no_sense_is_refused_naming_why(
+    q: Q, asked: Row, sqlstate: str, named: str
+) -> None:
     with refused(sqlstate, named):
         q.submit_gang(**asked)
     assert q.sql("select 1 from gangq.gangs") == []
@@ -311,15 +332,27 @@ def limit(q: Q, queue: str, **settings: Any) -> None:
     """Set by hand: what is tested is who heeds them."""
     q.call("set_queue", name=queue)
     for column, value in settings.items():
-        q.sql(f"update gangq.queues_table set {column} = %(value)s where name = %(queue)s", value=value, queue=queue)
+        q.sql(
+            f"update gangq.queues_table set {column} = %(value)s where name = %(queue)s",
+            value=value,
+            queue=queue,
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "asked", "named"),
     [
-        ({"maximum": '{"gpus": 7}'}, {"size": 4, "gpus": 2}, "8 gpus at once, and the maximum of queue a is 7"),
+        (
+            {"maximum": '{"gpus": 7}'},
+            {"size": 4, "gpus": 2},
+            "8 gpus at once, and the maximum of queue a is 7",
+        ),
         ({"maximum": '{"memory_mb": 99}'}, {"size": 2, "memory_mb": 50}, "100 memory_mb at once"),
-        ({"maximum": '{"cpus": 2.5}'}, {"size": 2, "cpus": 1.5}, "3 cpus at once, and the maximum of queue a is 2.5"),
+        (
+            {"maximum": '{"cpus": 2.5}'},
+            {"size": 2, "cpus": 1.5},
+            "3 cpus at once, and the maximum of queue a is 2.5",
+        ),
         ({"maximum": '{"jobs": 1}'}, {"size": 2}, "2 jobs at once"),
         ({"max_running_jobs": 1}, {"size": 2}, "max_running_jobs of queue a is 1"),
         ({"submitter_maximum": '{"gpus": 1}'}, {"size": 2, "gpus": 1}, "submitter_maximum of queue a is 1"),
@@ -382,7 +415,9 @@ def test_a_gang_larger_than_all_hardware_known_is_refused_with_the_numbers(q: Q)
     q.worker("w2", devices=gpus(8000, prefix="H"), slots=4).retire()
     assert q.submit_gang(2, gpus=1).note is None
     assert "could hold 2 of 3" in q.submit_gang(3, gpus=1).note, "w2 may come back"
-    with refused(INVALID, "all 2 workers known that serve queue default, ended ones included, could hold 3 of 4"):
+    with refused(
+        INVALID, "all 2 workers known that serve queue default, ended ones included, could hold 3 of 4"
+    ):
         q.submit_gang(4, gpus=1)
     assert q.submit_gang(8, min_size=3, gpus=1).id, "an elastic gang counts with its minimum"
     with refused(INVALID, "could hold 0 of 1"):
@@ -461,7 +496,8 @@ def test_a_level_that_no_worker_known_has_a_label_for_is_a_note(q: Q) -> None:
     q.call("configure", topology=["rack", "host"])
     q.worker(slots=4)
     assert "none has a label rack" in q.submit_gang(2, require="rack").note
-    assert "0 of 2 member in one rack" in q.submit_gang(roles=[{"name": "member", "count": 2, "require": "rack"}]).note
+    one = {"name": "one", "count": 2, "require": "rack"}
+    assert "0 of 2 one in one rack" in q.submit_gang(roles=[one]).note
 
 
 # Settings ---------------------------------------------------------------------------------------------------

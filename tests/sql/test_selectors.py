@@ -8,7 +8,15 @@ import pytest
 from drive import INVALID, MISSING, Q, Row, Worker, refused
 from psycopg.types.json import Jsonb
 
-LABELS = {"gpu": "h100", "driver": "550", "slots": 8, "rack": "r1", "nvme": True, "tags": ["a", "b"], "odd key": 'q"uote'}
+LABELS = {
+    "gpu": "h100",
+    "driver": "550",
+    "slots": 8,
+    "rack": "r1",
+    "nvme": True,
+    "tags": ["a", "b"],
+    "odd key": 'q"uote',
+}
 
 
 def when(key: str, op: str, *values: Any) -> Row:
@@ -294,7 +302,9 @@ def test_serves_is_one_expression_that_the_planner_sees_through(q: Q) -> None:
     """A call for each pair of a worker and a shape would cost a pass more than all the rest of it."""
     plan = "\n".join(
         row["QUERY PLAN"]
-        for row in q.sql("explain (verbose) select gangq.serves(i, s) from gangq.incarnations i, gangq.shapes s")
+        for row in q.sql(
+            "explain (verbose) select gangq.serves(i, s) from gangq.incarnations i, gangq.shapes s"
+        )
     )
     assert "serves(" not in plan
     assert "jsonb_path_match" in plan

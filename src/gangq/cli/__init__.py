@@ -38,6 +38,7 @@ COMMANDS = {
     "trips": "trips",
     "quarantine": "operate",
     "unquarantine": "operate",
+    "taint": "operate",
     "tick": "ticker",
     "bounce": "bounce",
     "systemd": "systemd",

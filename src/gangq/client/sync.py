@@ -217,6 +217,7 @@ class Client:
     bounced = _verb(calls.bounced)
     quarantine = _verb(calls.quarantine)
     unquarantine = _verb(calls.unquarantine)
+    set_taints = _verb(calls.set_taints)
     admit = _verb(calls.admit)
     reserve_gang = _verb(calls.reserve_gang)
     rollback_gang = _verb(calls.rollback_gang)
