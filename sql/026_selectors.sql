@@ -60,7 +60,9 @@ begin
     end if;
     checked := checked || jsonb_build_array(jsonb_build_object('key', c -> 'key', 'op', op, 'values', given));
   end loop;
-  return (select jsonb_agg(distinct e.condition) from jsonb_array_elements(checked) as e(condition));
+  return (
+    select jsonb_agg(d.condition order by d.condition ->> 'key' collate "C", d.condition ->> 'op' collate "C", d.condition)
+    from (select distinct e.condition from jsonb_array_elements(checked) as e(condition)) d);
 end $$;
 comment on function gangq.check_selector(jsonb) is
   'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
