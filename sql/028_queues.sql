@@ -121,8 +121,8 @@ begin
   where s.id = shape_for.shape_id and n.avoid is null and n.submitter = shape_for.submitter
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, submitter)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, shape_for.submitter
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, shape_for.submitter
     from gangq.shapes s where s.id = shape_for.shape_id
     returning id into found_id;
   end if;

@@ -79,8 +79,8 @@ begin
   where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, submitter, avoid)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.submitter, wanted
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter, avoid)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, s.submitter, wanted
     from gangq.shapes s where s.id = shape_avoiding.shape_id
     returning id into found_id;
   end if;

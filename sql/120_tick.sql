@@ -181,7 +181,7 @@ begin
   delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
-    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null);
+    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
   delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
   delete from gangq.progress p where not exists (select 1 from gangq.live_jobs j where j.id = p.job_id);
   delete from gangq.retried r

@@ -99,7 +99,7 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate,
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
   (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
@@ -231,7 +231,8 @@ where r.vram_mb < s.vram_mb
 union all
 select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = j.incarnation
-where not gangq.serves(i, s)
+-- What runs on a worker when an operator taints it runs on.
+where i.operator_taints = '{}' and not gangq.serves(i, s)
 union all
 select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
 from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1

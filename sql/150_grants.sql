@@ -31,17 +31,18 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
   gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
-  gangq.infeasible(integer, integer)
+  gangq.infeasible(integer, integer, boolean)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text),
-  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text),
+  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]),
+  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text,
+    jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean),
   gangq.set_priority(integer, bigint[], bigint[]), gangq.cancel(bigint[], bigint[], text), gangq.retry(bigint[], bigint[])
 to gangq_submitter, gangq_admin;
 
 grant execute on function
-  gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real),
+  gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real, text[]),
   gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint),
   gangq.complete(bigint[], bigint[], jsonb[], boolean), gangq.fail(bigint, bigint, jsonb, boolean, text),
   gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
@@ -58,9 +59,9 @@ grant execute on function
   gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer,
     jsonb, real, text, boolean, boolean, real, text[]),
   gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
-    real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
+    real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
-  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text),
+  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.set_taints(text, text[]), gangq.preempt_gang(bigint, bigint, text),
   gangq.displace_job(bigint, text), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer),
   gangq.keep_partitions(boolean)
 to gangq_admin;

@@ -61,14 +61,18 @@ comment on column gangq.queues_table.limited is 'Whether it has any limit itself
 alter table gangq.shapes
   add column selector jsonb check (jsonb_typeof(selector) = 'array'),
   add column tolerates text[],
+  add column selects jsonpath,
   add column submitter text;
 comment on column gangq.shapes.selector is 'Conditions on labels beyond equality: [{"key", "op", "values"}], all of which must hold; null: none.';
 comment on column gangq.shapes.tolerates is 'Taints it may run in spite of: key, key=value, or *; null: none.';
+comment on column gangq.shapes.selects is 'selector and tolerates as one predicate on a worker; null: it has neither, and no taint is tolerated.';
 comment on column gangq.shapes.submitter is 'Whose solo jobs, in queues that tell submitters apart (a fair order, or limits of each); null: anybody''s.';
 
 alter table gangq.incarnations
-  add column taints text[] not null default '{}';
-comment on column gangq.incarnations.taints is 'Keeps off every job that does not tolerate them: key or key=value.';
+  add column taints text[] not null default '{}',
+  add column operator_taints text[] not null default '{}';
+comment on column gangq.incarnations.taints is 'Keeps off every job that does not tolerate them: key or key=value. The worker''s own, then the operator''s.';
+comment on column gangq.incarnations.operator_taints is 'The last of taints: set by an operator for the worker by name, so that they outlive its restart.';
 
 create table gangq.gang_kinds (
   id integer generated always as identity primary key,

@@ -299,8 +299,8 @@ def test_workers_beyond_what_the_first_gang_needs_are_not_kept(q: Q) -> None:
 
 
 def test_a_gang_that_could_never_fit_keeps_nothing(q: Q) -> None:
-    workers = q.workers(2)
     q.submit_gang(5)
+    workers = q.workers(2)
     q.tick()
     q.submit(count=2)
     assert [len(w.claim()) for w in workers] == [1, 1]

@@ -60,6 +60,7 @@ RUN = {
     "set_task",
     "quarantine",
     "unquarantine",
+    "set_taints",
     "preempt_gang",
     "displace_job",
     "cordon",

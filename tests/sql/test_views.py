@@ -154,8 +154,8 @@ def test_waiting_says_what_waits_and_why(q: Q) -> None:
     q.submit(after=[first[0]])
     q.submit(due_at="2999-01-01")
     q.submit(gpus=1)
-    worker = q.worker()
     q.submit_gang(4)
+    worker = q.worker()
     worker.take()
     rows = {
         (r["kind"], r["state"], r["task"]): r

@@ -42,6 +42,7 @@ COMMANDS = {
     "uncordon": "cordons",
     "drain-host": "cordons",
     "undrain": "cordons",
+    "taint": "operate",
     "tick": "ticker",
     "bounce": "bounce",
     "systemd": "systemd",

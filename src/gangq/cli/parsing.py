@@ -137,6 +137,67 @@ class Resources(_ParamType):
         return found
 
 
+class RoleType(_ParamType):
+    """A role of a gang: name=executor,count=10,gpus=8, or a JSON object. Becomes a `gangq.Role`."""
+
+    name = "role"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a role."""
+        # Not at the top: they bring the client with them, which not every command needs.
+        from gangq.client.roles import Role, as_role
+        from gangq.errors import GangqError
+
+        if isinstance(value, Role):
+            return value
+        text = str(value).strip()
+        try:
+            return as_role(json.loads(text) if text.startswith("{") else _role_fields(text), 0)
+        except (GangqError, ValueError) as e:
+            self.fail(f"{text!r}: {e}".replace("roles[0] has", "it has"), param, ctx)
+
+
+_WHOLE = frozenset({"count", "min", "gpus", "vram_mb", "memory_mb"})
+
+
+def _role_fields(text: str) -> dict[str, Any]:
+    """The fields of a role out of key=value pairs with commas between. Raises `ValueError`."""
+    found: dict[str, Any] = {}
+    # Commas in quotation marks or brackets belong to a selector.
+    for part in re.findall(r'(?:"(?:[^"\\]|\\.)*"|\([^)]*\)|[^,])+', text):
+        key, equals, given = (word.strip() for word in part.partition("="))
+        key = key.replace("-", "_")
+        if key == "balanced" and not equals:
+            given = "true"
+        elif not equals or not given:
+            raise ValueError(f"{part!r} is not key=value")
+        if len(given) > 1 and given[0] == given[-1] == '"':
+            given = re.sub(r"\\(.)", r"\1", given[1:-1])
+        if key.startswith("label."):
+            found.setdefault("labels", {})[key.removeprefix("label.")] = given
+        elif key == "tolerate":
+            found.setdefault("tolerates", []).append(given)
+        elif key == "select":
+            found.setdefault("selector", []).append(given)
+        elif key in ("budget", "budget_s"):
+            found["budget_s"] = parse_seconds(given)
+            if found["budget_s"] is None:
+                raise ValueError(f"{given!r} is no length of time: write seconds, or 90s, 15m, 2h")
+        elif key in found:
+            raise ValueError(f"{key} is given twice")
+        elif key in _WHOLE or key == "cpus":
+            if not re.fullmatch(r"-?\d+" if key in _WHOLE else r"-?\d+(\.\d+)?", given, re.ASCII):
+                raise ValueError(
+                    f"{key} is {given!r}: it must be a {'whole ' if key in _WHOLE else ''}number"
+                )
+            found[key] = int(given) if key in _WHOLE else float(given)
+        elif key == "balanced":
+            found[key] = given.lower() == "true"
+        else:
+            found[key] = given
+    return found
+
+
 def typed(text: str) -> Any:
     """JSON where it parses as such, else the text itself: n=1 is a number, name=a a string."""
     try:

@@ -100,6 +100,13 @@ class _OrVerb(click.Command):
     metavar="K=V",
     help="A label jobs may ask for; may be repeated.",
 )
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="K[=V]",
+    help="Keeps off every job that does not tolerate it; may be repeated.",
+)
 @click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
 @click.option(
     "--drain-timeout",

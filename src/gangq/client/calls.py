@@ -17,6 +17,8 @@ from psycopg.rows import args_row, dict_row
 
 from gangq.client import rows
 from gangq.client.encoding import Encoded, dumps, dumps_each
+from gangq.client.roles import Role, encode_roles
+from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput, NotFound
 
 R = TypeVar("R")
@@ -48,30 +50,33 @@ _TYPES: dict[str, str] = {
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
          "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
-         "max_running_jobs"),
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
          "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause", "model",
-         "device_class", "class", "timeout_style"),
+         "device_class", "class", "require", "prefer", "strategy", "apart", "failure_policy", "completion",
+         "timeout_style"),
         "text",
     ),
-    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "reset"), "text[]"),
+    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "reset", "tolerates", "taints", "topology"),
+                    "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail",
-                     "guaranteed", "maximum", "submitter_maximum"), "jsonb"),
+                     "guaranteed", "maximum", "submitter_maximum", "roles", "selector"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
          "gang_backoff_max_s", "backoff_s", "backoff_max_s", "budget_gpu_s", "stall_timeout_s", "exit_in_s",
          "load_grace_s", "health_window_s", "long_phase_s", "gang_stall_s", "straggler_s", "brake_share",
-         "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s"),
+         "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s", "timeout_s"),
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
-                      "report_only", "ok", "draining", "preempts", "preemptible", "drain"), "boolean"),
+                      "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
+                      "record_decisions"), "boolean"),
     **dict.fromkeys(("due_at", "deadline"), "timestamptz"),
     "cpus": "numeric",
     "request_id": "uuid",
@@ -170,12 +175,16 @@ def submit(
     max_trips: int | None = None,
     after: Sequence[int] | None = None,
     model: str | None = None,
+    selector: Selector | None = None,
+    tolerates: Sequence[str] | None = None,
     connection: object | None = None,
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
 
     `vram_mb` is per GPU, `budget_s` wall-clock seconds, `model` what it needs loaded (a worker that has it is
-    preferred, any other may take it). Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    preferred, any other may take it). `selector`: conditions on the worker, such as "gpu=h100,!spot" (see
+    `gangq.parse_selector`). `tolerates`: taints it may run in spite of: "key", "key=value", "*".
+    Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
     """
     text, given = _call(
         "submit",
@@ -197,6 +206,8 @@ def submit(
             "max_trips": max_trips,
             "after": None if after is None else list(after),
             "model": model,
+            "selector": _json(as_selector(selector), "selector"),
+            "tolerates": _texts(tolerates, "tolerates"),
             # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
             # transaction that look would be stale by the time it commits.
             "wake": "sleepers" if connection is None else "commit",
@@ -207,8 +218,8 @@ def submit(
 
 def submit_gang(
     *,
-    task: str,
-    size: int,
+    task: str | None = None,
+    size: int | None = None,
     queue: str = "default",
     payload: object | None = None,
     payloads: Sequence[object] | None = None,
@@ -224,21 +235,55 @@ def submit_gang(
     max_crashes: int | None = None,
     max_trips: int | None = None,
     after: Sequence[int] | None = None,
-    checkpoint_mode: str = "each",
+    checkpoint_mode: str | None = None,
     claim_deadline_s: float | None = None,
     name: str | None = None,
     model: str | None = None,
+    roles: Sequence[Role | Mapping[str, Any]] | None = None,
+    require: str | None = None,
+    prefer: str | None = None,
+    strategy: str | None = None,
+    balanced: bool = False,
+    apart: str | None = None,
+    selector: Selector | None = None,
+    tolerates: Sequence[str] | None = None,
+    min_size: int | None = None,
+    failure_policy: str | None = None,
+    completion: str | None = None,
+    timeout_s: float | None = None,
+    timeout_style: str | None = None,
+    preemptible: bool = True,
     connection: object | None = None,
 ) -> Query[rows.GangSubmitted]:
-    """Submit a gang of `size` members that start together or not at all; resources are per member.
+    """Submit a gang: members that start together or not at all; resources are per member.
 
-    `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode` is "each" or "rank0".
-    `model`: what each member needs loaded, for its workers to know.
-    With `connection`, in its transaction. Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    - `size` members alike, `min_size` of them enough to start [size]; or `roles`, ranks in their order, where
+      what a role does not say is as given here.
+    - `payload` goes to every member, or `payloads` one to each rank. `model`: what each member needs loaded.
+      `selector`, `tolerates`: as in `submit`.
+    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+      `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
+      `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
+    - `checkpoint_mode`: "each" or "rank0" [each; elastic gangs have rank0].
+    - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
+      (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
+    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then:
+      requeue (back off), hard (fail), soft (single jobs). `preemptible`: whether others may displace it.
+
+    With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
+    hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
     """
     if payload is not None and payloads is not None:
         raise InvalidInput(
             "both payload and payloads are given: payload for all ranks alike, or payloads for each"
+        )
+    if (size is None) == (roles is None):
+        raise InvalidInput(
+            "a gang has either a size or roles: size=4 for members alike, or roles=[Role(...), ...]"
+        )
+    if roles is not None and min_size is not None:
+        raise InvalidInput(
+            "both roles and min_size are given: give the roles that may have fewer members their own min"
         )
     return _row(
         "submit_gang",
@@ -265,6 +310,21 @@ def submit_gang(
         claim_deadline_s=claim_deadline_s,
         name=name,
         model=model,
+        roles=encode_roles(roles),
+        require=require,
+        prefer=prefer,
+        strategy=strategy,
+        # Defaults are left out, so that an older schema answers too.
+        balanced=balanced or None,
+        apart=apart,
+        selector=_json(as_selector(selector), "selector"),
+        tolerates=_texts(tolerates, "tolerates"),
+        min_size=min_size,
+        failure_policy=failure_policy,
+        completion=completion,
+        timeout_s=timeout_s,
+        timeout_style=timeout_style,
+        preemptible=None if preemptible else False,
     )
 
 
@@ -394,10 +454,19 @@ def configure(
     bounces_per_hour: int | None = None,
     warm_s: float | None = None,
     notify_only: Sequence[str] | None = None,
+    topology: Sequence[str] | None = None,
+    reservations: int | None = None,
+    placement_timeout_s: float | None = None,
+    preemptions_per_pass: int | None = None,
+    record_decisions: bool | None = None,
 ) -> Query[None]:
-    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
 
     `notify_only`: watchdog classes that report and stop nothing (budget, stall, health, fault, gang); [] for none.
+    `topology`: levels, broad to narrow, e.g. ["zone", "rack", "host"]: host is the worker's, any other its label of
+    that name; one that a live gang asks for stays. `reservations`: how many waiting gangs get a planned start.
+    `placement_timeout_s`: how long a gang may wait for its place where neither it nor its queue says.
+    `preemptions_per_pass`: most that one pass displaces. `record_decisions`: keep what passes saw, for replay.
     """
     return _void(
         "configure",
@@ -432,6 +501,11 @@ def configure(
         bounces_per_hour=bounces_per_hour,
         warm_s=warm_s,
         notify_only=_texts(notify_only, "notify_only"),
+        topology=_texts(topology, "topology"),
+        reservations=reservations,
+        placement_timeout_s=placement_timeout_s,
+        preemptions_per_pass=preemptions_per_pass,
+        record_decisions=record_decisions,
     )
 
 
@@ -485,9 +559,12 @@ def register_worker(
     pid: int | None = None,
     identity: Mapping[str, Any] | None = None,
     lease_s: float | None = None,
+    taints: Sequence[str] | None = None,
 ) -> Query[rows.Registration]:
     """Register a start of a worker; every later word of it carries the incarnation this returns.
 
+    `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
+    (`set_taints`).
     Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
     """
     return _row(
@@ -509,6 +586,7 @@ def register_worker(
         pid=pid,
         identity=_json(identity, "identity"),
         lease_s=lease_s,
+        taints=_texts(taints, "taints") or None,
     )
 
 
@@ -800,6 +878,15 @@ def quarantine(
 ) -> Query[None]:
     """Keep a device, or a worker, from taking work. Raises `NotFound`, `WrongState` (device in use)."""
     return _void("quarantine", device_uuid=device_uuid, worker=worker, reason=reason)
+
+
+def set_taints(*, worker: str, taints: Sequence[str]) -> Query[None]:
+    """Set what an operator taints a worker with, beside its own taints; [] takes them off.
+
+    By name, also after a restart. A taint ("key" or "key=value") keeps off every job that does not tolerate it; what
+    runs goes on. For gangq_admin. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
+    """
+    return _void("set_taints", worker=worker, taints=_texts(taints, "taints"))
 
 
 def unquarantine(*, device_uuid: str | None = None, worker: str | None = None) -> Query[None]:

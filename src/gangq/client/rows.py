@@ -328,6 +328,7 @@ class WorkerRow:
     last_beat_at: datetime | None
     step_rate: float | None
     cordoned: str | None
+    taints: list[str]
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")

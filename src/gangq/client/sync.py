@@ -219,6 +219,7 @@ class Client:
     unquarantine = _verb(calls.unquarantine)
     cordon = _verb(calls.cordon)
     uncordon = _verb(calls.uncordon)
+    set_taints = _verb(calls.set_taints)
     admit = _verb(calls.admit)
     reserve_gang = _verb(calls.reserve_gang)
     rollback_gang = _verb(calls.rollback_gang)
