@@ -109,7 +109,9 @@ begin
     and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
   if want > 0 and open then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
-    marks := (select array_agg(e) from gangq.earmarks e where e.incarnation = me.id and (e.kind = 'plan' or e.until > t));
+    if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
+      marks := gangq.marks_now(me.id, t);
+    end if;
     select array_agg(q.name) filter (where q.paused), array_agg(q.name) filter (where q.limited),
       array_agg(q.name) filter (where q.policy = 'fair')
     into paused, limited, fair
@@ -315,6 +317,49 @@ comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text)
   'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
   'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
   'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008.';
+
+-- An earmark says what its gang will need here in all. What this worker's own work will have set free by then need not be
+-- kept now; of two gangs that wait for the same end, only the first may count on it.
+create function gangq.marks_now(incarnation bigint, t timestamptz) returns gangq.earmarks[]
+language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  e gangq.earmarks;
+  marks gangq.earmarks[];
+  freed record;
+  slots integer := 0; gpus integer := 0; memory_mb bigint := 0; cpus numeric := 0;  -- needed by those before, and kept for them
+  kept_slots integer := 0; kept_gpus integer := 0; kept_memory bigint := 0; kept_cpus numeric := 0;
+begin
+  for e in
+    select x.* from gangq.earmarks x
+    where x.incarnation = marks_now.incarnation and (x.kind = 'plan' or x.until > t) order by x.kind, x.until, x.gang_id
+  loop
+    slots := slots + e.slots;
+    gpus := gpus + e.gpus;
+    memory_mb := memory_mb + e.memory_mb;
+    cpus := cpus + e.cpus;
+    select count(*) as slots, coalesce(sum(h.gpus), 0) as gpus, coalesce(sum(h.memory_mb), 0) as memory_mb, coalesce(sum(h.cpus), 0) as cpus
+    into freed
+    from (
+      select s.gpus, s.memory_mb, s.cpus, j.state,
+        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, t) + make_interval(secs => gangq.estimate_s(s.queue, s.task, s.gpus, j.budget_s)) as ends
+      from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id
+      where j.incarnation = marks_now.incarnation and not (s.plain and j.gang_id is null)) h
+    where h.state = 'preempting' or (e.kind = 'plan' and h.ends <= e.until);
+    e.slots := greatest(0, slots - freed.slots::integer - kept_slots);
+    e.gpus := greatest(0, gpus - freed.gpus::integer - kept_gpus);
+    e.memory_mb := greatest(0, memory_mb - freed.memory_mb - kept_memory);
+    e.cpus := greatest(0, cpus - freed.cpus - kept_cpus);
+    kept_slots := kept_slots + e.slots;
+    kept_gpus := kept_gpus + e.gpus;
+    kept_memory := kept_memory + e.memory_mb;
+    kept_cpus := kept_cpus + e.cpus;
+    marks := marks || e;
+  end loop;
+  return marks;
+end $$;
+comment on function gangq.marks_now(bigint, timestamptz) is
+  'Internal. The earmarks of a worker, with what each of them needs to be free there this moment.';
 
 -- What a claim asks of each shape while limits or earmarks are in force. Within one claim room only shrinks and usage
 -- only grows, so what has been stepped over once need not be looked at again.
