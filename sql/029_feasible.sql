@@ -56,6 +56,63 @@ comment on function gangq.infeasible(integer, integer, boolean) is
   'Internal. Why the workers registered now could never hold this many members of this shape, or null when they could. '
   'known: the same of all workers known, ended ones included; null also when none of them serves the shape.';
 
+-- Nearly every gang fits into a corner of the fleet: a place found there settles it without counting the rest.
+create function gangq.fits_at_once(kind_id integer) returns boolean language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  o record;
+  worker bigint := 0;
+  slots integer;
+  devices bigint;
+  memory_mb bigint;
+  cpus numeric;
+  wanted integer[];
+  hosts text[] := '{}';
+  n bigint;
+begin
+  if exists (
+    select 1 from gangq.gang_kinds k join gangq.kind_roles r on r.kind_id = k.id
+    where k.id = fits_at_once.kind_id and (k.require is not null or r.require is not null)) then
+    return false;
+  end if;
+  wanted := array(select r.min_members from gangq.kind_roles r where r.kind_id = fits_at_once.kind_id order by r.ordinal);
+  for o in
+    select i.id, i.host, i.slots, i.memory_mb, i.cpus, r.ordinal, r.strategy, s.gpus, s.memory_mb as needs_mb, s.cpus as needs_cpus, d.enough
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    cross join (
+      select f.* from gangq.fleet(false) f
+      where (select k.queue from gangq.gang_kinds k where k.id = fits_at_once.kind_id) = any (f.queues) limit 100) i
+    cross join lateral (
+      select count(*) as enough from gangq.devices_of(i.id, false) x
+      where s.gpus > 0 and x.vram_mb >= s.vram_mb and (s.avoid is null or x.id <> all (s.avoid))) d
+    where r.kind_id = fits_at_once.kind_id and gangq.serves(i, s)
+    order by i.id, r.ordinal
+  loop
+    if o.id <> worker then
+      worker := o.id; slots := o.slots; devices := 0; memory_mb := o.memory_mb; cpus := o.cpus;
+    end if;
+    continue when o.strategy = 'strict_spread' and o.ordinal || ' ' || o.host = any (hosts);
+    n := greatest(0, least(wanted[o.ordinal], slots,
+      case when o.strategy = 'strict_spread' then 1 else slots end,
+      case when o.gpus > 0 then (o.enough - devices) / o.gpus else slots end,
+      case when o.needs_mb > 0 then memory_mb / o.needs_mb else slots end,
+      case when o.needs_cpus > 0 then floor(cpus / o.needs_cpus)::bigint else slots end));
+    continue when n = 0 or (o.strategy = 'strict_pack' and n < wanted[o.ordinal]);
+    if o.strategy = 'strict_spread' then
+      hosts := hosts || (o.ordinal || ' ' || o.host);
+    end if;
+    slots := slots - n; devices := devices + n * o.gpus; memory_mb := memory_mb - n * o.needs_mb; cpus := cpus - n * o.needs_cpus;
+    wanted[o.ordinal] := wanted[o.ordinal] - n;
+    if 0 = all (wanted) then
+      return true;
+    end if;
+  end loop;
+  return false;
+end $$;
+comment on function gangq.fits_at_once(integer) is
+  'Internal. Whether the minimum of this kind of gang finds its place, one after the other, on the first 100 workers of its '
+  'queue if they are idle. False says nothing.';
+
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text language plpgsql stable
 set search_path = '' as $$
 #variable_conflict use_column
@@ -65,6 +122,9 @@ declare
   why text;
   best record;
 begin
+  if gangq.fits_at_once(kind_infeasible.kind_id) then
+    return null;
+  end if;
   select x.* into k from gangq.gang_kinds x where x.id = kind_infeasible.kind_id;
   select count(*) into roles from gangq.kind_roles r where r.kind_id = k.id;
   for why in
@@ -91,15 +151,27 @@ begin
   end if;
   -- Each domain of the level that the whole gang must share, or all workers as one: whether every role has its room in
   -- it, and whether all of them together have.
-  with offers as (
-    select r.ordinal, i.id, i.host, i.slots, i.memory_mb, i.cpus, d.vrams, gangq.serves(i, s) as able,
+  with workers as materialized (
+    select i as row, i.id, i.host, i.labels, i.slots, i.memory_mb, i.cpus, d.gpus
+    from gangq.fleet(kind_infeasible.known) i
+    cross join lateral (select count(*) as gpus from gangq.devices_of(i.id, i.ended_at is not null)) d
+    where k.queue = any (i.queues)
+  ),
+  offers as (
+    select r.ordinal, i.id, i.host, i.slots, i.memory_mb, i.cpus, i.gpus, v.able,
       case k.require when 'host' then i.host else coalesce(i.labels ->> k.require, case when k.require is null then '' end) end as domain,
       case r.require when 'host' then i.host else coalesce(i.labels ->> r.require, case when r.require is null then '' end) end as inner_domain,
-      case when gangq.serves(i, s) then gangq.members_that_fit(s, i.slots, i.memory_mb, i.cpus, d.vrams, d.ids) else 0 end as room
+      case when v.able then least(i.slots,
+        case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
+        case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end,
+        case when s.gpus > 0 then d.enough / s.gpus else i.slots end) else 0 end as room
     from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
-    cross join gangq.fleet(kind_infeasible.known) i
+    cross join workers i
+    cross join lateral (select gangq.serves(i.row, s) as able offset 0) v
     cross join lateral (
-      select coalesce(array_agg(x.vram_mb), '{}') as vrams, array_agg(x.id) as ids from gangq.devices_of(i.id, i.ended_at is not null) x) d
+      select case when s.gpus = 0 or (s.vram_mb = 0 and s.avoid is null) then i.gpus else (
+        select count(*) from gangq.devices_of(i.id, (i.row).ended_at is not null) x
+        where v.able and x.vram_mb >= s.vram_mb and (s.avoid is null or x.id <> all (s.avoid))) end as enough) d
     where r.kind_id = k.id
   ),
   hosts as (
@@ -133,7 +205,7 @@ begin
       case when sum(w.memory_mb) < a.memory_mb then format('%s MiB of %s', sum(w.memory_mb), a.memory_mb) end,
       case when sum(w.cpus) < a.cpus then format('%s CPUs of %s', sum(w.cpus), a.cpus) end], null) as short
     from (
-      select distinct o.domain, o.id, o.slots, cardinality(o.vrams) as gpus, o.memory_mb, o.cpus from offers o where o.able and o.domain is not null) w
+      select distinct o.domain, o.id, o.slots, o.gpus, o.memory_mb, o.cpus from offers o where o.able and o.domain is not null) w
     cross join asked a group by w.domain, a.slots, a.gpus, a.memory_mb, a.cpus
   ),
   verdict as (

@@ -278,6 +278,7 @@ def test_what_runs_or_is_reserved_on_a_worker_when_it_is_tainted_goes_on(q: Q) -
     assert gang.state == "reserved"
     for worker in workers:
         taint(q, "repair", worker=worker.name)
+    assert q.violations() == []
     (member,) = workers[1].claim()
     assert (running.complete(), member.complete()) == ("done", "done")
 
@@ -308,6 +309,19 @@ def test_serves_is_one_expression_that_the_planner_sees_through(q: Q) -> None:
     )
     assert "serves(" not in plan
     assert "jsonb_path_match" in plan
+
+
+def test_a_claim_calls_no_function_for_each_shape_that_selects(q: Q) -> None:
+    for n in range(60):
+        q.submit(selector=[when("rack", "=", f"r{n}"), when("driver", ">=", n)], tolerates=["spot"])
+    worker = q.worker(labels={"rack": "r7", "driver": "550"}, taints=["spot=yes"])
+    with q.db.transaction():
+        q.sql("set local track_functions = 'all'")
+        worker.take()
+        called = q.sql(
+            "select funcname from pg_stat_xact_user_functions where schemaname = 'gangq' and calls >= 50"
+        )
+    assert called == []
 
 
 def test_a_selector_stays_when_a_device_is_avoided(q: Q) -> None:
