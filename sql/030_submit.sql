@@ -443,7 +443,8 @@ create function gangq.submit_gang(
   name text default null, model text default null, roles jsonb default null, require text default null, prefer text default null,
   strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
   tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
-  completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true
+  completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true,
+  wait_for_hardware boolean default false
 ) returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
@@ -510,8 +511,8 @@ begin
     perform gangq.refuse('GQ001', format('apart is %L; it must have 1 to 200 characters', left(submit_gang.apart, 220)),
       'Gangs of one such name never share a host; leave it out when it may.');
   end if;
-  if num_nulls(submit_gang.balanced, submit_gang.preemptible) > 0 then
-    perform gangq.refuse('GQ001', 'balanced and preemptible are true or false', 'Leave them out for what is usual.');
+  if num_nulls(submit_gang.balanced, submit_gang.preemptible, submit_gang.wait_for_hardware) > 0 then
+    perform gangq.refuse('GQ001', 'balanced, preemptible and wait_for_hardware are true or false', 'Leave them out for what is usual.');
   end if;
   said := jsonb_build_object('task', submit_gang.task, 'gpus', submit_gang.gpus, 'vram_mb', submit_gang.vram_mb,
     'memory_mb', submit_gang.memory_mb, 'cpus', submit_gang.cpus, 'labels', submit_gang.labels, 'selector', submit_gang.selector,
@@ -574,10 +575,10 @@ begin
   into needs from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id where k.kind_id = kind;
   perform gangq.check_limits(submit_gang.queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
   note := gangq.kind_infeasible(kind);
-  if note is not null then
+  if note is not null and not submit_gang.wait_for_hardware then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then
-      perform gangq.refuse('GQ001', why, 'Ask for less, or start the workers first: what is larger than all hardware known is not taken.');
+      perform gangq.refuse('GQ001', why, 'Ask for less, start the workers first, or say wait_for_hardware => true (--wait-for-hardware) if they are still to come.');
     end if;
   end if;
   awaited := gangq.await(submit_gang.after);
@@ -621,7 +622,7 @@ begin
   perform gangq.wake_tick();
   return next;
 end $$;
-comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text, jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean) is
+comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text, jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean, boolean) is
   'Submits a gang: members that start together or not at all, written as blocked in one transaction. size members alike, '
   'ranks 0 to size-1, with min_size of them enough to start; or roles, ranks in their order: [{"name", "count", "min", "task", '
   '"payload", "payloads", "gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "strategy", "require", "prefer", '
@@ -631,8 +632,8 @@ comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integ
   'failure_policy: restart_gang, restart_member, shrink, fail. completion: the role whose end is the gang''s. timeout_s, '
   'timeout_style (requeue, hard, soft): how long it may wait while eligible, and what then. preemptible: whether others may '
   'displace it. checkpoint_mode: each or rank0 (what an elastic gang has). note is set when the workers registered now could '
-  'never hold it, with the numbers; it then waits for better ones. Raises GQ001 (also what exceeds a limit of its queue or all '
-  'hardware known), GQ002, GQ004 (a draining queue), GQ007.';
+  'never hold it, with the numbers; it then waits for better ones. What all workers known, ended ones included, could not hold '
+  'is taken only with wait_for_hardware. Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007.';
 
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'

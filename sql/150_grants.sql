@@ -37,7 +37,7 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function
   gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]),
   gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text,
-    jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean),
+    jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean, boolean),
   gangq.set_priority(integer, bigint[], bigint[]), gangq.cancel(bigint[], bigint[], text), gangq.retry(bigint[], bigint[])
 to gangq_submitter, gangq_admin;
 

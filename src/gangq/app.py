@@ -104,6 +104,7 @@ class GangOptions:
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for its place, and what then: requeue, hard,
       soft.
     - `preemptible` [True]: whether others may displace it. `claim_deadline_s`: how long it may stay reserved.
+    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
 
     `Client.submit_gang` says more.
     """
@@ -122,6 +123,7 @@ class GangOptions:
     timeout_s: float | None = None
     timeout_style: str | None = None
     preemptible: bool = True
+    wait_for_hardware: bool = False
     claim_deadline_s: float | None = None
 
 

@@ -122,6 +122,13 @@ def work_options(command: F) -> F:
             default=None,
             help="Others may not displace it.",
         ),
+        click.option(
+            "--wait-for-hardware",
+            flag_value=True,
+            type=bool,
+            default=None,
+            help="Take the gang though no workers known could hold it: they are still to come.",
+        ),
         click.option("--name", help="A name for the gang."),
         click.option(
             "--checkpoint-mode",
@@ -157,6 +164,7 @@ _FOR_GANGS = {
     "timeout_s": "timeout",
     "timeout_style": "timeout-style",
     "preemptible": "no-preempt",
+    "wait_for_hardware": "wait-for-hardware",
 }
 """Arguments that only gangs have, and the options they come from."""
 

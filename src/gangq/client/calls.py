@@ -76,7 +76,7 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
                       "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
-                      "record_decisions"), "boolean"),
+                      "record_decisions", "wait_for_hardware"), "boolean"),
     **dict.fromkeys(("due_at", "deadline"), "timestamptz"),
     "cpus": "numeric",
     "request_id": "uuid",
@@ -253,6 +253,7 @@ def submit_gang(
     timeout_s: float | None = None,
     timeout_style: str | None = None,
     preemptible: bool = True,
+    wait_for_hardware: bool = False,
     connection: object | None = None,
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang: members that start together or not at all; resources are per member.
@@ -269,6 +270,7 @@ def submit_gang(
       (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then:
       requeue (back off), hard (fail), soft (single jobs). `preemptible`: whether others may displace it.
+    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
 
     With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
     hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
@@ -325,6 +327,7 @@ def submit_gang(
         timeout_s=timeout_s,
         timeout_style=timeout_style,
         preemptible=None if preemptible else False,
+        wait_for_hardware=wait_for_hardware or None,
     )
 
 
