@@ -857,7 +857,7 @@ comment on function gangq.keep_verdicts(gangq.decision[], integer[], timestamptz
 
 -- All the gangs of a pass in a few statements, each gang still whole or not at all: one that anything of is busy this moment
 -- (its row, a member, a worker that is claiming, a limited queue) is left for the next pass.
-create function gangq.reserve_decided(starts gangq.decision[], digest text, t timestamptz) returns bigint[]
+create function gangq.reserve_decided(b gangq.board, starts gangq.decision[], digest text) returns bigint[]
 language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -866,6 +866,8 @@ declare
   wanted bigint[];
   locked bigint[];
   gang_ids bigint[]; job_ids bigint[]; incarnations bigint[]; ranks integer[]; first_device integer[]; gpus integer[];
+  limited text[];
+  t timestamptz := gangq.now();
 begin
   ids := array(
     select g.id from gangq.live_gangs g where g.id = any (ids) and g.state in ('blocked', 'running') order by g.id for update skip locked);
@@ -878,6 +880,32 @@ begin
   locked := array(
     select i.id from gangq.incarnations i join unnest(gangq.candidates(t)) as c(id) on c.id = i.id
     where i.id = any (wanted) order by i.id for no key update of i skip locked);
+
+  -- Limits were judged by what the board counted. Where a claim has placed more since, the next pass counts again.
+  limited := array(
+    select q.name from gangq.queues_table q
+    where q.limited and q.name in (
+      select p.name from (
+        select distinct k.queue from gangq.gang_kinds k join unnest(reserve_decided.starts) d on d.kind_id = k.id join unnest(ids) as i(id) on i.id = d.gang_id) u
+      cross join lateral unnest(gangq.queue_path(u.queue)) as p(name)));
+  if limited <> '{}' then
+    if gangq.lock_limited(limited, false) then
+      limited := array(
+        select u.queue from (
+          select x.queue, x.submitter, x.jobs, x.gpus, sum(x.jobs) over q as all_jobs, sum(x.gpus) over q as all_gpus, sum(x.memory_mb) over q as all_memory,
+            sum(x.cpus) over q as all_cpus, sum(x.gangs) over q as all_gangs, x.gangs
+          from gangq.queue_usage(limited) x window q as (partition by x.queue)) u
+        cross join lateral (select array_position(b.queue_names, u.queue) as q) n
+        where u.all_jobs > b.used_jobs[n.q] or u.all_gpus > b.used_gpus[n.q] or u.all_memory > b.used_memory[n.q] or u.all_cpus * 1000 > b.used_mcpus[n.q]
+          or u.all_gangs > b.used_gangs[n.q] or (b.queue_submitter_maximum[n.q] is not null and (
+            u.jobs > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'jobs')::bigint, 0)
+            or u.gpus > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'gpus')::bigint, 0)
+            or u.gangs > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'gangs')::bigint, 0))));
+    end if;
+    ids := array(
+      select d.gang_id from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id join gangq.gang_kinds k on k.id = d.kind_id
+      where not gangq.below(k.queue, limited) order by d.gang_id);
+  end if;
 
   -- Who sits where: of each role its first members, ranks in order; of a gang that runs, those that are missing.
   select array_agg(s.gang_id), array_agg(s.job_id), array_agg(s.incarnation), array_agg(s.rank), array_agg(s.first_device), array_agg(s.gpus)
@@ -968,7 +996,7 @@ begin
     select distinct p.incarnation from unnest(gang_ids, incarnations) as p(gang_id, incarnation) where p.gang_id = any (ids)), 'claim');
   return ids;
 end $$;
-comment on function gangq.reserve_decided(gangq.decision[], text, timestamptz) is
+comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) is
   'Internal. Carries out the starts of a pass: new epochs, claim deadlines, devices held, workers woken. Returns the gangs '
   'that were reserved. The caller holds no locks.';
 
@@ -989,7 +1017,7 @@ begin
     ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
     starts := array(select x from unnest(ds) x where x.action = 'start');
     if starts <> '{}' then
-      placed := cardinality(gangq.reserve_decided(starts, null, t));
+      placed := cardinality(gangq.reserve_decided(b, starts, null));
       again := placed < cardinality(starts);
     end if;
   end if;
