@@ -8,11 +8,15 @@ comment on function gangq.holds_back(text) is
 
 -- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how far it has run since
 -- the gang began to wait: pauses that began before and those nobody looked at count for as much as they lasted.
-create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language sql stable as $$
-  select coalesce((
+-- PL/pgSQL, because SQL with a subquery is not inlined, and would be planned anew by every submit_gang.
+create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language plpgsql stable
+set search_path = '' as $$
+#variable_conflict use_column
+begin
+  return coalesce((
     select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
-    from gangq.verdicts v where v.kind_id = ineligible_s.kind_id), 0)
-$$;
+    from gangq.verdicts v where v.kind_id = ineligible_s.kind_id), 0);
+end $$;
 comment on function gangq.ineligible_s(integer, timestamptz) is
   'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
 
@@ -132,9 +136,13 @@ declare
   k record;
   w record;
   g gangq.live_gangs;
+  held double precision;
   n integer := 0;
   later integer;
 begin
+  if not exists (select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
+    return 0;
+  end if;
   -- By kind, so that a paused queue with any number of gangs costs one look: who is not eligible cannot time out.
   for k in
     with recursive kinds(id, first) as (
@@ -145,29 +153,30 @@ begin
         select x.kind_id, x.timeout_at from gangq.live_gangs x
         where x.state = 'blocked' and x.kind_id > p.id order by x.kind_id, x.timeout_at limit 1) y
     )
-    select z.id, gangq.ineligible_s(z.id, t) as held_s from kinds z
+    select z.id from kinds z
     where z.first <= t and not exists (
       select 1 from gangq.verdicts v where v.kind_id = z.id and gangq.holds_back(v.gate))
-    order by z.first
+    order by z.first limit most
   loop
     exit when n >= most;
+    held := gangq.ineligible_s(k.id, t);
     -- Never by more than it has waited: what is due later, or backs off, was not waiting all the time its kind was held.
-    update gangq.live_gangs x set held_s = k.held_s, timeout_at = x.timeout_at + make_interval(secs =>
-      least(k.held_s - x.held_s, extract(epoch from t - x.timeout_at)::float8 + x.timeout_s))
+    update gangq.live_gangs x set held_s = held, timeout_at = x.timeout_at + make_interval(secs =>
+      least(held - x.held_s, extract(epoch from t - x.timeout_at)::float8 + x.timeout_s))
     where x.id = any (array(
       select y.id from gangq.live_gangs y
-      where y.state = 'blocked' and y.kind_id = k.id and y.timeout_at <= t and y.held_s < k.held_s
+      where y.state = 'blocked' and y.kind_id = k.id and y.timeout_at <= t and y.held_s < held
       order by y.timeout_at limit most - n for no key update skip locked));
     get diagnostics later = row_count;
     n := n + later;
     for w in
       select x.id from gangq.live_gangs x
-      where x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= k.held_s
+      where x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= held
       order by x.timeout_at limit most - n
     loop
       continue when not gangq.try_lock_gang(w.id);
       select x.* into g from gangq.live_gangs x
-      where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= k.held_s;
+      where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= held;
       continue when not found;
       begin
         perform gangq.timed_out(g, t);
