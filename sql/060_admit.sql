@@ -1,5 +1,5 @@
--- Gangs are placed: decide reads, reserve_gang writes, admit does both for whoever runs the tick.
--- Locks: the gang, its jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again.
+-- Gangs are placed: decide reads, reserve_gang writes (062_reserve.sql), admit does both for whoever runs the tick.
+-- Locks: the gang and its jobs, all with skip locked: what is busy now is tried again.
 
 -- How many members of a shape each of these workers has room for.
 create function gangq.members_that_fit(
@@ -187,80 +187,6 @@ $$;
 comment on function gangq.candidates(timestamptz) is
   'Internal. Workers that may be given work now: live, heard lately, not quarantined, not passed over.';
 
-create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  s gangq.shapes;
-  locked bigint[];
-  wanted bigint[];
-begin
-  perform gangq.require_read_committed('reserve_gang');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  if g.state <> 'blocked' then
-    perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
-  end if;
-  if coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
-    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
-      'Pass the worker''s incarnation for each rank, in rank order.');
-  end if;
-  select x.* into s from gangq.shapes x where x.id = g.shape_id;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  wanted := array(select distinct w from unnest(reserve_gang.incarnations) w order by w);
-  -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
-  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for no key update skip locked);
-  if locked <> wanted or exists (
-    select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
-    join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
-    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids) < m.members
-  ) then
-    return false;
-  end if;
-  if s.gpus > 0 then
-    insert into gangq.device_holds (device_id, kind, job_id, since)
-    select d.device_id, 'job', m.job_id, t
-    from (
-      select j.id as job_id, w.id as incarnation, row_number() over (partition by w.id order by w.rank) - 1 as nth
-      from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-      join gangq.live_jobs j on j.gang_id = g.id and j.rank = w.rank - 1) m
-    join (
-      select f.incarnation, e.device_id, row_number() over (partition by f.incarnation order by e.n) - 1 as nth
-      from gangq.free_capacity(wanted) f
-      cross join lateral unnest(f.device_ids, f.vrams) with ordinality as e(device_id, vram_mb, n)
-      where e.vram_mb >= s.vram_mb and (s.avoid is null or e.device_id <> all (s.avoid))) d
-      on d.incarnation = m.incarnation and d.nth / s.gpus = m.nth;
-  end if;
-  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
-  g.restore_step := gangq.restore_step(g);
-  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
-  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  update gangq.live_jobs j set state = 'reserved', incarnation = w.id, deadline_at = g.deadline_at
-  from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-  where j.gang_id = g.id and j.rank = w.rank - 1;
-  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = x.size, reserved_at = t, deadline_at = g.deadline_at,
-    go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
-  where x.id = g.id;
-  delete from gangq.earmarks e where e.incarnation = any (array(
-    select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
-  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
-    'size', g.size, 'restore_step', g.restore_step,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members from unnest(reserve_gang.incarnations) as w(id)
-      join gangq.incarnations i on i.id = w.id group by i.host) h)));
-  perform gangq.wake(wanted, 'claim');
-  return true;
-end $$;
-comment on function gangq.reserve_gang(bigint, bigint[]) is
-  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
-  'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
-  'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
-
 -- Earmarks are a promise renewed by every pass, so what somebody has locked this moment (a caller cancelling that very
 -- gang in an open transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
 create function gangq.keep_for(gang_id bigint, incarnations bigint[]) returns void language sql volatile as $$
@@ -314,40 +240,3 @@ end $$;
 comment on function gangq.admit(integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
   'transaction. again: something was busy, ask again soon. Raises GQ008.';
-
-create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  cfg gangq.settings;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  if g.state <> 'reserved' or exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'reserved') then
-    return false;
-  end if;
-  select x.* into cfg from gangq.settings x;
-  delete from gangq.device_holds h where h.job_id = any (array(select j.id from gangq.live_jobs j where j.gang_id = g.id));
-  -- Whoever did not claim in time is not asked again for a while. A worker that is claiming right now is not silent.
-  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
-  where g.deadline_at <= t and i.id = any (array(
-    select z.id from gangq.incarnations z
-    where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
-    order by z.id for no key update skip locked));
-  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
-  update gangq.live_gangs x set state = 'blocked', world_size = null, deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
-    placement_misses = x.placement_misses + 1,
-    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
-  where x.id = g.id;
-  perform gangq.log_event(t, 'rollback', g.id, g.epoch, reason => coalesce(rollback_gang.reason, 'not claimed in time'));
-  return true;
-end $$;
-comment on function gangq.rollback_gang(bigint, text) is
-  'Takes back a reservation that nobody has started on: the whole gang is blocked again, nobody is charged, a miss is '
-  'counted and backs the gang off; workers that missed the deadline are passed over for a while. False when a member '
-  'was claimed (then it drains) or nothing is reserved. Raises GQ002.';
