@@ -75,7 +75,8 @@ begin
     judged_gang = case when cardinality(ids) < most then 0 else ids[most] end;
   for w in
     -- While a lost member is replaced the others may have to wait for it; once it is claimed they get the whole time again.
-    select g.id, case when g.missing_since is null and max(p.step_at) is not null then greatest(max(p.step_at), max(j.claimed_at)) end as step_at, count(p.rate) as rates
+    select g.id, case when g.missing_since is null and max(p.step_at) is not null then greatest(max(p.step_at), (
+        select max(z.claimed_at) from gangq.live_jobs z where z.gang_id = g.id and z.state = 'running')) end as step_at, count(p.rate) as rates
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
     join gangq.progress p on p.job_id = j.id and p.token = j.token
@@ -116,7 +117,8 @@ begin
     return 0;
   end if;
   -- Looked at again under the locks: a step, or a phase that takes its time, may have come in between.
-  select case when max(p.step_at) is not null then greatest(max(p.step_at), max(x.claimed_at)) end as step_at, bool_or(p.phase in ('load', 'save', 'long')) as busy,
+  select case when max(p.step_at) is not null then greatest(max(p.step_at), (
+      select max(z.claimed_at) from gangq.live_jobs z where z.gang_id = g.id and z.state = 'running')) end as step_at, bool_or(p.phase in ('load', 'save', 'long')) as busy,
     jsonb_object_agg(coalesce(x.epoch_rank, x.rank), p.step) filter (where p.step is not null and x.rank < 256) as steps,
     jsonb_agg(jsonb_build_object('rank', coalesce(x.epoch_rank, x.rank), 'worker', i.name, 'host', i.host, 'step', p.step, 'step_at', p.step_at, 'phase', p.phase,
       'rate', p.rate, 'beat_at', p.beat_at) order by x.rank) filter (where x.rank < 256) as members

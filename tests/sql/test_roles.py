@@ -16,6 +16,7 @@ LOOK = {
     "may_read_payloads",
     "capacity_of",
     "serves",
+    "in_epoch",
     "infeasible",
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
@@ -46,6 +47,7 @@ WORK = {
     "tick",
     "admit",
     "reserve_gang",
+    "reserve_members",
     "rollback_gang",
     "complete_drain",
     "reap_expired",
@@ -59,6 +61,7 @@ RUN = {
     "quarantine",
     "unquarantine",
     "preempt_gang",
+    "shrink_gang",
     "decide",
     "keep_partitions",
 }
