@@ -138,9 +138,7 @@ def test_no_other_set_of_members_is_an_epoch(q: Q, chosen: list[int]) -> None:
 
 def of_two_shapes(q: Q) -> Gang:
     """A driver without a device that needs memory, and executors with a large one each."""
-    large = q.value(
-        "select gangq.intern_shape('default', 'train', 1, 80, 10, 0, '{}', null)"
-    )
+    large = q.value("select gangq.intern_shape('default', 'train', 1, 80, 10, 0, '{}', null)")
     return submit_roles(q, *ROLES, shapes={"executor": large}, gpus=1, vram_mb=10, memory_mb=50)
 
 

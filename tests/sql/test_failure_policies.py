@@ -36,7 +36,9 @@ def test_its_successor_starts_in_a_new_epoch_behind_an_open_barrier(q: Q) -> Non
     (new,) = replace(gang, [claims[1].job_id], [workers[1]])
     assert (new["rank"], new["epoch"], new["world_size"]) == (1, 2, 3)
     assert new.token > claims[1].token
-    assert [(row["go"], row["epoch"], row["rank"]) for row in new.barrier()] == [(True, 2, r) for r in range(3)]
+    assert [(row["go"], row["epoch"], row["rank"]) for row in new.barrier()] == [
+        (True, 2, r) for r in range(3)
+    ]
     assert gang.states == ["running"] * 3
     assert gang.row["missing_since"] is None
 
@@ -53,7 +55,10 @@ def test_the_others_hear_of_the_new_epoch_with_their_heartbeat(q: Q) -> None:
 def test_a_replaced_rank_0_is_found_at_its_new_address(q: Q) -> None:
     gang, workers = of_three(q)
     assert reserve(gang, gang.job_ids, workers)
-    claims = sorted((c for w, p in zip(workers, (21, 22, 23), strict=True) for c in w.claim(ports=[p])), key=lambda c: c["rank"])
+    claims = sorted(
+        (c for w, p in zip(workers, (21, 22, 23), strict=True) for c in w.claim(ports=[p])),
+        key=lambda c: c["rank"],
+    )
     assert claims[2].barrier()[0]["master_port"] == 21
     claims[0].fail()
     fourth = q.worker("w4")
@@ -61,7 +66,9 @@ def test_a_replaced_rank_0_is_found_at_its_new_address(q: Q) -> None:
     assert reserve(gang, [claims[0].job_id], [fourth])
     assert claims[2].barrier()[0]["go"] is False
     fourth.claim(ports=[24])
-    assert {(row["go"], row["master_addr"], row["master_port"]) for row in claims[2].barrier()} == {(True, "host-w4", 24)}
+    assert {(row["go"], row["master_addr"], row["master_port"]) for row in claims[2].barrier()} == {
+        (True, "host-w4", 24)
+    }
 
 
 def test_only_the_culprit_and_the_gang_are_charged(q: Q) -> None:
@@ -362,7 +369,9 @@ def test_a_new_rank_0_says_where_it_is_to_be_found(q: Q) -> None:
     claims = run(gang, workers)
     claims[0].fail()
     assert {(row["go"], row["master_addr"]) for row in claims[2].barrier()} == {(False, None)}
-    assert not q.call("barrier", job_id=claims[2].job_id, token=claims[2].token, port=30)[0]["go"], "it is rank 1"
+    assert not q.call("barrier", job_id=claims[2].job_id, token=claims[2].token, port=30)[0]["go"], (
+        "it is rank 1"
+    )
     rows = q.call("barrier", job_id=claims[1].job_id, token=claims[1].token, port=31)
     assert {(row["go"], row["master_addr"], row["master_port"]) for row in rows} == {(True, "host-w2", 31)}
     assert claims[2].barrier()[0]["go"]

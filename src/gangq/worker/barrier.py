@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 
+from gangq.client.rows import BarrierMember
 from gangq.context import GangInfo, Peer
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
@@ -38,22 +40,29 @@ def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
             session.end(str(problem))
             return None
         if members and members[0].go and not job.told:
-            mine = next(member for member in members if member.job_id_of_rank == job.id)
-            claim = job.claim
-            return GangInfo(
-                id=claim.gang_id or 0,
-                epoch=mine.epoch,
-                rank=mine.rank,
-                world_size=len(members),
-                local_rank=mine.local_rank,
-                node_rank=mine.node_rank,
-                local_world_size=mine.local_world_size,
-                peers=tuple(
-                    Peer(member.rank, member.job_id_of_rank, member.host or "", member.worker or "")
-                    for member in members
-                ),
-                master_addr=mine.master_addr or "",
-                master_port=mine.master_port or 0,
-            )
+            job.gang = gang_info(job, members)
+            return job.gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
     return None
+
+
+def gang_info(job: ActiveJob, members: Sequence[BarrierMember]) -> GangInfo:
+    """Who this member is, from an answer of ``barrier`` that lists it."""
+    mine = next(member for member in members if member.job_id_of_rank == job.id)
+    return GangInfo(
+        id=job.claim.gang_id or 0,
+        epoch=mine.epoch,
+        rank=mine.rank,
+        world_size=len(members),
+        local_rank=mine.local_rank,
+        node_rank=mine.node_rank,
+        local_world_size=mine.local_world_size,
+        peers=tuple(
+            Peer(member.rank, member.job_id_of_rank, member.host or "", member.worker or "", member.role)
+            for member in members
+        ),
+        master_addr=mine.master_addr or "",
+        master_port=mine.master_port or 0,
+        role=mine.role,
+        role_rank=mine.role_rank,
+    )
