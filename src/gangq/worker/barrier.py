@@ -10,6 +10,7 @@ from gangq.client.rows import BarrierMember
 from gangq.context import GangInfo, Peer
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.ports import PortHolder
 from gangq.worker.retry import TRANSIENT
 from gangq.worker.session import Session
 
@@ -18,7 +19,7 @@ log = logging.getLogger("gangq.worker.barrier")
 _POLL_S = 0.2
 
 
-def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
+def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo | None:
     """Wait until the gang may start and return who this member is; None when it must not start any more.
 
     The last claim's transaction opens the barrier and notifies; behind that it is polled every 200 ms. Being
@@ -27,7 +28,7 @@ def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
     while not job.told and not session.ended.is_set():
         job.wake.clear()
         try:
-            members = session.client.barrier(job_id=job.id, token=job.token)
+            members = who_is_who(session, job, ports)
         except TRANSIENT as problem:
             log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
             members = []
@@ -44,6 +45,26 @@ def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
             return job.gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
     return None
+
+
+def who_is_who(session: Session, job: ActiveJob, ports: PortHolder) -> list[BarrierMember]:
+    """Ask for the members of the present epoch; as its rank 0, say where it is to be found if nobody knows.
+
+    The rank 0 of a gang that shrank was claimed as another one, without a port.
+    """
+    members: list[BarrierMember] = session.client.barrier(job_id=job.id, token=job.token)
+    mine = next(member for member in members if member.job_id_of_rank == job.id)
+    if mine.rank != 0 or mine.go or mine.master_addr is not None or mine.epoch == job.claim.epoch:
+        return members
+    port = ports.take()
+    try:
+        return session.client.barrier(job_id=job.id, token=job.token, port=port)
+    except WrongState as problem:
+        log.warning("port_taken", extra={**job.extra, "port": port, "error": str(problem)})
+        return members
+    finally:
+        # Whoever is told of the new epoch is about to bind it.
+        ports.release(port)
 
 
 def gang_info(job: ActiveJob, members: Sequence[BarrierMember]) -> GangInfo:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from gangq.client.rows import BarrierMember
-from gangq.errors import GangqError, WrongState
-from gangq.worker.barrier import gang_info
+from gangq.errors import GangqError
+from gangq.worker.barrier import gang_info, who_is_who
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.ports import PortHolder
 from gangq.worker.session import Session
@@ -73,27 +72,8 @@ class EpochWatch:
         Raises:
             GangqError: the claim is over, or there was no answer.
         """
-        members: list[BarrierMember] = self._session.client.barrier(job_id=job.id, token=job.token)
-        mine = next((member for member in members if member.job_id_of_rank == job.id), None)
-        if mine is not None and mine.rank == 0 and not mine.go and mine.master_addr is None:
-            members = self._lead(job)
-            mine = next((member for member in members if member.job_id_of_rank == job.id), None)
+        members = who_is_who(self._session, job, self._ports)
         known = job.gang
-        if mine is None or not mine.go or known is None or mine.epoch <= known.epoch:
+        if known is None or not members or not members[0].go or members[0].epoch <= known.epoch:
             return
         job.change_gang(gang_info(job, members))
-
-    def _lead(self, job: ActiveJob) -> list[BarrierMember]:
-        """The rank 0 of a gang that shrank was claimed as another one, without a port to be found at."""
-        port = self._ports.take()
-        try:
-            members: list[BarrierMember] = self._session.client.barrier(
-                job_id=job.id, token=job.token, port=port
-            )
-        except WrongState as problem:
-            log.warning("port_taken", extra={**job.extra, "port": port, "error": str(problem)})
-            return []
-        finally:
-            # What is told of the new epoch is to bind it.
-            self._ports.release(port)
-        return members
