@@ -120,7 +120,6 @@ class Context(ABC):
         """Its place in its gang; None for a solo job. Replaced as a whole when a new epoch begins around it."""
 
     @property
-    @abstractmethod
     def gang_changed(self) -> threading.Event:
         """Set when `gang` has become another one while this member runs; clear it before you look.
 
@@ -128,9 +127,9 @@ class Context(ABC):
         (shrink, or surplus members displaced). From then on `checkpoint` is what the new epoch restores. Never
         set for a solo job.
         """
+        return threading.Event()
 
-    @abstractmethod
-    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:  # noqa: B027 - a solo job has no gang
         """Have `callback` called with each new `gang`, in a thread of gangq; what it raises is only logged."""
 
     @property
