@@ -59,6 +59,7 @@ def test_a_drain_leaves_those_without_a_part_where_they_are(q: Q) -> None:
     assert gang.states == ["preempting", "preempting", "preempted", "blocked", "blocked"]
     ack_all(claims[:2])
     assert (gang.state, gang.row["world_size"], gang.states) == ("blocked", None, ["blocked"] * 5)
+    assert q.violations() == [], "their ranks went with the epoch"
     gang.skip_backoff()
     more = [*workers, q.worker("w4"), q.worker("w5")]
     again = run(gang, more)

@@ -61,6 +61,7 @@ def test_a_replaced_rank_0_is_found_at_its_new_address(q: Q) -> None:
     )
     assert claims[2].barrier()[0]["master_port"] == 21
     claims[0].fail()
+    assert gang.live["master_port"] is None, "its worker may offer it to another gang"
     fourth = q.worker("w4")
     gang.skip_backoff()
     assert reserve(gang, [claims[0].job_id], [fourth])
