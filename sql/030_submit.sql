@@ -247,7 +247,7 @@ begin
   select coalesce(array_agg(p.id), '{}') into live from (
     select j.id from gangq.live_jobs j where j.id = any (after) order by j.id for key share) p;
   for other in
-    select a.id, (select h.state from gangq.history h where h.job_id = a.id order by h.finished_at desc limit 1) as state
+    select a.id, gangq.ended_as(a.id) as state
     from unnest(after) as a(id) where a.id is null or a.id <> all (live)
   loop
     if other.state is null then

@@ -200,8 +200,8 @@ begin
       order by x.order_key limit look_at_gangs.most) w
     union all
     select x.id, x.kind_id from gangq.live_gangs x
-    where x.state = 'running' and x.failure_policy = 'restart_member' and exists (
-      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and (j.epoch_rank is not null or x.world_size = x.size))) g;
+    where x.state = 'running' and x.missing_since is not null and (x.not_before is null or x.not_before <= b.t) and exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))) g;
   if waiting is null then
     return b;
   end if;
@@ -244,7 +244,7 @@ begin
         select jsonb_agg(y.missing order by y.ordinal) from (
           select r.ordinal, count(j.id) as missing
           from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
-            and j.state = 'blocked' and (j.epoch_rank is not null or g.world_size = g.size)
+            and j.state = 'blocked' and gangq.in_epoch(j, g)
           where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
       case when g.state = 'running' then (
         select jsonb_agg(distinct j.incarnation order by j.incarnation) from gangq.live_jobs j
@@ -418,7 +418,7 @@ begin
   b.t := gangq.now();
   select s.reservations, s.preemptions_per_pass, s.topology into b.reservations, b.preemptions, b.levels from gangq.settings s;
   if not exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
-    and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.failure_policy = 'restart_member') then
+    and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.missing_since is not null) then
     return b;
   end if;
   b := gangq.look_at_gangs(gangq.look_at_queues(b), look.most);

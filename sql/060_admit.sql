@@ -689,90 +689,20 @@ comment on function gangq.decide(integer) is
   'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
   'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
-create function gangq.candidates(t timestamptz) returns bigint[] language sql stable as $$
-  select coalesce(array_agg(i.id), '{}')
-  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language sql stable as $$
+  select coalesce(array_agg(i.id order by i.id), '{}')
+  from (
+    select u.id from unnest(among) as u(id)
+    union all
+    select x.id from gangq.incarnations x where among is null and x.ended_at is null) w
+  join gangq.incarnations i on i.id = w.id join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
   where i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t)
     and l.renewed_at > t - make_interval(secs => s.candidate_silence_s)
     and not exists (select 1 from gangq.cordons c where c.kind = 'host' and c.name = i.host)
     and not exists (select 1 from gangq.cordons c where c.kind = 'worker' and c.name = i.name)
 $$;
-comment on function gangq.candidates(timestamptz) is
+comment on function gangq.candidates(timestamptz, bigint[]) is
   'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, not passed over.';
-
-create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  s gangq.shapes;
-  locked bigint[];
-  wanted bigint[];
-begin
-  perform gangq.require_read_committed('reserve_gang');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  if g.state <> 'blocked' then
-    perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
-  end if;
-  if coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
-    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
-      'Pass the worker''s incarnation for each rank, in rank order.');
-  end if;
-  select x.* into s from gangq.shapes x where x.id = g.shape_id;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  wanted := array(select distinct w from unnest(reserve_gang.incarnations) w order by w);
-  -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
-  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for no key update skip locked);
-  if locked <> wanted or exists (
-    select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
-    join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
-    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids) < m.members
-  ) then
-    return false;
-  end if;
-  if s.gpus > 0 then
-    insert into gangq.device_holds (device_id, kind, job_id, since)
-    select d.device_id, 'job', m.job_id, t
-    from (
-      select j.id as job_id, w.id as incarnation, row_number() over (partition by w.id order by w.rank) - 1 as nth
-      from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-      join gangq.live_jobs j on j.gang_id = g.id and j.rank = w.rank - 1) m
-    join (
-      select f.incarnation, e.device_id, row_number() over (partition by f.incarnation order by e.n) - 1 as nth
-      from gangq.free_capacity(wanted) f
-      cross join lateral unnest(f.device_ids, f.vrams) with ordinality as e(device_id, vram_mb, n)
-      where e.vram_mb >= s.vram_mb and (s.avoid is null or e.device_id <> all (s.avoid))) d
-      on d.incarnation = m.incarnation and d.nth / s.gpus = m.nth;
-  end if;
-  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
-  g.restore_step := gangq.restore_step(g);
-  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
-  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  update gangq.live_jobs j set state = 'reserved', incarnation = w.id, deadline_at = g.deadline_at
-  from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-  where j.gang_id = g.id and j.rank = w.rank - 1;
-  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = x.size, reserved_at = t, deadline_at = g.deadline_at,
-    go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
-  where x.id = g.id;
-  delete from gangq.earmarks e where e.incarnation = any (array(
-    select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
-  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
-    'size', g.size, 'restore_step', g.restore_step,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members from unnest(reserve_gang.incarnations) as w(id)
-      join gangq.incarnations i on i.id = w.id group by i.host) h)));
-  perform gangq.wake(wanted, 'claim');
-  return true;
-end $$;
-comment on function gangq.reserve_gang(bigint, bigint[]) is
-  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
-  'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
-  'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 -- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
 -- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
@@ -870,16 +800,17 @@ declare
   t timestamptz := gangq.now();
 begin
   ids := array(
-    select g.id from gangq.live_gangs g where g.id = any (ids) and g.state in ('blocked', 'running') order by g.id for update skip locked);
+    select g.id from gangq.live_gangs g where g.id = any (ids) and (g.state = 'blocked' or g.state = 'running' and g.missing_since is not null)
+    order by g.id for update skip locked);
   locked := array(select j.id from gangq.live_jobs j where j.gang_id = any (ids) order by j.id for update skip locked);
   busy := array(
     select distinct j.gang_id from gangq.live_jobs j left join unnest(locked) as l(id) on l.id = j.id where j.gang_id = any (ids) and l.id is null);
   ids := array(select i from unnest(ids) as i except select k from unnest(busy) as k);
   wanted := array(
     select distinct w from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id cross join unnest(d.incarnations) as w order by w);
-  locked := array(
-    select i.id from gangq.incarnations i join unnest(gangq.candidates(t)) as c(id) on c.id = i.id
-    where i.id = any (wanted) order by i.id for no key update of i skip locked);
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) order by i.id for no key update skip locked);
+  -- A statement of its own: what was cordoned while this one locked is seen.
+  locked := gangq.candidates(t, locked);
 
   -- Limits were judged by what the board counted. Where a claim has placed more since, the next pass counts again.
   limited := array(
@@ -920,7 +851,7 @@ begin
         select j.gang_id, j.id as job_id, j.rank, s.gpus::integer as gpus, coalesce(j.role, 1) as role,
           row_number() over (partition by j.gang_id, coalesce(j.role, 1) order by j.rank) as nth
         from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.live_gangs g on g.id = j.gang_id
-        where g.id in (select i from unnest(ids) as i) and j.state = 'blocked' and (g.state = 'blocked' or j.epoch_rank is not null or g.world_size = g.size)) x
+        where g.id in (select i from unnest(ids) as i) and j.state = 'blocked' and (g.state = 'blocked' or gangq.in_epoch(j, g))) x
       join unnest(reserve_decided.starts) e on e.gang_id = x.gang_id
       where x.nth <= e.members[x.role]) m on m.gang_id = d.gang_id
     order by m.gang_id, m.seat) s;
@@ -968,13 +899,13 @@ begin
     state = case x.state when 'blocked' then 'reserved' else x.state end, epoch = x.epoch + 1,
     world_size = case x.state when 'blocked' then cardinality(d.incarnations) else x.world_size end,
     reserved_at = case x.state when 'blocked' then t else x.reserved_at end,
-    deadline_at = case x.state when 'blocked' then t + make_interval(secs => x.claim_deadline_s) else x.deadline_at end,
+    deadline_at = case x.state when 'running' then least(x.deadline_at, t + make_interval(secs => x.claim_deadline_s)) else t + make_interval(secs => x.claim_deadline_s) end,
     go_at = case x.state when 'blocked' then null else x.go_at end, not_before = null,
     restore_step = gangq.restore_step(x), drain_cause = null, drain_trigger = null
   from unnest(reserve_decided.starts) d
   where x.id = d.gang_id and x.id in (select i from unnest(ids) as i);
   update gangq.live_jobs j set state = 'reserved', incarnation = p.incarnation, deadline_at = t + make_interval(secs => g.claim_deadline_s),
-    epoch_rank = case when g.state = 'running' then j.epoch_rank when g.world_size < g.size or p.rank <> j.rank then p.rank end
+    epoch_rank = case when g.state = 'running' then j.epoch_rank when gangq.elastic(g.kind_id) then p.rank end
   from unnest(gang_ids, job_ids, incarnations, ranks) as p(gang_id, job_id, incarnation, rank)
   join gangq.live_gangs g on g.id = p.gang_id
   where j.id = p.job_id and p.gang_id in (select i from unnest(ids) as i);
@@ -985,8 +916,10 @@ begin
   delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
     select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
   insert into gangq.events (at, kind, gang_id, epoch, reason, data)
-  select t, case g.state when 'running' then 'replace' else 'reserve' end, g.id, g.epoch, null, jsonb_build_object(
-    'size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
+  select t, 'reserve', g.id, g.epoch, null, jsonb_build_object(
+    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
+    'replaces', case g.state when 'running' then (
+      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
     'hosts', (select jsonb_object_agg(h.host, h.members) from (
       select i.host, count(*) as members from unnest(d.incarnations) as w(id)
       join gangq.incarnations i on i.id = w.id group by i.host) h))
@@ -1028,40 +961,3 @@ end $$;
 comment on function gangq.admit(integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
   'transaction. again: something was busy, ask again soon. Raises GQ008.';
-
-create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  cfg gangq.settings;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  if g.state <> 'reserved' or exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'reserved') then
-    return false;
-  end if;
-  select x.* into cfg from gangq.settings x;
-  delete from gangq.device_holds h where h.job_id = any (array(select j.id from gangq.live_jobs j where j.gang_id = g.id));
-  -- Whoever did not claim in time is not asked again for a while. A worker that is claiming right now is not silent.
-  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
-  where g.deadline_at <= t and i.id = any (array(
-    select z.id from gangq.incarnations z
-    where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
-    order by z.id for no key update skip locked));
-  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
-  update gangq.live_gangs x set state = 'blocked', world_size = null, deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
-    placement_misses = x.placement_misses + 1,
-    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
-  where x.id = g.id;
-  perform gangq.log_event(t, 'rollback', g.id, g.epoch, reason => coalesce(rollback_gang.reason, 'not claimed in time'));
-  return true;
-end $$;
-comment on function gangq.rollback_gang(bigint, text) is
-  'Takes back a reservation that nobody has started on: the whole gang is blocked again, nobody is charged, a miss is '
-  'counted and backs the gang off; workers that missed the deadline are passed over for a while. False when a member '
-  'was claimed (then it drains) or nothing is reserved. Raises GQ002.';

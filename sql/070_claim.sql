@@ -508,7 +508,8 @@ create function gangq.claimed(ids bigint[]) returns table (
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer,
-    j.budget_s, j.gang_id, g.epoch, j.rank, g.size, case when j.rank = 0 then g.master_port end,
+    j.budget_s, j.gang_id, g.epoch, coalesce(j.epoch_rank, j.rank), g.world_size,
+    case when coalesce(j.epoch_rank, j.rank) = 0 then g.master_port end,
     case when j.gang_id is not null then g.restore_step
       else (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
     case when s.gpus = 0 then '[]' else (
@@ -532,7 +533,8 @@ declare
   nth integer := 0;
 begin
   for m in
-    select j.id, j.gang_id, j.rank, j.token, x.epoch from gangq.live_jobs j join gangq.live_gangs x on x.id = j.gang_id
+    select j.id, j.gang_id, coalesce(j.epoch_rank, j.rank) as rank, j.token, x.epoch
+    from gangq.live_jobs j join gangq.live_gangs x on x.id = j.gang_id
     where j.id = any (taken) order by j.id
   loop
     perform gangq.log_event(t, 'claim', m.gang_id, m.epoch, m.id, m.token, me.id, data => jsonb_build_object('rank', m.rank));
@@ -547,23 +549,30 @@ begin
     end if;
   end loop;
   for g in
-    select x.id, x.epoch from gangq.live_gangs x
-    where x.id = any (gang_ids) and x.state = 'reserved'
-      and not exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state <> 'running')
+    select x.id, x.epoch, x.state,
+      (select min(j.deadline_at) from gangq.live_jobs j where j.gang_id = x.id and j.state = 'reserved') as deadline_at,
+      exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x)) as missing
+    from gangq.live_gangs x
+    where x.id = any (gang_ids) and (x.state = 'reserved' or x.missing_since is not null)
     order by x.id
   loop
-    update gangq.live_gangs x set state = 'running', go_at = t, deadline_at = null where x.id = g.id;
-    perform gangq.log_event(t, 'go', g.id, g.epoch);
-    perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id), 'go');
+    if g.deadline_at is null and not g.missing then
+      update gangq.live_gangs x set state = 'running', go_at = coalesce(x.go_at, t), deadline_at = null, missing_since = null where x.id = g.id;
+      perform gangq.log_event(t, 'go', g.id, g.epoch);
+      perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'running'), 'go');
+    elsif g.state = 'running' then
+      update gangq.live_gangs x set deadline_at = g.deadline_at where x.id = g.id;
+    end if;
   end loop;
 end $$;
 comment on function gangq.open_barriers(gangq.incarnations, bigint[], bigint[], integer[], timestamptz) is
-  'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed.';
+  'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed: at '
+  'first, and again when a running gang has got back all it missed.';
 
-create function gangq.barrier(job_id bigint, token bigint) returns table (
+create function gangq.barrier(job_id bigint, token bigint, port integer default null) returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
-  node_rank integer, local_world_size integer, master_addr text, master_port integer
-) language plpgsql stable security definer set search_path = '' as $$
+  node_rank integer, local_world_size integer, master_addr text, master_port integer, role text, role_rank integer
+) language plpgsql volatile security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   mine gangq.live_jobs;
@@ -572,23 +581,43 @@ begin
   if not found or mine.token is distinct from barrier.token or mine.state <> 'running' or mine.gang_id is null then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
+  if barrier.port is not null then
+    -- Which of the others is rank 0 may change until this lock is held.
+    perform 1 from gangq.live_gangs g where g.id = mine.gang_id for update;
+    begin
+      update gangq.live_gangs g set master_host = i.host, master_addr = i.address, master_port = barrier.port
+      from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
+      where g.id = mine.gang_id and g.state = 'running' and g.master_host is null
+        and j.id = mine.id and j.token = barrier.token and j.state = 'running' and coalesce(j.epoch_rank, j.rank) = 0;
+    exception when unique_violation then
+      perform gangq.refuse('GQ004', format('port %s of this host serves another gang''s rendezvous', barrier.port), 'Bind another and ask again.');
+    end;
+    if found then
+      perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = mine.gang_id and j.state = 'running'), 'go');
+    end if;
+  end if;
   return query
-  select g.go_at is not null, g.epoch, j.rank, j.id, i.name, i.host,
-    (row_number() over (partition by i.host order by j.rank) - 1)::integer,
+  select g.go_at is not null and g.missing_since is null and g.master_host is not null, g.epoch, n.rank, j.id, i.name, i.host,
+    (row_number() over (partition by i.host order by n.rank) - 1)::integer,
     (dense_rank() over (order by f.first_rank) - 1)::integer,
-    (count(*) over (partition by i.host))::integer, g.master_addr, g.master_port
-  from gangq.live_jobs j
-  join gangq.live_gangs g on g.id = j.gang_id
+    (count(*) over (partition by i.host))::integer, g.master_addr, g.master_port, r.name,
+    (row_number() over (partition by r.ordinal order by n.rank) - 1)::integer
+  from gangq.live_gangs g
+  join gangq.live_jobs j on j.gang_id = g.id and gangq.in_epoch(j, g)
+  cross join lateral (select coalesce(j.epoch_rank, j.rank) as rank) n
+  join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
   left join gangq.incarnations i on i.id = j.incarnation
   left join lateral (
-    select min(z.rank) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
-    where z.gang_id = j.gang_id and k.host = i.host) f on true
-  where j.gang_id = mine.gang_id
-  order by j.rank;
+    select min(coalesce(z.epoch_rank, z.rank)) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
+    where z.gang_id = g.id and k.host = i.host and gangq.in_epoch(z, g)) f on true
+  where g.id = mine.gang_id
+  order by n.rank;
 end $$;
-comment on function gangq.barrier(bigint, bigint) is
-  'Who is who in this epoch, one row per member in rank order; go is true once every member has been claimed: only '
-  'then may a member''s code begin. Raises GQ003 when the claim is not ours any more or was told to stop.';
+comment on function gangq.barrier(bigint, bigint, integer) is
+  'Who is who in this epoch, one row per member in rank order, with its role and its rank within that. go is true once every '
+  'member has been claimed: only then may a member''s code begin. Called again when heartbeat names a newer epoch, it is '
+  'true once that one is whole. port: given by the new rank 0 of a gang that shrank, which was claimed without one: a port it '
+  'holds bound. Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves another gang).';
 
 create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = '' as $$
 declare

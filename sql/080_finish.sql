@@ -76,9 +76,18 @@ comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timest
   'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
   'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
 
+-- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and lets nobody down.
+create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
+  select case when h.state = 'cancelled' and h.gang_id is not null and (
+      select k.state from gangq.gang_history k where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
+    then 'done' else h.state end
+  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
+$$;
+comment on function gangq.ended_as(bigint) is
+  'Internal. How this job''s latest ending counts for those who wait for it; null: it has not ended.';
+
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  update gangq.dependencies d set outcome = (
-    select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
+  update gangq.dependencies d set outcome = gangq.ended_as(d.on_job_id)
   where d.ctid = any (array(
     select z.ctid from gangq.dependencies z where z.on_job_id = any (settle.ended) and z.outcome is null
     order by z.on_job_id, z.job_id for update skip locked))
@@ -240,7 +249,7 @@ begin
     return gangq.stopped(j, coalesce(fail.error, '{}'), t);
   end if;
   if j.gang_id is not null then
-    perform gangq.drain(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
+    perform gangq.lose_members(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
       coalesce(fail.error ->> 'type', 'failed'), t, not retryable);
     return 'preempted';
   end if;
@@ -264,8 +273,8 @@ begin
 end $$;
 comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
   'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or retryable is false. '
-  'error: {"type", "message", "traceback", "host", "log_tail"}. A member''s failure drains its gang with it as the culprit. '
-  'Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
+  'error: {"type", "message", "traceback", "host", "log_tail"}. What a member''s failure means its gang''s failure policy '
+  'says: by default the gang drains with it as the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
 returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -286,7 +295,7 @@ begin
     return gangq.stopped(j, requeue.error, t);
   end if;
   if j.gang_id is not null then
-    perform gangq.drain(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
     return 'preempted';
   end if;
   if j.trips >= j.max_trips then
@@ -306,7 +315,7 @@ begin
 end $$;
 comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
   'A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the front of its priority, or '
-  'fails it when its trips are spent. A member''s trip drains its gang. Returns pending, failed, preempted or repeated. '
+  'fails it when its trips are spent. A member''s trip is judged by its gang''s failure policy. Returns pending, failed, preempted or repeated. '
   'Raises GQ002, GQ003.';
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)

@@ -17,7 +17,7 @@ begin
   select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
   perform gangq.log_event(t, witness.kind, (j).gang_id, (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
     (j).token, (j).incarnation, witness.reason,
-    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', (j).rank));
+    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', coalesce((j).epoch_rank, (j).rank)));
   -- A trip must not fail because a log was long.
   if pg_column_size(what) > 4194304 then
     what := jsonb_build_object('dropped', format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
@@ -378,7 +378,7 @@ begin
     if j.state = 'preempting' then
       perform gangq.stopped(j, trip.error, t);
     else
-      perform gangq.drain(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
+      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
     end if;
   elsif j.stop_reason = 'cancel' or (j.state = 'preempting' and gone_at is null) then
     outcome := gangq.stopped(j, trip.error, t);
@@ -519,7 +519,7 @@ begin
   begin
     perform set_config('lock_timeout', '500ms', true);
     perform 1 from gangq.live_gangs g
-    where (g.state = 'draining' or (g.state = 'blocked' and g.not_before is not null))
+    where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null) and g.not_before is not null)
       and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.ran_on = report_stuck.incarnation)
     order by g.id for update;
   exception when lock_not_available then
@@ -586,7 +586,7 @@ begin
     update gangq.live_gangs g set not_before = lease_ends
     where g.id = any (array(
       select z.id from gangq.live_gangs z
-      where z.state = 'blocked' and z.not_before >= i.exits_at and z.not_before < lease_ends
+      where (z.state = 'blocked' or z.missing_since is not null) and z.not_before >= i.exits_at and z.not_before < lease_ends
         and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
       order by z.id for update skip locked));
     update gangq.live_jobs j set due_at = lease_ends

@@ -55,7 +55,10 @@ begin
       (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' order by j.due_at limit 1)
       union all
       (select g.not_before from gangq.live_gangs g
-        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
+        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)
+      union all
+      (select g.not_before from gangq.live_gangs g
+        where g.missing_since is not null and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
   if again then
     -- What somebody holds locked may stay so: asking at once would be asking all the time.

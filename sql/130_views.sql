@@ -62,33 +62,42 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
   case when (select gangq.may_read_payloads()) then k.payload end as payload,
   case when (select gangq.may_read_payloads()) then k.result end as result,
-  case when (select gangq.may_read_payloads()) then k.error end as error, s.model
+  case when (select gangq.may_read_payloads()) then k.error end as error, s.model,
+  case when k.gang_id is not null then (
+    select r.name from gangq.kind_roles r
+    where r.kind_id = coalesce((select g.kind_id from gangq.live_gangs g where g.id = k.gang_id),
+        (select g.kind_id from gangq.gang_history g where g.gang_id = k.gang_id order by g.finished_at desc limit 1))
+      and r.first_rank <= k.rank order by r.first_rank desc limit 1) end as role, k.epoch_rank
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
     j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
-    j.payload, j.result, j.error
+    j.payload, j.result, j.error, j.epoch_rank
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts, h.max_attempts, h.crashes, h.trips,
     h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz, null::text, h.token, h.budget_s,
-    h.submitter, h.payload, h.result, h.error
+    h.submitter, h.payload, h.result, h.error, null::integer
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
 left join gangq.incarnations i on i.id = k.incarnation
 left join gangq.progress p on p.job_id = k.id and p.token = k.token
 where not exists (select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
-comment on view gangq.jobs is 'Every job, live or ended: its live row, else its latest ending.';
+comment on view gangq.jobs is
+  'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its gang at its largest; '
+  'epoch_rank: of an elastic gang, its rank in the present epoch, null while it has no part in it.';
 
 create view gangq.gangs as
 select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
   g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
   g.drain_cause, g.note, null::text as reason, g.submitter,
-  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts
+  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts,
+  g.world_size, g.failure_policy, g.completion, g.missing_since
 from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
 union all
 select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
-  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}'
+  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}',
+  h.world_size, h.failure_policy, h.completion, null
 from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
 where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
@@ -172,7 +181,7 @@ select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
 from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
 where e.gang_id is not null
 order by e.id;
-comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, drain, ack, drained, end. Filter by gang_id.';
+comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end. Filter by gang_id.';
 
 create view gangq.drains as
 select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job, (d.data ->> 'told')::integer as moved,
@@ -191,16 +200,33 @@ select 'members match size' as rule, 'gang ' || g.id as subject, format('%s memb
 from gangq.live_gangs g cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
 where m.n <> g.size
 union all
-select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s', g.state, m.states)
+select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s, and %s outside of the epoch', g.state, m.states, m.others)
 from gangq.live_gangs g cross join lateral (
-  select array_agg(distinct j.state) as states from gangq.live_jobs j where j.gang_id = g.id) m
+  select coalesce(array_agg(distinct j.state) filter (where x.member), '{}') as states,
+    coalesce(array_agg(distinct j.state) filter (where not x.member), '{}') as others
+  from gangq.live_jobs j cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x where j.gang_id = g.id) m
 where not case g.state
   when 'waiting' then m.states <@ '{waiting}'
   when 'blocked' then m.states <@ '{blocked}'
-  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
-  when 'running' then m.states <@ '{running,done}' and m.states && '{running}'
-  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.states && '{preempting}'
+  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}' and m.others <@ '{blocked}'
+  when 'running' then m.others <@ '{blocked,preempting,done}' and case
+    when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
+    else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}' and m.states && '{running,done}'
+      and m.states && '{blocked,reserved}' end
+  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.others <@ '{preempting,preempted,blocked,done}'
+    and m.states || m.others && '{preempting}'
   else false end
+union all
+select 'placed gangs have an epoch', 'gang ' || g.id, format('%s with world size %s', g.state, g.world_size)
+from gangq.live_gangs g
+where (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining')) or (g.missing_since is not null and g.state <> 'running')
+union all
+select 'ranks of an epoch are contiguous', 'gang ' || g.id, format('world size %s, ranks %s', g.world_size, m.ranks)
+from gangq.live_gangs g cross join lateral (
+  select coalesce(array_agg(j.epoch_rank order by j.epoch_rank), '{}') as ranks
+  from gangq.live_jobs j where j.gang_id = g.id and j.epoch_rank is not null) m
+where m.ranks <> '{}' and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
+  or m.ranks = '{}' and g.world_size <> g.size
 union all
 select 'member of a live gang', 'job ' || j.id, 'gang ' || j.gang_id || ' is not live'
 from gangq.live_jobs j where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)

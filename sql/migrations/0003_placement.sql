@@ -138,7 +138,8 @@ alter table gangq.live_gangs
   add column timeout_style text not null default 'requeue' check (timeout_style in ('requeue', 'hard', 'soft')),
   add column timeout_at timestamptz,
   add column timeouts integer not null default 0,
-  add column held_s double precision not null default 0;
+  add column held_s double precision not null default 0,
+  add column missing_since timestamptz;
 update gangq.live_gangs g set kind_id = k.id,
   world_size = case when g.state in ('reserved', 'running', 'draining') then g.size end,
   timeout_s = 900, timeout_at = clock_timestamp() + interval '900 s'
@@ -146,6 +147,7 @@ from gangq.gang_kinds k where k.spec = format('v1 %s %s', g.shape_id, g.size);
 alter table gangq.live_gangs alter column kind_id set not null, alter column timeout_s set not null;
 drop index gangq.live_gangs_blocked;
 create index live_gangs_blocked on gangq.live_gangs (kind_id, order_key) where state = 'blocked';
+create index live_gangs_missing on gangq.live_gangs (id) where missing_since is not null;
 create index live_gangs_timeout on gangq.live_gangs (timeout_at) where state = 'blocked';
 create index live_gangs_kind_timeout on gangq.live_gangs (kind_id, timeout_at) where state = 'blocked';
 comment on column gangq.live_gangs.shape_id is 'What each member of its first role needs.';
@@ -163,6 +165,8 @@ comment on column gangq.live_gangs.timeout_style is 'What happens then: requeue,
 comment on column gangq.live_gangs.timeout_at is 'When that is over, counting as not eligible what held_s includes; what has come since is added when it is looked at.';
 comment on column gangq.live_gangs.timeouts is 'How often it has timed out.';
 comment on column gangq.live_gangs.held_s is 'Seconds in which its kind had not been eligible when timeout_at was set: only what comes later counts.';
+comment on column gangq.live_gangs.missing_since is
+  'Running: since when this epoch lacks a member that is to be replaced (restart_member); null once every member is claimed.';
 
 alter table gangq.live_jobs
   add column epoch_rank integer,

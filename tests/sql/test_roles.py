@@ -16,6 +16,7 @@ LOOK = {
     "may_read_payloads",
     "capacity_of",
     "serves",
+    "in_epoch",
     "infeasible",
     "queue_load",
 }
@@ -47,6 +48,7 @@ WORK = {
     "tick",
     "admit",
     "reserve_gang",
+    "reserve_members",
     "rollback_gang",
     "complete_drain",
     "reap_expired",
@@ -65,6 +67,7 @@ RUN = {
     "displace_job",
     "cordon",
     "uncordon",
+    "shrink_gang",
     "decide",
     "keep_partitions",
 }

@@ -240,6 +240,8 @@ CORRUPTIONS = {
     "members match size": "update gangq.live_gangs set size = 7 where id = 1",
     "gang state matches its members": "update gangq.live_jobs set state = 'blocked', incarnation = null, "
     "token = null where gang_id = 1 and rank = 0",
+    "placed gangs have an epoch": "update gangq.live_gangs set world_size = null where id = 1",
+    "ranks of an epoch are contiguous": "update gangq.live_jobs set epoch_rank = 1 where gang_id = 1 and rank = 1",
     "member of a live gang": "update gangq.live_jobs set gang_id = 999 where gang_id = 1 and rank = 0",
     "held by a known incarnation": "update gangq.live_jobs set incarnation = 999 where gang_id is null "
     "and state = 'running'",

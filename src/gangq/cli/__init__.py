@@ -52,6 +52,7 @@ COMMANDS = {
     "demo": "operate",
     "beat": "child",
     "checkpoint": "child",
+    "gang": "child",
 }
 """Command and the module of this package that holds it; imported when it is called."""
 

@@ -50,7 +50,7 @@ _TYPES: dict[str, str] = {
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
          "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
-         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass"),
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "port"),
         "integer",
     ),
     **dict.fromkeys(
@@ -646,9 +646,13 @@ def claim(
     )
 
 
-def barrier(*, job_id: int, token: int) -> Query[list[rows.BarrierMember]]:
-    """Look at the start barrier: one row per member, by rank. Raises `StaleToken` after a drain."""
-    return _rows("barrier", rows.BarrierMember, job_id=job_id, token=token)
+def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
+    """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain.
+
+    `port`: where others find this member, which has become rank 0 while it ran. Raises `WrongState` when that
+    port serves another gang of this host.
+    """
+    return _rows("barrier", rows.BarrierMember, job_id=job_id, token=token, port=port)
 
 
 def complete(
@@ -933,6 +937,13 @@ def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
     return _scalar("reserve_gang", gang_id=gang_id, incarnations=list(incarnations))
 
 
+def reserve_members(*, gang_id: int, job_ids: Sequence[int], incarnations: Sequence[int]) -> Query[bool]:
+    """Place members, in rank order, each on its worker: those of a new epoch, or those that a running gang
+    misses; all or none. False: busy, full, or others are missing by now.
+    """
+    return _scalar("reserve_members", gang_id=gang_id, job_ids=list(job_ids), incarnations=list(incarnations))
+
+
 def rollback_gang(*, gang_id: int, reason: str | None = None) -> Query[bool]:
     """Undo a reservation nobody has claimed from. False: somebody has."""
     return _scalar("rollback_gang", gang_id=gang_id, reason=reason)
@@ -949,6 +960,14 @@ def displace_job(*, job_id: int, reason: str | None = None) -> Query[bool]:
     Raises `InvalidInput` (a member of a gang), `NotFound`.
     """
     return _scalar("displace_job", job_id=job_id, reason=reason)
+
+
+def shrink_gang(*, gang_id: int, job_ids: Sequence[int], reason: str | None = None) -> Query[bool]:
+    """Tell surplus members of a running elastic gang to stop; the others go on in a new epoch. Nobody is charged.
+
+    False: one of them does not run, or a role would fall below its minimum.
+    """
+    return _scalar("shrink_gang", gang_id=gang_id, job_ids=list(job_ids), reason=reason)
 
 
 def complete_drain(*, gang_id: int) -> Query[str]:

@@ -146,7 +146,8 @@ class WatchTerms:
 
 @dataclass(frozen=True)
 class BarrierMember:
-    """One member of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin."""
+    """One member of this epoch of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin;
+    of a running gang: this epoch is whole. `role_rank`: its rank among those of its role."""
 
     go: bool
     epoch: int
@@ -159,6 +160,8 @@ class BarrierMember:
     local_world_size: int
     master_addr: str | None
     master_port: int | None
+    role: str
+    role_rank: int
 
 
 @dataclass(frozen=True)
