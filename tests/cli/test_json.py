@@ -127,6 +127,8 @@ CASES: list[tuple[str, set[str]]] = [
     ("worker off gone", _CORDON),
     ("worker on gone", _OPENED),
     ("worker drain gone", _CORDON),
+    ("taint w1 repair", {"worker", "taints"}),
+    ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("tick", {"ran", "again", "next_in_s", "detail"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
