@@ -53,7 +53,7 @@ comment on function gangq.seats_of(integer[], integer[], integer, integer[], int
 create function gangq.seat_role(
   size integer, strategy text, balanced boolean, hosts integer[], rooms integer[], paths text[] default null,
   levels integer default 1, host_level integer default 1
-) returns integer[] language plpgsql immutable as $$
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   host_ids integer[];
@@ -185,7 +185,7 @@ comment on function gangq.roomy_domains(text[], integer[], integer[]) is
 
 -- One role, by its own strategy and in the narrowest domain of the levels it names that holds it.
 create function gangq.seat_members(b gangq.board, role integer, members integer, rooms integer[]) returns integer[]
-language plpgsql immutable as $$
+language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -252,7 +252,7 @@ comment on function gangq.device_sets(gangq.board, integer, integer[], bigint[],
 create function gangq.rooms_beside(
   b gangq.board, first_role integer, role integer, roles integer, rooms integer[], seats integer[],
   slots integer[], memory bigint[], mcpus bigint[], classes integer[], sets integer[]
-) returns integer[] language plpgsql immutable as $$
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -312,7 +312,7 @@ comment on function gangq.rooms_beside(gangq.board, integer, integer, integer, i
 create function gangq.seat_jointly(
   b gangq.board, first_role integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[],
   classes integer[], sets integer[], from_role integer, inout rooms integer[], inout budget integer, out seats integer[]
-) language plpgsql immutable as $$
+) language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -495,7 +495,7 @@ comment on function gangq.seat_jointly(gangq.board, integer, integer[], integer[
 create function gangq.seat_roles(
   b gangq.board, kind integer, counts integer[], rooms integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], inside boolean[] default null
-) returns integer[] language plpgsql immutable as $$
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -576,11 +576,34 @@ end $$;
 comment on function gangq.seat_roles(gangq.board, integer, integer[], integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], boolean[]) is
   'Internal. The worker of each member, roles in order, within one set of workers (inside), or null. rooms: of each role, flat.';
 
+-- Rooms in the domain of a level where one of these incarnations is (inside), or in the others.
+create function gangq.beside_mates(b gangq.board, rooms integer[], level integer, mates bigint[], inside boolean) returns integer[]
+language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  names text[];
+  taken text[];
+begin
+  if beside_mates.level = 0 then
+    return beside_mates.rooms;
+  end if;
+  names := gangq.domain_of(b, beside_mates.level);
+  taken := array(select x.name from unnest(names, b.worker_ids) as x(name, id) where x.id = any (beside_mates.mates) and x.name is not null);
+  if taken = '{}' then
+    return beside_mates.rooms;
+  end if;
+  return array(
+    select case when (x.name = any (taken)) = beside_mates.inside then x.room else 0 end
+    from unnest(beside_mates.rooms, names) with ordinality as x(room, name, n) order by x.n);
+end $$;
+comment on function gangq.beside_mates(gangq.board, integer[], integer, bigint[], boolean) is
+  'Internal. These rooms, but only in the domains of a level where one of these incarnations is, or only in the others.';
+
 -- A whole gang: within one domain of the level it requires or prefers, from the tightest domain of the narrowest level up.
 create function gangq.seat_gang(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
-  kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], anchor bigint default null
-) returns integer[] language plpgsql immutable as $$
+  kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], mates jsonb default null
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -592,12 +615,22 @@ declare
   domain text;
   got integer[];
   apart integer[];
+  together integer;
 begin
   apart := array(select x.host from unnest(b.apart_keys, b.apart_hosts) as x(key, host) where x.key = b.kind_apart[seat_gang.kind]);
   for role in 1 .. cardinality(seat_gang.counts) loop
     mine := gangq.rooms(b, b.role_shape[first_role + role - 1], slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus);
     if apart <> '{}' then
       mine := array(select case when x.host = any (apart) then 0 else x.room end from unnest(mine, b.worker_host) with ordinality as x(room, host, n) order by x.n);
+    end if;
+    if mates is not null then
+      -- Replacements of single members: beside the others, where the gang or the role has to be together or apart.
+      together := greatest(b.role_require[first_role + role - 1], case b.role_strategy[first_role + role - 1] when 'strict_pack' then array_position(b.levels, 'host') else 0 end);
+      mine := gangq.beside_mates(b, mine, b.kind_require[seat_gang.kind], array(select w.value from jsonb_array_elements(mates) as r, jsonb_array_elements_text(r.value) as w)::bigint[], true);
+      mine := gangq.beside_mates(b, mine, together, array(select w.value from jsonb_array_elements_text(mates -> (role - 1)) as w)::bigint[], true);
+      if b.role_strategy[first_role + role - 1] = 'strict_spread' then
+        mine := gangq.beside_mates(b, mine, array_position(b.levels, 'host'), array(select w.value from jsonb_array_elements_text(mates -> (role - 1)) as w)::bigint[], false);
+      end if;
     end if;
     if (select coalesce(sum(m), 0) from unnest(mine) as m) < seat_gang.counts[role] then
       return null;
@@ -607,8 +640,6 @@ begin
   while level > 0 and level >= b.kind_require[seat_gang.kind] loop
     domains := gangq.domain_of(b, level);
     for domain in select d from gangq.roomy_domains(domains, rooms, seat_gang.counts) as d loop
-      -- Replacements of single members go where the others are.
-      continue when seat_gang.anchor is not null and domains[seat_gang.anchor] is distinct from domain;
       got := gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
         array(select coalesce(x.name = domain, false) from unnest(domains) with ordinality as x(name, n) order by x.n));
       if got is not null then
@@ -622,6 +653,6 @@ begin
   end if;
   return gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus);
 end $$;
-comment on function gangq.seat_gang(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], bigint) is
-  'Internal. The worker of each member of a gang of this kind, ranks in order, or null. counts: members of each role. anchor: '
-  'a worker whose domain it has to share.';
+comment on function gangq.seat_gang(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], jsonb) is
+  'Internal. The worker of each member of a gang of this kind, ranks in order, or null. counts: members of each role. mates: of '
+  'a gang that runs the incarnations of the others, by role.';

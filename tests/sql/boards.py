@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def _arrays(values: Sequence[list[int] | None]) -> str:
+def _arrays(values: Sequence[list[Any] | None]) -> str:
     """As the text of a jsonb[], because in JSON arrays of arrays mean one of two dimensions."""
     return "{" + ",".join("null" if value is None else f'"{value}"' for value in values) + "}"
 
@@ -83,7 +83,7 @@ class Waiting:
     priority: int = 0
     submitter: str = "me"
     missing: list[int] | None = None
-    mates: list[int] | None = None
+    mates: list[list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,7 @@ class Fleet:
             "gang_missing": _arrays([gang.missing for gang in gangs]), "gang_anchor": _arrays([gang.mates for gang in gangs]),
             "gang_preempting": [False] * len(gangs),
             "apart_keys": [key for key, _ in apart], "apart_hosts": [self.hosts.index(host) + 1 for _, host in apart],
+            "apart_gangs": [0] * len(apart),
         }  # fmt: skip
 
     def path(self, worker: int, level: str) -> str | None:
