@@ -24,7 +24,6 @@ def _arrays(values: Sequence[list[Any] | None]) -> str:
     return "{" + ",".join("null" if value is None else f'"{value}"' for value in values) + "}"
 
 
-
 @dataclass(frozen=True)
 class Node:
     """A worker: `labels` name its topology domains, `label` is what shapes select by."""
@@ -165,7 +164,11 @@ class Fleet:
             return [queue.get(key, default) for queue in queues.values()]
 
         parents = [
-            max((i + 1 for i, up in enumerate(names) if name.startswith(up + ".")), default=None, key=lambda i: len(names[i - 1]))
+            max(
+                (i + 1 for i, up in enumerate(names) if name.startswith(up + ".")),
+                default=None,
+                key=lambda i: len(names[i - 1]),
+            )
             for name in names
         ]
         return {
@@ -269,7 +272,10 @@ class Fleet:
             (kind.require, everybody),
             *((role.require, mine) for role, mine in zip(kind.roles, seats)),
         ]:
-            if level and (len({self.path(w, level) for w in workers}) > 1 or None in {self.path(w, level) for w in workers}):
+            if level and (
+                len({self.path(w, level) for w in workers}) > 1
+                or None in {self.path(w, level) for w in workers}
+            ):
                 return False
         for role, mine in zip(kind.roles, seats):
             hosts = Counter(self.nodes[worker].host for worker in mine)
@@ -277,7 +283,10 @@ class Fleet:
                 return False
             if role.strategy == "strict_spread" and max(hosts.values(), default=0) > 1:
                 return False
-        on = [[role for role, mine in zip(kind.roles, seats) for w in mine if w == n] for n in range(len(self.nodes))]
+        on = [
+            [role for role, mine in zip(kind.roles, seats) for w in mine if w == n]
+            for n in range(len(self.nodes))
+        ]
         return all(not members or self.holds(n, members) for n, members in enumerate(on))
 
     def placement(self, kind: Kind, apart: Sequence[str] = ()) -> list[tuple[int, ...]] | None:
@@ -287,7 +296,9 @@ class Fleet:
             if len(done) == len(kind.roles):
                 yield done
                 return
-            for mine in itertools.combinations_with_replacement(range(len(self.nodes)), kind.roles[len(done)].count):
+            for mine in itertools.combinations_with_replacement(
+                range(len(self.nodes)), kind.roles[len(done)].count
+            ):
                 if self.obeys(Kind(kind.roles[: len(done) + 1], require=kind.require), [*done, mine], apart):
                     yield from ways([*done, mine])
 
@@ -303,7 +314,10 @@ def seat(
         "z.none, z.none::bigint[], z.none::bigint[], z.none) as seats "
         "from jsonb_populate_record(null::gangq.board, %(board)s) b "
         "cross join lateral (select array_fill(0, array[cardinality(b.worker_ids)]) as none) z",
-        {"board": Jsonb(fleet.board([kind], apart=apart, **board)), "counts": [role.count for role in kind.roles]},
+        {
+            "board": Jsonb(fleet.board([kind], apart=apart, **board)),
+            "counts": [role.count for role in kind.roles],
+        },
     ).fetchone()
     assert row is not None
     if row["seats"] is None:
