@@ -160,14 +160,19 @@ comment on function gangq.seat_role(integer, text, boolean, integer[], integer[]
   'Internal. The worker of each member of one role, in rank order, or null when the rooms do not hold them. host_level: '
   'which of the levels is the host.';
 
--- The domain of a level that each worker lies in; null: in none.
-create function gangq.domain_of(b gangq.board, level integer) returns text[] language sql immutable as $$
-  select case when b.levels[domain_of.level] = 'host' then
-      array(select b.hosts[x.host] from unnest(b.worker_host) with ordinality as x(host, n) order by x.n)
-    else array(
-      select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.level] from generate_series(1, cardinality(b.worker_host)) as x(n) order by x.n) end
+-- The domain of a level that each worker lies in; null: in none. A host has no label of its own: within a broader level
+-- it counts with that level's domain, and not at all where that is missing.
+create function gangq.domain_of(b gangq.board, level integer, within integer default 0) returns text[] language sql immutable as $$
+  select case when b.levels[domain_of.level] <> 'host' then array(
+      select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.level] from generate_series(1, cardinality(b.worker_host)) as x(n) order by x.n)
+    when domain_of.within between 1 and domain_of.level - 1 then array(
+      select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.within] || '/' || b.hosts[x.host]
+      from unnest(b.worker_host) with ordinality as x(host, n) order by x.n)
+    else array(select b.hosts[x.host] from unnest(b.worker_host) with ordinality as x(host, n) order by x.n) end
 $$;
-comment on function gangq.domain_of(gangq.board, integer) is 'Internal. The domain of a topology level that each worker lies in, broader ones included in its name.';
+comment on function gangq.domain_of(gangq.board, integer, integer) is
+  'Internal. The domain of a topology level that each worker lies in, broader ones included in its name. within: a broader '
+  'level that is required too.';
 
 -- Domains in which each of the roles has room for its members, the tightest first.
 create function gangq.roomy_domains(domains text[], rooms integer[], counts integer[]) returns setof text language sql immutable as $$
@@ -200,7 +205,7 @@ begin
     return '{}';
   end if;
   while level > 0 and level >= b.role_require[seat_members.role] loop
-    domains := gangq.domain_of(b, level);
+    domains := gangq.domain_of(b, level, b.role_require[seat_members.role]);
     for domain in select d from gangq.roomy_domains(domains, seat_members.rooms, array[seat_members.members]) as d loop
       got := gangq.seat_role(seat_members.members, b.role_strategy[seat_members.role], b.role_balanced[seat_members.role], b.worker_host,
         array(select case when x.name = domain then x.room else 0 end from unnest(seat_members.rooms, domains) with ordinality as x(room, name, n) order by x.n),
@@ -348,11 +353,7 @@ begin
   for r in from_role .. roles loop
     level := greatest(b.role_require[first_role + r - 1], case b.role_strategy[first_role + r - 1] when 'strict_pack' then array_position(b.levels, 'host') else 0 end);
     continue when level = 0;
-    domains := gangq.domain_of(b, level);
-    if b.role_require[first_role + r - 1] between 1 and level - 1 then
-      domains := array(select case when x.broad is not null then x.domain end
-        from unnest(domains, gangq.domain_of(b, b.role_require[first_role + r - 1])) with ordinality as x(domain, broad, n) order by x.n);
-    end if;
+    domains := gangq.domain_of(b, level, b.role_require[first_role + r - 1]);
     for domain in select d from gangq.roomy_domains(domains, all_rooms[(r - 1) * n + 1 : r * n], counts[r : r]) as d loop
       rooms := all_rooms[1 : (r - 1) * n] || array(
         select case when x.name = domain then x.room else 0 end
@@ -638,7 +639,7 @@ begin
     rooms := rooms || mine;
   end loop;
   while level > 0 and level >= b.kind_require[seat_gang.kind] loop
-    domains := gangq.domain_of(b, level);
+    domains := gangq.domain_of(b, level, b.kind_require[seat_gang.kind]);
     for domain in select d from gangq.roomy_domains(domains, rooms, seat_gang.counts) as d loop
       got := gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
         array(select coalesce(x.name = domain, false) from unnest(domains) with ordinality as x(name, n) order by x.n));

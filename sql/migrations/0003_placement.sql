@@ -135,6 +135,7 @@ alter table gangq.live_gangs alter column kind_id set not null, alter column tim
 drop index gangq.live_gangs_blocked;
 create index live_gangs_blocked on gangq.live_gangs (kind_id, order_key) where state = 'blocked';
 create index live_gangs_timeout on gangq.live_gangs (timeout_at) where state = 'blocked';
+create index live_gangs_replaced on gangq.live_gangs (id) where state = 'running' and failure_policy = 'restart_member';
 comment on column gangq.live_gangs.shape_id is 'What each member of its first role needs.';
 comment on column gangq.live_gangs.size is 'Members at most; world_size says how many of them this epoch has.';
 comment on column gangq.live_gangs.kind_id is 'Everything it asks for.';

@@ -98,7 +98,7 @@ def random_case(dice: random.Random) -> tuple[Fleet, Kind, list[tuple[str, str]]
 def test_a_placement_that_exists_is_found_and_obeys_what_was_asked(db: Connection) -> None:
     seed, dice = numbers()
     found = 0
-    for n in range(20000 if SOAK else 250):
+    for n in range(20000 if SOAK else 300):
         fleet, kind, apart = random_case(dice)
         away = [host for key, host in apart if key == kind.apart]
         seats = seat(db, fleet, kind, apart)

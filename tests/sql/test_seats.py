@@ -152,6 +152,8 @@ def test_a_host_without_the_label_is_in_no_domain_but_serves_who_does_not_ask(q:
     assert seat(q.db, fleet, Kind((Role(2),), require="rack")) is None
     assert hosts(fleet, seat(q.db, fleet, Kind((Role(1),), require="rack"))) == ["h1"]
     assert hosts(fleet, seat(q.db, fleet, Kind((Role(2),), prefer="rack"))) == ["h0", "h0"]
+    assert seat(q.db, fleet, Kind((Role(2),), require="rack", prefer="host")) is None
+    assert seat(q.db, fleet, Kind((Role(2, require="rack", strategy="strict_pack"), Role(1)))) is None
 
 
 def test_a_level_narrower_than_the_host_is_a_domain_like_any_other(q: Q) -> None:
@@ -216,11 +218,9 @@ def test_a_role_gives_way_to_one_that_fits_nowhere_else(q: Q) -> None:
     assert seat(q.db, fleet, Kind((large, anywhere))) == [[0, 0], [1, 1]]
 
 
-def test_no_role_by_itself_decides_when_only_both_at_once_fit(q: Q) -> None:
-    """Neither order of roles one after another finds it: each alone would fill the larger host."""
-    fleet = Fleet([Node("h0", 3, memory=30), Node("h1", 3, memory=30)])
-    light, heavy = Role(2, memory=1, strategy="strict_spread"), Role(4, memory=14)
-    seats = seat(q.db, fleet, Kind((light, heavy)))
-    assert seats is not None
-    assert sorted(seats[0]) == [0, 1]
-    assert sorted(seats[1]) == [0, 0, 1, 1]
+def test_roles_that_each_by_itself_would_fill_the_same_host_share_it(q: Q) -> None:
+    """One after another finds nothing, in whichever order: both have to give way."""
+    fleet = Fleet([Node("h0", 2, 2, vrams=(10, 10)), Node("h1", 1, 0, vrams=(10,)), Node("h2", 1, 1)])
+    device, memory = Role(2, gpus=1), Role(2, memory=1)
+    assert seat(q.db, fleet, Kind((device, memory))) == [[0, 1], [0, 2]]
+    assert seat(q.db, fleet, Kind((memory, device, Role(1)))) is None, "and no room for a third"
