@@ -107,11 +107,13 @@ create type gangq.board as (
   gang_anchor jsonb[],
   gang_preempting boolean[],
   apart_keys text[],
-  apart_hosts integer[]
+  apart_hosts integer[],
+  apart_gangs bigint[]
 );
 comment on type gangq.board is
   'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a solo job (its id '
-  'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none.';
+  'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none. Of a gang '
+  'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are.';
 
 -- Queues: all of them, in order of name, so that a parent comes before its children.
 create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
@@ -247,8 +249,10 @@ begin
             and j.state = 'blocked' and gangq.in_epoch(j, g)
           where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
       case when g.state = 'running' then (
-        select jsonb_agg(distinct j.incarnation order by j.incarnation) from gangq.live_jobs j
-        where j.gang_id = g.id and j.incarnation is not null) end as mates,
+        select jsonb_agg(y.mates order by y.ordinal) from (
+          select r.ordinal, coalesce(jsonb_agg(j.incarnation order by j.incarnation) filter (where j.id is not null), '[]') as mates
+          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
+          where r.kind_id = g.kind_id group by r.ordinal) y) end as mates,
       exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) as preempting
     from unnest(waiting) as w(id) join gangq.live_gangs g on g.id = w.id
     join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = g.kind_id
@@ -400,9 +404,11 @@ begin
   into b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus
   from gangq.earmarks e join unnest(b.worker_ids) with ordinality as w(id, n) on w.id = e.incarnation
   where e.kind = 'escrow' and e.until > b.t;
-  select array_agg(x.apart order by x.apart, x.host), array_agg(x.host order by x.apart, x.host) into b.apart_keys, b.apart_hosts
+  select array_agg(x.apart order by x.apart, x.host, x.gang), array_agg(x.host order by x.apart, x.host, x.gang),
+    array_agg(x.gang order by x.apart, x.host, x.gang)
+  into b.apart_keys, b.apart_hosts, b.apart_gangs
   from (
-    select distinct k.apart, b.worker_host[w.n] as host
+    select distinct k.apart, b.worker_host[w.n] as host, g.id as gang
     from gangq.gang_kinds k join gangq.live_gangs g on g.kind_id = k.id join gangq.live_jobs j on j.gang_id = g.id
     join unnest(b.worker_ids) with ordinality as w(id, n) on w.id = j.incarnation
     where k.apart = any (b.kind_apart)) x;

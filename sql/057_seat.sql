@@ -26,12 +26,34 @@ $$;
 comment on function gangq.rooms(gangq.board, integer, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[]) is
   'Internal. How many members of a shape each worker has room for; devices are whole, and one it avoids is none.';
 
--- The packing rules. hosts and rooms are aligned with the workers; regions, if any, name the broader domain each lies in.
--- pack takes the largest hosts, but the last one is the tightest that still holds the rest, so that a small gang does not
--- break up a large host. Ranks are contiguous per region, host and worker, the host that is not filled comes last.
+-- How many members each worker of the chosen hosts takes: a host's share, from its roomiest workers first.
+create function gangq.seats_of(
+  host_ids integer[], takes integer[], nth integer, hosts integer[], rooms integer[],
+  out worker integer, out room integer, out host integer, out take integer, out last boolean, out seats integer
+) returns setof record language sql immutable as $$
+  select w.worker, w.room, w.host, w.take, w.last, w.seats
+  from (
+    select x.worker, x.room, h.host, h.take, h.nth is not distinct from seats_of.nth as last,
+      least(x.room, h.take - least(h.take, coalesce(sum(x.room) over (
+        partition by h.host order by x.room desc, x.worker rows between unbounded preceding and 1 preceding), 0)))::integer as seats
+    from unnest(seats_of.host_ids, seats_of.takes) with ordinality as h(host, take, nth)
+    join (
+      select y.n::integer as worker, y.host, y.room
+      from unnest(seats_of.hosts, seats_of.rooms) with ordinality as y(host, room, n) where y.room > 0) x on x.host = h.host
+    where h.take > 0) w
+  where w.seats > 0
+$$;
+comment on function gangq.seats_of(integer[], integer[], integer, integer[], integer[]) is
+  'Internal. The workers of these hosts that get members. nth: which of the hosts comes last.';
+
+-- The packing rules. hosts and rooms are aligned with the workers; paths, if any, name the topology domains of each worker,
+-- broad to narrow, levels of them a worker. pack takes the largest hosts, but the last one is the tightest that still holds
+-- the rest, so that a small gang does not break up a large host. Ranks are contiguous per domain, host and worker, the host
+-- that is not filled comes last.
 create function gangq.seat_role(
-  size integer, strategy text, balanced boolean, hosts integer[], rooms integer[], regions text[] default null
-) returns integer[] language plpgsql immutable as $$
+  size integer, strategy text, balanced boolean, hosts integer[], rooms integer[], paths text[] default null,
+  levels integer default 1, host_level integer default 1
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   host_ids integer[];
@@ -109,165 +131,480 @@ begin
         return null;
       end if;
   end case;
+  if paths is null then
+    return (
+      select array_agg(s.worker order by s.last, s.take desc, s.host, s.room desc, s.worker)
+      from gangq.seats_of(host_ids, takes, last, hosts, rooms) s cross join lateral generate_series(1, s.seats));
+  end if;
   return (
-    select array_agg(s.worker order by s.region_last, s.region_takes desc, s.region, s.host_last, s.host_takes desc, s.host, s.room desc, s.worker)
-    from (
-      select w.worker, w.room, w.host, w.take as host_takes, w.last as host_last, w.region,
-        sum(w.seats) over (partition by w.region) as region_takes, bool_or(w.last) over (partition by w.region) as region_last,
-        w.seats
+    with seated as materialized (select x.* from gangq.seats_of(host_ids, takes, last, hosts, rooms) x),
+    -- Of each level the domain with the last host comes last, before it the one with most members.
+    domains as (
+      select s.worker, l.level, case when l.host then '' else coalesce(paths[(s.worker - 1) * seat_role.levels + l.level], '') end as path,
+        case when l.host then s.host end as host, s.seats, s.last
+      from seated s cross join (
+        select x.level, x.level = seat_role.host_level as host from generate_series(1, seat_role.levels) as x(level)) l
+    ),
+    keys as (
+      select d.worker, string_agg(d.key, chr(1) order by d.level) as key
       from (
-        select x.worker, x.room, h.host, h.take, h.nth is not distinct from last as last, x.region,
-          -- The host's share, taken from its roomiest workers first.
-          least(x.room, h.take - least(h.take, coalesce(sum(x.room) over (partition by h.host order by x.room desc, x.worker rows between unbounded preceding and 1 preceding), 0)))::integer as seats
-        from unnest(host_ids, takes) with ordinality as h(host, take, nth)
-        join (
-          select y.n as worker, y.host, y.room, case when regions is not null then regions[y.n] end as region
-          from unnest(hosts, rooms) with ordinality as y(host, room, n) where y.room > 0) x on x.host = h.host
-        where h.take > 0) w
-      where w.seats > 0) s
-    cross join lateral generate_series(1, s.seats));
+        select x.worker, x.level, (bool_or(x.last) over same)::integer || lpad((10000000 - sum(x.seats) over same)::text, 8, '0')
+          || lpad(coalesce(x.host, 0)::text, 8, '0') || x.path as key
+        from domains x window same as (partition by x.level, x.host, x.path)) d
+      group by d.worker
+    )
+    select array_agg(s.worker order by k.key collate "C", s.room desc, s.worker)
+    from seated s join keys k on k.worker = s.worker cross join lateral generate_series(1, s.seats));
 end $$;
-comment on function gangq.seat_role(integer, text, boolean, integer[], integer[], text[]) is
-  'Internal. The worker of each member of one role, in rank order, or null when the rooms do not hold them.';
+comment on function gangq.seat_role(integer, text, boolean, integer[], integer[], text[], integer, integer) is
+  'Internal. The worker of each member of one role, in rank order, or null when the rooms do not hold them. host_level: '
+  'which of the levels is the host.';
 
--- Domains of one level, the tightest first: those with too little room for what is asked are left out.
-create function gangq.domains(b gangq.board, level integer, rooms integer[], counts integer[], most integer default 64)
-returns setof boolean[] language sql immutable as $$
-  select array_agg(d.inside order by d.n)
-  from (
-    select p.path, p.room, w.n, coalesce(case b.levels[level] when 'host' then b.hosts[b.worker_host[w.n]] else b.worker_domains[(w.n - 1) * cardinality(b.levels) + level] end = p.path, false) as inside
-    from (
-      select z.path, min(z.spare) as spare, sum(z.room) as room
-      from (
-        select y.path, y.role, sum(y.room) - counts[y.role] as spare, sum(y.room) as room
-        from (
-          select case b.levels[level] when 'host' then b.hosts[b.worker_host[x.n]] else b.worker_domains[(x.n - 1) * cardinality(b.levels) + level] end as path,
-            r.role, rooms[(r.role - 1) * cardinality(b.worker_host) + x.n] as room
-          from generate_series(1, cardinality(b.worker_host)) as x(n) cross join generate_series(1, cardinality(counts)) as r(role)) y
-        where y.path is not null
-        group by y.path, y.role) z
-      group by z.path having min(z.spare) >= 0
-      order by sum(z.room), z.path limit most) p
-    cross join generate_series(1, cardinality(b.worker_host)) as w(n)) d
-  group by d.path, d.room order by d.room, d.path
+-- The domain of a level that each worker lies in; null: in none. A host has no label of its own: within a broader level
+-- it counts with that level's domain, and not at all where that is missing.
+create function gangq.domain_of(b gangq.board, level integer, within integer default 0) returns text[] language sql immutable as $$
+  select case when b.levels[domain_of.level] <> 'host' then array(
+      select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.level] from generate_series(1, cardinality(b.worker_host)) as x(n) order by x.n)
+    when domain_of.within between 1 and domain_of.level - 1 then array(
+      select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.within] || '/' || b.hosts[x.host]
+      from unnest(b.worker_host) with ordinality as x(host, n) order by x.n)
+    else array(select b.hosts[x.host] from unnest(b.worker_host) with ordinality as x(host, n) order by x.n) end
 $$;
-comment on function gangq.domains(gangq.board, integer, integer[], integer[], integer) is
-  'Internal. For each domain of a topology level that has room: which workers lie in it. counts: members of each role.';
+comment on function gangq.domain_of(gangq.board, integer, integer) is
+  'Internal. The domain of a topology level that each worker lies in, broader ones included in its name. within: a broader '
+  'level that is required too.';
 
--- Roles one after another, the scarcest first; what one takes the next does not see. When that fails, other orders.
+-- Domains in which each of the roles has room for its members, the tightest first.
+create function gangq.roomy_domains(domains text[], rooms integer[], counts integer[]) returns setof text language sql immutable as $$
+  select z.domain
+  from (
+    select x.domain, r.role, sum(rooms[(r.role - 1) * cardinality(domains) + x.n]) as room
+    from unnest(domains) with ordinality as x(domain, n) cross join generate_series(1, cardinality(counts)) as r(role)
+    where x.domain is not null
+    group by x.domain, r.role) z
+  group by z.domain having min(z.room - counts[z.role]) >= 0
+  order by sum(z.room), z.domain
+$$;
+comment on function gangq.roomy_domains(text[], integer[], integer[]) is
+  'Internal. Of the domains of one level those with room for each role by itself, tightest first. rooms: of each role, flat.';
+
+-- One role, by its own strategy and in the narrowest domain of the levels it names that holds it.
+create function gangq.seat_members(b gangq.board, role integer, members integer, rooms integer[]) returns integer[]
+language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  n integer := cardinality(b.worker_host);
+  level integer := greatest(b.role_prefer[seat_members.role], b.role_require[seat_members.role]);
+  levels integer := cardinality(b.levels);
+  host_level integer := case when levels > 1 then array_position(b.levels, 'host') else 1 end;
+  domains text[];
+  domain text;
+  got integer[];
+begin
+  if seat_members.members = 0 then
+    return '{}';
+  end if;
+  while level > 0 and level >= b.role_require[seat_members.role] loop
+    domains := gangq.domain_of(b, level, b.role_require[seat_members.role]);
+    for domain in select d from gangq.roomy_domains(domains, seat_members.rooms, array[seat_members.members]) as d loop
+      got := gangq.seat_role(seat_members.members, b.role_strategy[seat_members.role], b.role_balanced[seat_members.role], b.worker_host,
+        array(select case when x.name = domain then x.room else 0 end from unnest(seat_members.rooms, domains) with ordinality as x(room, name, n) order by x.n),
+        b.worker_domains, levels, host_level);
+      if got is not null then
+        return got;
+      end if;
+    end loop;
+    level := level - 1;
+  end loop;
+  if b.role_require[seat_members.role] > 0 then
+    return null;
+  end if;
+  return gangq.seat_role(seat_members.members, b.role_strategy[seat_members.role], b.role_balanced[seat_members.role], b.worker_host, seat_members.rooms,
+    b.worker_domains, levels, host_level);
+end $$;
+comment on function gangq.seat_members(gangq.board, integer, integer, integer[]) is
+  'Internal. The worker of each of so many members of a role (its number on the board) in these rooms, in rank order, or null.';
+
+-- Devices that some of several roles may use. Roles fit beside one another if each set of classes of them asks for no more
+-- devices than there are that any of these may use (Hall). Sets are numbered by the sum of 2 ^ (class - 1).
+create function gangq.device_sets(
+  b gangq.board, first_role integer, classes integer[], held bigint[], kept_gpus integer[]
+) returns integer[] language sql immutable as $$
+  select array_agg((coalesce(c.devices, 0) - k.kept)::integer order by k.n, s.classes)
+  from unnest(device_sets.kept_gpus) with ordinality as k(kept, n)
+  cross join generate_series(1, (1 << (select max(x) from unnest(device_sets.classes) as x)) - 1) as s(classes)
+  left join (
+    select m.worker, x.classes, count(*) as devices
+    from (
+      select u.worker, u.id, sum(1 << (u.class - 1))::integer as usable
+      from (
+        select e.worker, e.id, r.class
+        from unnest(b.device_worker, b.device_vram, b.device_ids, device_sets.held) as e(worker, vram, id, held)
+        cross join unnest(device_sets.classes, b.role_shape[device_sets.first_role : device_sets.first_role + cardinality(device_sets.classes) - 1]) as r(class, shape)
+        where e.held = 0 and r.class > 0
+        group by e.worker, e.id, e.vram, r.class
+        having bool_and(e.vram >= b.shape_vram[r.shape] and (b.shape_avoid[r.shape] is null or not b.shape_avoid[r.shape] @> to_jsonb(e.id)))) u
+      group by u.worker, u.id) m
+    cross join generate_series(1, (1 << (select max(x) from unnest(device_sets.classes) as x)) - 1) as x(classes)
+    where m.usable & x.classes <> 0
+    group by m.worker, x.classes) c on c.worker = k.n and c.classes = s.classes
+$$;
+comment on function gangq.device_sets(gangq.board, integer, integer[], bigint[], integer[]) is
+  'Internal. Of each worker, for each set of classes of roles, how many free devices any of them may use, less those kept. '
+  'classes: of each role the class of devices it may use, 0: it needs none.';
+
+-- Room of one role beside what the others take (seats: members of each role on each worker, flat).
+create function gangq.rooms_beside(
+  b gangq.board, first_role integer, role integer, roles integer, rooms integer[], seats integer[],
+  slots integer[], memory bigint[], mcpus bigint[], classes integer[], sets integer[]
+) returns integer[] language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  n integer := cardinality(b.worker_host);
+  beside integer[] := rooms_beside.rooms[(rooms_beside.role - 1) * n + 1 : rooms_beside.role * n];
+  mine integer := b.role_shape[first_role + rooms_beside.role - 1];
+  shape integer;
+  room bigint;
+  taken bigint;
+  total integer;
+  left_memory bigint;
+  left_mcpus bigint;
+  all_sets integer := case when sets is null then 0 else cardinality(sets) / n end;
+begin
+  for w in 1 .. n loop
+    continue when beside[w] = 0;
+    total := 0;
+    left_memory := memory[w];
+    left_mcpus := mcpus[w];
+    for other in 1 .. roles loop
+      continue when other = rooms_beside.role or rooms_beside.seats[(other - 1) * n + w] = 0;
+      shape := b.role_shape[first_role + other - 1];
+      total := total + rooms_beside.seats[(other - 1) * n + w];
+      left_memory := left_memory - rooms_beside.seats[(other - 1) * n + w] * b.shape_memory[shape];
+      left_mcpus := left_mcpus - rooms_beside.seats[(other - 1) * n + w] * b.shape_mcpus[shape];
+    end loop;
+    continue when total = 0;
+    room := least(beside[w], slots[w] - total);
+    if b.shape_memory[mine] > 0 then
+      room := least(room, left_memory / b.shape_memory[mine]);
+    end if;
+    if b.shape_mcpus[mine] > 0 then
+      room := least(room, left_mcpus / b.shape_mcpus[mine]);
+    end if;
+    if b.shape_gpus[mine] > 0 then
+      for together in 1 .. all_sets loop
+        continue when together & (1 << (classes[rooms_beside.role] - 1)) = 0;
+        taken := 0;
+        for other in 1 .. roles loop
+          if other <> rooms_beside.role and classes[other] > 0 and together & (1 << (classes[other] - 1)) <> 0 then
+            taken := taken + rooms_beside.seats[(other - 1) * n + w] * b.shape_gpus[b.role_shape[first_role + other - 1]];
+          end if;
+        end loop;
+        room := least(room, (sets[(w - 1) * all_sets + together] - taken) / b.shape_gpus[mine]);
+      end loop;
+    end if;
+    beside[w] := greatest(room, 0);
+  end loop;
+  return beside;
+end $$;
+comment on function gangq.rooms_beside(gangq.board, integer, integer, integer, integer[], integer[], integer[], bigint[], bigint[], integer[], integer[]) is
+  'Internal. How many members of one role each worker has room for beside these of the other roles. sets: device_sets, or '
+  'null when no two roles need devices.';
+
+-- Some way to seat all roles at once, if there is one. Roles that must share a host or a domain are fixed to one after
+-- another; then worker by worker, of what may still be missing after it only the least is remembered: one that lacks no
+-- less of anything than another cannot end better. Gives up when it has spent its budget.
+create function gangq.seat_jointly(
+  b gangq.board, first_role integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[],
+  classes integer[], sets integer[], from_role integer, inout rooms integer[], inout budget integer, out seats integer[]
+) language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  n integer := cardinality(b.worker_host);
+  roles integer := cardinality(seat_jointly.counts);
+  all_sets integer := case when sets is null then 0 else cardinality(sets) / n end;
+  all_rooms integer[] := seat_jointly.rooms;
+  level integer;
+  domains text[];
+  domain text;
+  pack_last integer := 1;
+  -- what may be missing: one number of each role for each of them
+  missing integer[] := seat_jointly.counts;
+  parents integer[] := '{0}';
+  workers integer[] := '{0}';
+  spreads integer[] := '{0}';
+  front integer[] := '{1}';
+  next_front integer[];
+  known integer := 1;
+  taken integer[];
+  want integer[];
+  spread integer;
+  node integer;
+  other integer;
+  room bigint;
+  role integer;
+  shape integer;
+  gpus bigint;
+  done boolean;
+  worse boolean;
+  better boolean;
+begin
+  -- A role that must share a domain: each domain in turn.
+  for r in from_role .. roles loop
+    level := greatest(b.role_require[first_role + r - 1], case b.role_strategy[first_role + r - 1] when 'strict_pack' then array_position(b.levels, 'host') else 0 end);
+    continue when level = 0;
+    domains := gangq.domain_of(b, level, b.role_require[first_role + r - 1]);
+    for domain in select d from gangq.roomy_domains(domains, all_rooms[(r - 1) * n + 1 : r * n], counts[r : r]) as d loop
+      rooms := all_rooms[1 : (r - 1) * n] || array(
+        select case when x.name = domain then x.room else 0 end
+        from unnest(all_rooms[(r - 1) * n + 1 : r * n], domains) with ordinality as x(room, name, n) order by x.n) || all_rooms[r * n + 1 : roles * n];
+      select j.rooms, j.budget, j.seats into rooms, budget, seats
+      from gangq.seat_jointly(b, first_role, counts, slots, memory, mcpus, classes, sets, r + 1, rooms, budget) j;
+      exit when seats is not null or budget <= 0;
+    end loop;
+    return;
+  end loop;
+
+  for r in 2 .. roles loop
+    if counts[r] > counts[pack_last] then
+      pack_last := r;
+    end if;
+  end loop;
+  for w in 1 .. n loop
+    done := true;
+    for r in 1 .. roles loop
+      done := done and rooms[(r - 1) * n + w] = 0;
+    end loop;
+    continue when done;
+    next_front := front;
+    -- Every mix of members for this worker, of the most numerous role as many as go beside the others.
+    want := array_fill(0, array[roles]);
+    loop
+      room := least(rooms[(pack_last - 1) * n + w], slots[w] - (select sum(x) from unnest(want) as x) + want[pack_last]);
+      shape := b.role_shape[first_role + pack_last - 1];
+      want[pack_last] := 0;
+      gpus := memory[w];
+      for r in 1 .. roles loop
+        gpus := gpus - want[r] * b.shape_memory[b.role_shape[first_role + r - 1]];
+      end loop;
+      room := case when gpus < 0 then -1 when b.shape_memory[shape] > 0 then least(room, gpus / b.shape_memory[shape]) else room end;
+      gpus := mcpus[w];
+      for r in 1 .. roles loop
+        gpus := gpus - want[r] * b.shape_mcpus[b.role_shape[first_role + r - 1]];
+      end loop;
+      room := case when gpus < 0 then -1 when b.shape_mcpus[shape] > 0 then least(room, gpus / b.shape_mcpus[shape]) else room end;
+      for together in 1 .. all_sets loop
+        gpus := sets[(w - 1) * all_sets + together];
+        done := false;
+        for r in 1 .. roles loop
+          if want[r] > 0 and classes[r] > 0 and together & (1 << (classes[r] - 1)) <> 0 then
+            gpus := gpus - want[r] * b.shape_gpus[b.role_shape[first_role + r - 1]];
+            done := true;
+          end if;
+        end loop;
+        if gpus < 0 and done then
+          room := -1;
+        elsif classes[pack_last] > 0 and together & (1 << (classes[pack_last] - 1)) <> 0 then
+          room := least(room, greatest(gpus, 0) / b.shape_gpus[shape]);
+        end if;
+      end loop;
+      budget := budget - 1;
+      if room >= 0 then
+        want[pack_last] := least(room, counts[pack_last]);
+        foreach node in array front loop
+          budget := budget - 1;
+          if budget <= 0 then
+            return;
+          end if;
+          spread := case when b.worker_host[w] = b.worker_host[nullif(workers[node], 0)] then spreads[node] else 0 end;
+          taken := '{}';
+          done := true;
+          better := false;
+          for r in 1 .. roles loop
+            room := missing[(node - 1) * roles + r];
+            if room > 0 and want[r] > 0 then
+              if b.role_strategy[first_role + r - 1] <> 'strict_spread' then
+                better := true;
+                room := greatest(room - want[r], 0);
+              elsif spread & (1 << (r - 1)) = 0 then
+                better := true;
+                room := room - 1;
+                spread := spread | (1 << (r - 1));
+              end if;
+            end if;
+            taken := taken || room::integer;
+            done := done and room = 0;
+          end loop;
+          continue when not better;
+          -- Is one known that lacks no more of anything?
+          worse := false;
+          foreach other in array next_front loop
+            continue when workers[other] > 0 and b.worker_host[nullif(workers[other], 0)] = b.worker_host[w] and spreads[other] & ~spread <> 0;
+            worse := true;
+            for r in 1 .. roles loop
+              worse := worse and missing[(other - 1) * roles + r] <= taken[r];
+            end loop;
+            exit when worse;
+          end loop;
+          continue when worse;
+          missing := missing || taken;
+          parents := parents || node;
+          workers := workers || w;
+          spreads := spreads || spread;
+          known := known + 1;
+          if done then
+            seats := array_fill(0, array[roles * n]);
+            node := known;
+            while node > 1 loop
+              for r in 1 .. roles loop
+                seats[(r - 1) * n + workers[node]] := missing[(parents[node] - 1) * roles + r] - missing[(node - 1) * roles + r];
+              end loop;
+              node := parents[node];
+            end loop;
+            return;
+          end if;
+          next_front := array(
+            select f from unnest(next_front) as f
+            where not (spread & ~case when workers[f] > 0 and b.worker_host[nullif(workers[f], 0)] = b.worker_host[w] then spreads[f] else 0 end = 0
+              and (select bool_and(missing[(f - 1) * roles + x] >= taken[x]) from generate_series(1, roles) as x))) || known;
+        end loop;
+      end if;
+      -- The next mix.
+      role := 1;
+      loop
+        if role = pack_last then
+          role := role + 1;
+        end if;
+        exit when role > roles;
+        want[role] := want[role] + 1;
+        exit when want[role] <= least(rooms[(role - 1) * n + w], counts[role],
+          case b.role_strategy[first_role + role - 1] when 'strict_spread' then 1 else counts[role] end);
+        want[role] := 0;
+        role := role + 1;
+      end loop;
+      exit when role > roles;
+    end loop;
+    front := next_front;
+  end loop;
+end $$;
+comment on function gangq.seat_jointly(gangq.board, integer, integer[], integer[], bigint[], bigint[], integer[], integer[], integer, integer[], integer) is
+  'Internal. Members of each role on each worker, flat, or null: there is no way, or the budget is spent. rooms: of each '
+  'role, on return within the domains it was fixed to.';
+
+-- Roles one after another, the scarcest first; what one takes the next does not see. When that fails in either order,
+-- all at once, and then each once more by its own strategy in the room the others leave.
 create function gangq.seat_roles(
   b gangq.board, kind integer, counts integer[], rooms integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], inside boolean[] default null
-) returns integer[] language plpgsql immutable as $$
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
   roles integer := cardinality(seat_roles.counts);
   first_role integer := b.kind_first_role[seat_roles.kind];
-  orders jsonb;
-  turn jsonb;
+  there integer[] := seat_roles.rooms;
+  classes integer[] := array_fill(0, array[roles]);
+  sets integer[];
+  turns integer[];
   role integer;
-  shape integer;
   mine integer[];
-  masked integer[];
   got integer[];
-  seats jsonb;
-  level integer;
-  mask boolean[];
-  regions text[];
-  left_slots integer[];
-  left_memory bigint[];
-  left_mcpus bigint[];
-  left_held bigint[];
+  seated jsonb;
+  seats integer[];
   w integer;
-  taken integer;
 begin
-  if cardinality(b.levels) > 1 and b.levels[1] <> 'host' then
-    regions := array(select coalesce(b.worker_domains[(x - 1) * cardinality(b.levels) + array_position(b.levels, 'host') - 1], '') from generate_series(1, n) as x);
+  if seat_roles.inside is not null then
+    there := array(
+      select case when seat_roles.inside[x.worker] then seat_roles.rooms[(r.role - 1) * n + x.worker] else 0 end
+      from generate_series(1, roles) as r(role) cross join generate_series(1, n) as x(worker) order by r.role, x.worker);
   end if;
   if roles = 1 then
-    orders := '[[1]]';
-  else
-    -- Scarcest first, then its reverse, then all others, 24 at most.
-    select jsonb_agg(o.way order by o.rating, o.way) into orders
-    from (
-      with recursive scarce as (
-        select r.role, row_number() over (order by sum(case when seat_roles.inside[x.n] is false then 0 else seat_roles.rooms[(r.role - 1) * n + x.n] end)::numeric / greatest(seat_roles.counts[r.role], 1), r.role) as rk
-        from generate_series(1, roles) as r(role) cross join generate_series(1, n) as x(n) group by r.role
-      ),
-      ways(way, ranks) as (
-        select jsonb_build_array(s.role), array[s.rk] from scarce s
-        union all
-        select v.way || to_jsonb(s.role), v.ranks || s.rk from ways v join scarce s on s.rk <> all (v.ranks) and roles <= 4
-      )
-      select v.way, case when v.ranks = array(select generate_series(1, roles)) then 0 else 1 end as rating
-      from ways v where cardinality(v.ranks) = roles
-      union all
-      select (select jsonb_agg(s.role order by s.rk) from scarce s), 0 where roles > 4
-      union all
-      select (select jsonb_agg(s.role order by s.rk desc) from scarce s), 1 where roles > 4
-      order by 2, 1 limit 24) o;
+    return gangq.seat_members(b, first_role, counts[1], there);
   end if;
-  <<tries>>
-  for turn in select o.value from jsonb_array_elements(orders) as o loop
-    left_slots := seat_roles.slots;
-    left_memory := seat_roles.memory;
-    left_mcpus := seat_roles.mcpus;
-    left_held := seat_roles.held;
-    seats := '{}';
-    for role in select v.value::integer from jsonb_array_elements_text(turn) with ordinality as v(value, n) order by v.n loop
-      shape := b.role_shape[first_role + role - 1];
-      mine := case when seats = '{}' then seat_roles.rooms[(role - 1) * n + 1 : role * n]
-        else gangq.rooms(b, shape, left_slots, left_memory, left_mcpus, left_held, kept_slots, kept_memory, kept_mcpus, kept_gpus) end;
-      if seat_roles.inside is not null then
-        mine := array(select case when x.inside then x.room else 0 end from unnest(mine, seat_roles.inside) with ordinality as x(room, inside, n) order by x.n);
-      end if;
-      got := null;
-      level := greatest(b.role_prefer[first_role + role - 1], b.role_require[first_role + role - 1]);
-      while got is null and level > 0 and level >= b.role_require[first_role + role - 1] loop
-        for mask in select d from gangq.domains(b, level, mine, array[seat_roles.counts[role]]) as d loop
-          masked := array(select case when x.inside then x.room else 0 end from unnest(mine, mask) with ordinality as x(room, inside, n) order by x.n);
-          got := gangq.seat_role(seat_roles.counts[role], b.role_strategy[first_role + role - 1], b.role_balanced[first_role + role - 1], b.worker_host, masked, regions);
-          exit when got is not null;
-        end loop;
-        level := level - 1;
+  slots := array(select x.free - x.kept from unnest(seat_roles.slots, kept_slots) with ordinality as x(free, kept, n) order by x.n);
+  memory := array(select x.free - x.kept from unnest(seat_roles.memory, kept_memory) with ordinality as x(free, kept, n) order by x.n);
+  mcpus := array(select x.free - x.kept from unnest(seat_roles.mcpus, kept_mcpus) with ordinality as x(free, kept, n) order by x.n);
+  if (select count(*) from generate_series(1, roles) as r(role) where b.shape_gpus[b.role_shape[first_role + r.role - 1]] > 0) > 1 then
+    -- Beyond the fifth class all count as one that may use only what each of them may.
+    classes := array(
+      select case when s.gpus = 0 then 0 else least(5, dense_rank() over (order by s.gpus = 0, s.vram desc, s.avoid))::integer end
+      from generate_series(1, roles) as r(role)
+      cross join lateral (select b.role_shape[first_role + r.role - 1] as n) x
+      cross join lateral (select b.shape_gpus[x.n] as gpus, b.shape_vram[x.n] as vram, coalesce(b.shape_avoid[x.n], '[]') as avoid) s
+      order by r.role);
+    sets := gangq.device_sets(b, first_role, classes, held, kept_gpus);
+  end if;
+  turns := array(
+    select r.role from generate_series(1, roles) as r(role)
+    order by (select sum(x) from unnest(there[(r.role - 1) * n + 1 : r.role * n]) as x)::float8 / greatest(counts[r.role], 1), r.role);
+  for try in 1 .. 2 loop
+    seats := array_fill(0, array[roles * n]);
+    seated := '{}';
+    foreach role in array turns loop
+      mine := case when seated = '{}' then there[(role - 1) * n + 1 : role * n]
+        else gangq.rooms_beside(b, first_role, role, roles, there, seats, slots, memory, mcpus, classes, sets) end;
+      got := gangq.seat_members(b, first_role + role - 1, counts[role], mine);
+      exit when got is null;
+      seated := seated || jsonb_build_object(role::text, to_jsonb(got));
+      foreach w in array got loop
+        seats[(role - 1) * n + w] := seats[(role - 1) * n + w] + 1;
       end loop;
-      if got is null and b.role_require[first_role + role - 1] = 0 then
-        got := gangq.seat_role(seat_roles.counts[role], b.role_strategy[first_role + role - 1], b.role_balanced[first_role + role - 1], b.worker_host, mine, regions);
-      end if;
-      continue tries when got is null;
-      seats := seats || jsonb_build_object(role::text, to_jsonb(got));
-      if roles > 1 then
-        foreach w in array got loop
-          left_slots[w] := left_slots[w] - 1;
-          left_memory[w] := left_memory[w] - b.shape_memory[shape];
-          left_mcpus[w] := left_mcpus[w] - b.shape_mcpus[shape];
-          taken := 0;
-          for d in b.device_first[w] .. b.device_first[w + 1] - 1 loop
-            exit when taken >= b.shape_gpus[shape];
-            if left_held[d] = 0 and b.device_vram[d] >= b.shape_vram[shape]
-              and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[d])) then
-              left_held[d] := -1;
-              taken := taken + 1;
-            end if;
-          end loop;
-        end loop;
-      end if;
     end loop;
-    return array(
-      select e.value::integer from generate_series(1, roles) as r(role)
-      cross join lateral jsonb_array_elements_text(seats -> r.role::text) with ordinality as e(value, n) order by r.role, e.n);
+    exit when got is not null;
+    turns := array(select x.role from unnest(turns) with ordinality as x(role, n) order by x.n desc);
   end loop;
-  return null;
+  if got is null then
+    select j.rooms, j.seats into there, seats
+    from gangq.seat_jointly(b, first_role, counts, slots, memory, mcpus, classes, sets, 1, there, 20000) j;
+    if seats is null then
+      return null;
+    end if;
+    seated := '{}';
+    for role in 1 .. roles loop
+      got := gangq.seat_members(b, first_role + role - 1, counts[role],
+        gangq.rooms_beside(b, first_role, role, roles, there, seats, slots, memory, mcpus, classes, sets));
+      seated := seated || jsonb_build_object(role::text, to_jsonb(got));
+      seats := seats[1 : (role - 1) * n] || array_fill(0, array[n]) || seats[role * n + 1 : roles * n];
+      foreach w in array got loop
+        seats[(role - 1) * n + w] := seats[(role - 1) * n + w] + 1;
+      end loop;
+    end loop;
+  end if;
+  return array(
+    select e.value::integer from generate_series(1, roles) as r(role)
+    cross join lateral jsonb_array_elements_text(seated -> r.role::text) with ordinality as e(value, n) order by r.role, e.n);
 end $$;
 comment on function gangq.seat_roles(gangq.board, integer, integer[], integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], boolean[]) is
   'Internal. The worker of each member, roles in order, within one set of workers (inside), or null. rooms: of each role, flat.';
 
+-- Rooms in the domain of a level where one of these incarnations is (inside), or in the others.
+create function gangq.beside_mates(b gangq.board, rooms integer[], level integer, mates bigint[], inside boolean) returns integer[]
+language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  names text[];
+  taken text[];
+begin
+  if beside_mates.level = 0 then
+    return beside_mates.rooms;
+  end if;
+  names := gangq.domain_of(b, beside_mates.level);
+  taken := array(select x.name from unnest(names, b.worker_ids) as x(name, id) where x.id = any (beside_mates.mates) and x.name is not null);
+  if taken = '{}' then
+    return beside_mates.rooms;
+  end if;
+  return array(
+    select case when (x.name = any (taken)) = beside_mates.inside then x.room else 0 end
+    from unnest(beside_mates.rooms, names) with ordinality as x(room, name, n) order by x.n);
+end $$;
+comment on function gangq.beside_mates(gangq.board, integer[], integer, bigint[], boolean) is
+  'Internal. These rooms, but only in the domains of a level where one of these incarnations is, or only in the others.';
+
 -- A whole gang: within one domain of the level it requires or prefers, from the tightest domain of the narrowest level up.
 create function gangq.seat_gang(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
-  kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], anchor bigint default null
-) returns integer[] language plpgsql immutable as $$
+  kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], mates jsonb default null
+) returns integer[] language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -275,10 +612,11 @@ declare
   rooms integer[] := '{}';
   mine integer[];
   level integer := greatest(b.kind_prefer[seat_gang.kind], b.kind_require[seat_gang.kind]);
-  mask boolean[];
-  there boolean[];
+  domains text[];
+  domain text;
   got integer[];
   apart integer[];
+  together integer;
 begin
   apart := array(select x.host from unnest(b.apart_keys, b.apart_hosts) as x(key, host) where x.key = b.kind_apart[seat_gang.kind]);
   for role in 1 .. cardinality(seat_gang.counts) loop
@@ -286,16 +624,25 @@ begin
     if apart <> '{}' then
       mine := array(select case when x.host = any (apart) then 0 else x.room end from unnest(mine, b.worker_host) with ordinality as x(room, host, n) order by x.n);
     end if;
+    if mates is not null then
+      -- Replacements of single members: beside the others, where the gang or the role has to be together or apart.
+      together := greatest(b.role_require[first_role + role - 1], case b.role_strategy[first_role + role - 1] when 'strict_pack' then array_position(b.levels, 'host') else 0 end);
+      mine := gangq.beside_mates(b, mine, b.kind_require[seat_gang.kind], array(select w.value from jsonb_array_elements(mates) as r, jsonb_array_elements_text(r.value) as w)::bigint[], true);
+      mine := gangq.beside_mates(b, mine, together, array(select w.value from jsonb_array_elements_text(mates -> (role - 1)) as w)::bigint[], true);
+      if b.role_strategy[first_role + role - 1] = 'strict_spread' then
+        mine := gangq.beside_mates(b, mine, array_position(b.levels, 'host'), array(select w.value from jsonb_array_elements_text(mates -> (role - 1)) as w)::bigint[], false);
+      end if;
+    end if;
     if (select coalesce(sum(m), 0) from unnest(mine) as m) < seat_gang.counts[role] then
       return null;
     end if;
     rooms := rooms || mine;
   end loop;
   while level > 0 and level >= b.kind_require[seat_gang.kind] loop
-    for mask in select d from gangq.domains(b, level, rooms, seat_gang.counts) as d loop
-      -- Replacements of single members go where the others are.
-      continue when seat_gang.anchor is not null and mask[seat_gang.anchor] is not true;
-      got := gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, mask);
+    domains := gangq.domain_of(b, level, b.kind_require[seat_gang.kind]);
+    for domain in select d from gangq.roomy_domains(domains, rooms, seat_gang.counts) as d loop
+      got := gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
+        array(select coalesce(x.name = domain, false) from unnest(domains) with ordinality as x(name, n) order by x.n));
       if got is not null then
         return got;
       end if;
@@ -305,11 +652,8 @@ begin
   if b.kind_require[seat_gang.kind] > 0 then
     return null;
   end if;
-  if apart <> '{}' then
-    there := array(select x.host <> all (apart) from unnest(b.worker_host) with ordinality as x(host, n) order by x.n);
-  end if;
-  return gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, there);
+  return gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus);
 end $$;
-comment on function gangq.seat_gang(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], bigint) is
-  'Internal. The worker of each member of a gang of this kind, ranks in order, or null. counts: members of each role. anchor: '
-  'a worker whose domain it has to share.';
+comment on function gangq.seat_gang(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], jsonb) is
+  'Internal. The worker of each member of a gang of this kind, ranks in order, or null. counts: members of each role. mates: of '
+  'a gang that runs the incarnations of the others, by role.';

@@ -41,7 +41,7 @@ comment on type gangq.decision is
 create function gangq.limit_on(
   b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   used_gangs bigint[], used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[], submitters jsonb
-) returns jsonb language plpgsql immutable as $$
+) returns jsonb language plpgsql immutable set search_path = '' as $$
 declare
   q integer := limit_on.queue;
   said text;
@@ -90,7 +90,7 @@ create function gangq.plan_start(
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[],
   plan_worker integer[], plan_slots integer[], plan_memory bigint[], plan_mcpus bigint[], plan_gpus integer[], plan_ends timestamptz[],
   inout starts_at timestamptz, out seats integer[], out kept jsonb
-) language plpgsql immutable as $$
+) language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -150,15 +150,23 @@ begin
     return;
   end if;
   -- What has to stay free until then: what it needs, less what will have ended, but for what earlier promises take of that.
+  with freed as materialized (
+    select e.worker, e.vram
+    from unnest(b.device_worker, b.device_vram, plan_start.held) as e(worker, vram, held)
+    join unnest(b.held_job, b.held_ends) as j(job, ends) on j.job = e.held
+    where e.held > 0 and j.ends <= plan_start.starts_at
+  )
   select jsonb_agg(jsonb_build_array(k.worker, k.slots, k.memory, k.mcpus, k.gpus, k.all_slots, k.all_memory, k.all_mcpus, k.all_gpus) order by k.worker) into kept
   from (
     select s.worker, s.slots as all_slots, s.memory as all_memory, s.mcpus as all_mcpus, s.gpus as all_gpus,
       greatest(0, s.slots + coalesce(p.slots, 0) - kept_slots[s.worker] - coalesce(f.slots, 0)) as slots,
       greatest(0, s.memory + coalesce(p.memory, 0) - kept_memory[s.worker] - coalesce(f.memory, 0)) as memory,
       greatest(0, s.mcpus + coalesce(p.mcpus, 0) - kept_mcpus[s.worker] - coalesce(f.mcpus, 0)) as mcpus,
-      greatest(0, s.gpus + coalesce(p.gpus, 0) - kept_gpus[s.worker] - coalesce(f.gpus, 0)) as gpus
+      greatest(0, s.gpus + coalesce(p.gpus, 0) - kept_gpus[s.worker] - (
+        -- A device too small for it is none.
+        select count(*) from freed z where z.worker = s.worker and z.vram >= s.vram)) as gpus
     from (
-      select x.worker, count(*) as slots, sum(b.shape_memory[x.shape]) as memory, sum(b.shape_mcpus[x.shape]) as mcpus, sum(b.shape_gpus[x.shape]) as gpus
+      select x.worker, count(*) as slots, max(case when b.shape_gpus[x.shape] > 0 then b.shape_vram[x.shape] end) as vram, sum(b.shape_memory[x.shape]) as memory, sum(b.shape_mcpus[x.shape]) as mcpus, sum(b.shape_gpus[x.shape]) as gpus
       from (
         select e.worker, b.role_shape[b.kind_first_role[plan_start.kind] + (
           select count(*)::integer from generate_series(1, cardinality(counts)) as r(role)
@@ -166,8 +174,8 @@ begin
         from unnest(seats) with ordinality as e(worker, n)) x
       group by x.worker) s
     left join (
-      select h.worker, sum(h.slots) as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus, sum(h.gpus) as gpus
-      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends) as h(worker, slots, memory, mcpus, gpus, ends)
+      select h.worker, sum(h.slots) as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus
+      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_ends) as h(worker, slots, memory, mcpus, ends)
       where h.ends <= plan_start.starts_at group by h.worker) f on f.worker = s.worker
     left join (
       select q.worker, sum(q.slots) as slots, sum(q.memory) as memory, sum(q.mcpus) as mcpus, sum(q.gpus) as gpus
@@ -206,6 +214,9 @@ declare
   plan_gpus integer[] := '{}'; plan_ends timestamptz[] := '{}';
   plan_after timestamptz[] := array_fill(b.t, array[coalesce(cardinality(b.kind_ids), 0)]);
   planned record;
+  -- what this pass has placed, until it goes to the board: its ends count for planned starts like those of what runs
+  began_job bigint[] := '{}'; began_worker integer[] := '{}'; began_slots integer[] := '{}'; began_memory bigint[] := '{}';
+  began_mcpus bigint[] := '{}'; began_gpus integer[] := '{}'; began_ends timestamptz[] := '{}';
   -- queues, with what this pass has placed
   used_gangs bigint[] := b.used_gangs;
   used_jobs bigint[] := b.used_jobs;
@@ -232,7 +243,7 @@ declare
   jobs bigint; gpus bigint; need_memory bigint; need_mcpus bigint; gangs bigint;
   hit jsonb;
   w integer; taken integer; e integer; r integer;
-  anchor bigint;
+  apart_hosts integer[];
   place integer := 0;
   started integer := 0;
   looked integer := 0;
@@ -241,6 +252,7 @@ declare
   rooms integer[];
   host_room integer[];
   room_first integer[];
+  room_last integer[];
   room_next integer[];
   top integer; h integer; left_over integer; c integer; low_room integer;
   full_hosts integer[]; full_takes integer[];
@@ -433,10 +445,14 @@ begin
           host_room := array(select coalesce(sum(x.room), 0)::integer from unnest(b.worker_host, rooms) as x(host, room) group by x.host order by x.host);
           top := (select max(x) from unnest(host_room) as x);
           room_first := array_fill(0, array[greatest(top, 1)]);
+          room_last := room_first;
           room_next := array_fill(0, array[cardinality(host_room)]);
           for h in reverse cardinality(host_room) .. 1 loop
             c := host_room[h];
             if c > 0 then
+              if room_first[c] = 0 then
+                room_last[c] := h;
+              end if;
               room_next[h] := room_first[c];
               room_first[c] := h;
             end if;
@@ -511,11 +527,14 @@ begin
             end if;
           end loop;
         end if;
-        anchor := null;
-        if b.gang_anchor[g] is not null and b.kind_require[k] > 0 then
-          anchor := array_position(b.worker_ids, (b.gang_anchor[g] ->> 0)::bigint);
+        apart_hosts := b.apart_hosts;
+        if b.gang_missing[g] is not null and b.kind_apart[k] is not null then
+          -- A gang is not kept apart from itself.
+          b.apart_hosts := array(
+            select case when x.gang = b.gang_ids[g] then 0 else x.host end
+            from unnest(b.apart_hosts, b.apart_gangs) with ordinality as x(host, gang, n) order by x.n);
         end if;
-        seats := gangq.seat_gang(b, k, counts, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, anchor);
+        seats := gangq.seat_gang(b, k, counts, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, b.gang_anchor[g]);
         if seats is not null and b.gang_missing[g] is null then
           -- Elastic roles take what is there, in their order.
           for role in 1 .. roles loop
@@ -531,7 +550,7 @@ begin
               if not limited[q] or gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs + c - counts[role], gpus + (c - counts[role]) * b.shape_gpus[shape],
                 need_memory + (c - counts[role]) * b.shape_memory[shape], need_mcpus + (c - counts[role]) * b.shape_mcpus[shape],
                 used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters) is null then
-                trial := gangq.seat_gang(b, k, more, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, anchor);
+                trial := gangq.seat_gang(b, k, more, slots, memory, mcpus, held, with_slots, with_memory, with_mcpus, with_gpus, b.gang_anchor[g]);
               end if;
               if trial is not null then
                 seats := trial;
@@ -547,6 +566,7 @@ begin
             counts[role] := low;
           end loop;
         end if;
+        b.apart_hosts := apart_hosts;
       end if;
     end if;
 
@@ -555,6 +575,17 @@ begin
       d.action := 'wait';
       d.gate := 'capacity';
       if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
+        if began_job <> '{}' then
+          b.held_job := b.held_job || began_job;
+          b.held_worker := b.held_worker || began_worker;
+          b.held_slots := b.held_slots || began_slots;
+          b.held_memory := b.held_memory || began_memory;
+          b.held_mcpus := b.held_mcpus || began_mcpus;
+          b.held_gpus := b.held_gpus || began_gpus;
+          b.held_ends := b.held_ends || began_ends;
+          began_job := '{}'; began_worker := '{}'; began_slots := '{}'; began_memory := '{}'; began_mcpus := '{}';
+          began_gpus := '{}'; began_ends := '{}';
+        end if;
         select p.* into planned from gangq.plan_start(b, k, counts, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
           plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends, plan_after[k]) p;
         if planned.seats is null then
@@ -612,13 +643,23 @@ begin
       slots[w] := slots[w] - 1;
       memory[w] := memory[w] - b.shape_memory[shape];
       mcpus[w] := mcpus[w] - b.shape_mcpus[shape];
+      if b.reservations > 0 then
+        -- Who holds the devices: a number that no job has, once for the gang.
+        began_job := began_job || case when i = 1 then b.gang_ids[g] + 1152921504606846976 else 0 end;
+        began_worker := began_worker || w;
+        began_slots := began_slots || 1;
+        began_memory := began_memory || b.shape_memory[shape];
+        began_mcpus := began_mcpus || b.shape_mcpus[shape];
+        began_gpus := began_gpus || b.shape_gpus[shape];
+        began_ends := began_ends || b.t + make_interval(secs => b.gang_estimate[g]);
+      end if;
       if b.shape_gpus[shape] > 0 then
         taken := 0;
         for e in b.device_first[w] .. b.device_first[w + 1] - 1 loop
           exit when taken = b.shape_gpus[shape];
           if held[e] = 0 and b.device_vram[e] >= b.shape_vram[shape]
             and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[e])) then
-            held[e] := -1;
+            held[e] := b.gang_ids[g] + 1152921504606846976;
             d.devices := d.devices || b.device_ids[e];
             taken := taken + 1;
           end if;
@@ -648,14 +689,29 @@ begin
         end loop;
         host_room[h] := c;
         if c > 0 then
-          room_next[h] := room_first[c];
-          room_first[c] := h;
+          -- In the order of hosts, so that the order of placements makes no difference to who is chosen.
+          if room_first[c] = 0 or room_first[c] > h then
+            if room_first[c] = 0 then
+              room_last[c] := h;
+            end if;
+            room_next[h] := room_first[c];
+            room_first[c] := h;
+          else
+            e := case when room_last[c] < h then room_last[c] else room_first[c] end;
+            while room_next[e] between 1 and h loop
+              e := room_next[e];
+            end loop;
+            room_next[h] := room_next[e];
+            room_next[e] := h;
+            room_last[c] := greatest(room_last[c], h);
+          end if;
         end if;
       end loop;
     end if;
     if b.kind_apart[k] is not null then
       b.apart_keys := b.apart_keys || array_fill(b.kind_apart[k], array[cardinality(seats)]);
       b.apart_hosts := b.apart_hosts || array(select b.worker_host[s] from unnest(seats) as s);
+      b.apart_gangs := b.apart_gangs || array_fill(b.gang_ids[g], array[cardinality(seats)]);
     end if;
     up := q;
     while up is not null loop

@@ -110,15 +110,19 @@ def test_ranks_are_contiguous_per_host_when_a_host_has_several_workers(q: Q) -> 
 def test_pack_chooses_the_hosts(
     q: Q, size: int, rooms: dict[str, int], expected: dict[str, int] | None
 ) -> None:
-    ids = {host: n + 1 for n, host in enumerate(rooms)}
+    names = list(rooms)
     seats = q.one(
-        "pack", size=size, workers=list(ids.values()), hosts=list(rooms), rooms=list(rooms.values())
+        "seat_role",
+        size=size,
+        strategy="pack",
+        balanced=False,
+        hosts=list(range(1, len(names) + 1)),
+        rooms=list(rooms.values()),
     )
     if expected is None:
         assert seats is None
     else:
-        names = {n: host for host, n in ids.items()}
-        assert {names[s]: seats.count(s) for s in seats} == expected
+        assert {names[s - 1]: seats.count(s) for s in seats} == expected
         assert seats == sorted(seats, key=seats.index), "contiguous"
 
 
@@ -136,7 +140,14 @@ def test_priority_comes_before_size(q: Q) -> None:
     assert placed(q, large, small) == [False, True]
 
 
-def test_within_a_priority_the_largest_goes_first_where_the_queue_says_so(q: Q) -> None:
+def test_within_a_priority_the_oldest_goes_first_by_default(q: Q) -> None:
+    small, large = q.submit_gang(2), q.submit_gang(3)
+    q.workers(3)
+    q.tick()
+    assert placed(q, small, large) == [True, False]
+
+
+def test_in_a_largest_first_queue_the_largest_goes_first_within_a_priority(q: Q) -> None:
     q.call("set_queue", name="default", policy="largest_first")
     small, large = q.submit_gang(2), q.submit_gang(3)
     q.workers(3)
@@ -174,7 +185,8 @@ def test_capacity_is_subtracted_after_each_placement(q: Q) -> None:
     q.worker(slots=10, memory_mb=10000, cpus=10, devices=gpus(1, 1, 1, 1))
     q.tick()
     assert placed(q, *gangs) == [True, True, False]
-    assert q.call("decide")[0]["incarnations"] is None, "the third has to wait"
+    (third,) = q.call("decide")
+    assert (third["action"], third["gang_id"]) == ("plan", gangs[2].id), "the third has to wait"
 
 
 def test_a_shape_that_did_not_fit_does_not_keep_a_smaller_gang_of_it_from_fitting(q: Q) -> None:
@@ -250,7 +262,7 @@ def test_a_stream_of_smaller_work_does_not_starve_a_gang(q: Q) -> None:
     gang = q.submit_gang(3)
     q.tick()
     for _ in range(10):  # there is always another solo job, and it always fits at once
-        q.submit(count=3)
+        q.submit(count=3, budget_s=1e6)
         if running:
             running.pop().complete()
         for worker in workers:
@@ -270,9 +282,9 @@ def test_a_higher_priority_solo_job_still_runs_on_an_earmarked_worker(q: Q) -> N
     q.submit_gang(2)
     q.tick()
     assert q.value("select count(*) from gangq.earmarks") == 2
-    q.submit()
+    q.submit(budget_s=1e6)
     assert workers[1].claim() == []
-    urgent = q.submit(priority=1)
+    urgent = q.submit(priority=1, budget_s=1e6)
     assert workers[1].take().job_id == urgent
     busy.complete()
 
@@ -282,8 +294,12 @@ def test_a_smaller_gang_behind_does_not_take_what_is_kept_for_the_first(q: Q) ->
     q.submit()
     workers[0].take()
     first, behind = q.submit_gang(3, priority=1), q.submit_gang(2)
+    q.sql("update gangq.live_gangs set budget_s = 100000 where id = %(id)s", id=behind.id)
     q.tick()
-    assert placed(q, first, behind) == [False, False]
+    assert placed(q, first, behind) == [False, False], "it would still run when the first is to start"
+    q.sql("update gangq.live_gangs set budget_s = 60 where id = %(id)s", id=behind.id)
+    q.tick()
+    assert placed(q, first, behind) == [False, True], "it ends before that"
 
 
 def test_workers_beyond_what_the_first_gang_needs_are_not_kept(q: Q) -> None:
@@ -294,7 +310,7 @@ def test_workers_beyond_what_the_first_gang_needs_are_not_kept(q: Q) -> None:
     q.submit_gang(3)
     q.tick()
     assert q.value("select count(*) from gangq.earmarks") == 3
-    q.submit(count=4)
+    q.submit(count=4, budget_s=1e6)
     assert sum(len(w.claim()) for w in workers) == 1
 
 

@@ -331,6 +331,7 @@ class TestGangIntegration:
         assert gang.state == "running"
 
     def test_two_gangs_the_larger_first_at_equal_priority_and_not_before_priority(self, q: Q) -> None:
+        q.call("set_queue", name="default", policy="largest_first")
         three, four = q.submit_gang(3), q.submit_gang(4)
         q.workers(4)
         q.tick()

@@ -242,6 +242,7 @@ def test_the_defaults_are_the_ones_the_issue_names(q: Q) -> None:
     queue = q.sql("select * from gangq.queues where name = 'default'")[0]
     assert (queue["max_attempts"], queue["max_crashes"], queue["max_trips"]) == (3, 3, 3)
     assert queue["policy"] == "priority"
+    assert (row["topology"], row["reservations"], row["placement_timeout_s"]) == (["host"], 4, 900)
 
 
 # Priority ---------------------------------------------------------------------------------------------------

@@ -288,7 +288,8 @@ def avoid(q: Q, *uuids: str) -> None:
         "with ids as (select array_agg(id) as ids from gangq.device_registry where uuid = any (%(uuids)s)), "
         "new as materialized (select x.shape_id as old, gangq.shape_avoiding(x.shape_id, ids.ids) as new "
         "from ids, (select shape_id from gangq.live_jobs union select shape_id from gangq.live_gangs) x), "
-        "g as (update gangq.live_gangs t set shape_id = new.new from new where new.old = t.shape_id) "
+        "g as (update gangq.live_gangs t set shape_id = new.new, kind_id = gangq.kind_avoiding(t.kind_id, new.old, new.new) "
+        "from new where new.old = t.shape_id) "
         "update gangq.live_jobs t set shape_id = new.new from new where new.old = t.shape_id",
         uuids=list(uuids),
     )
@@ -369,7 +370,7 @@ def test_the_device_next_best_is_spent_when_the_best_is_avoided(q: Q) -> None:
     first = q.submit_gang(1, gpus=1, vram_mb=500)
     avoid(q, "G0")
     q.submit_gang(1, gpus=1, vram_mb=1500)
-    assert [r["gang_id"] for r in q.call("decide") if r["incarnations"]] == [first.id]
+    assert [r["gang_id"] for r in q.call("decide") if r["action"] == "start"] == [first.id]
 
 
 def test_a_gang_that_fits_only_with_devices_it_avoids_waits_and_keeps_no_worker(q: Q) -> None:
