@@ -46,7 +46,7 @@ class Class:
 
 def classes(slots: int) -> list[Class]:
     """One slot, then up to 1/32, 1/8, under 1/2, and at least half of the fleet."""
-    bounds = [1, *sorted({max(2, slots // 32), max(3, slots // 8), max(4, slots // 2 - 1), max(5, slots)})]
+    bounds = sorted({1, slots // 32, slots // 8, slots // 2 - 1, slots} - {-1, 0})
     names = ["1", *(f"{low + 1}-{high}" for low, high in zip(bounds, bounds[1:], strict=False))]
     return [Class(name, most) for name, most in zip(names, bounds, strict=True)]
 
