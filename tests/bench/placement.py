@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-
-from gangq.client import Client
 from measures import Result, Sizes, latency, percentile
 from stage import BenchError, Stage
 from systems import System
+
+from gangq.client import Client
 
 _SQL = Path(__file__).with_name("placement.sql")
 _SLOTS = 8
@@ -72,9 +72,14 @@ def _place_all(owner: psycopg.Connection, gangs: int) -> tuple[int, float]:
     return number, took
 
 
-def _pass_over(stage: Stage, system: System, sizes: Sizes, gangs: int, gpus: int) -> tuple[float, dict[str, float]]:
+def _pass_over(
+    stage: Stage, system: System, sizes: Sizes, gangs: int, gpus: int
+) -> tuple[float, dict[str, float]]:
     """Milliseconds a gang when all of them are placed on an idle fleet, and the rest."""
-    fill = (f"bench.fleet({sizes.hosts}, {_SLOTS}, {_SLOTS * gpus})", f"bench.waiting({gangs}, {_MEMBERS}, {gpus}, 1)")
+    fill = (
+        f"bench.fleet({sizes.hosts}, {_SLOTS}, {_SLOTS * gpus})",
+        f"bench.waiting({gangs}, {_MEMBERS}, {gpus}, 1)",
+    )
     taken = []
     with _filled(stage, system, *fill) as template:
         for _ in range(sizes.passes):
@@ -110,7 +115,9 @@ def alone(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         psycopg.connect(stage.server.dsn(name), autocommit=True) as owner,
     ):
         for number in range(_WARM_UP + sizes.alone):
-            row = owner.execute("select gang_id from gangq.submit_gang(task => 'train', size => %s)", (_MEMBERS,)).fetchone()
+            row = owner.execute(
+                "select gang_id from gangq.submit_gang(task => 'train', size => %s)", (_MEMBERS,)
+            ).fetchone()
             assert row is not None
             placed, ms = _admit(owner, 1)
             if placed != 1:
@@ -119,14 +126,26 @@ def alone(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
             if number >= _WARM_UP:
                 took.append(ms)
     notes = {"p99_ms": round(percentile(took, 0.99), 2)}
-    return [Result(f"a pass, {sizes.hosts:,} hosts, one gang of {_MEMBERS}", "ms", statistics.median(took), False, notes)]
+    return [
+        Result(
+            f"a pass, {sizes.hosts:,} hosts, one gang of {_MEMBERS}",
+            "ms",
+            statistics.median(took),
+            False,
+            notes,
+        )
+    ]
 
 
 def backlog(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """A pass that can place nothing: every slot is taken and very many gangs wait."""
     results = []
     for hosts in (min(300, sizes.hosts), sizes.hosts):
-        fill = (f"bench.fleet({hosts}, {_SLOTS}, 0)", "bench.occupied()", f"bench.waiting({sizes.backlog}, {_MEMBERS}, 0, {_KINDS})")
+        fill = (
+            f"bench.fleet({hosts}, {_SLOTS}, 0)",
+            "bench.occupied()",
+            f"bench.waiting({sizes.backlog}, {_MEMBERS}, 0, {_KINDS})",
+        )
         with (
             _filled(stage, system, *fill) as name,
             psycopg.connect(stage.server.dsn(name), autocommit=True) as owner,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Class:
 def classes(slots: int) -> list[Class]:
     """One slot, then up to 1/32, 1/8, under 1/2, and at least half of the fleet."""
     bounds = sorted({1, slots // 32, slots // 8, slots // 2 - 1, slots} - {-1, 0})
-    names = ["1", *(f"{low + 1}-{high}" for low, high in zip(bounds, bounds[1:], strict=False))]
+    names = ["1", *(f"{low + 1}-{high}" for low, high in itertools.pairwise(bounds))]
     return [Class(name, most) for name, most in zip(names, bounds, strict=True)]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
+from outcome import Figures, Outcome
 from rich.console import Console
 from rich.table import Table
-
-from outcome import Figures, Outcome
 
 HEADINGS = (
     "policy", "utilisation", "slowdown", "wait, s", "longest wait, s",
@@ -97,9 +96,7 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
         left += gap
     for n, outcome in enumerate(outcomes):
         y = top + tall + 36 + 18 * n
-        drawn.append(
-            f'<rect x="20" y="{y}" width="12" height="12" fill="{_COLOURS[n % len(_COLOURS)]}"/>'
-        )
+        drawn.append(f'<rect x="20" y="{y}" width="12" height="12" fill="{_COLOURS[n % len(_COLOURS)]}"/>')
         drawn.append(_text(38, y + 10, outcome.policy, 12))
     high = top + tall + 50 + 18 * len(outcomes)
     return "\n".join(

@@ -57,7 +57,10 @@ def simulate(jobs: Sequence[Job], slots: int, reservations: int) -> list[Ran]:
     planned: dict[int, tuple[int, int]] = {}  # what runs: its end as estimated, and its size
     free, done, coming = slots, [], list(reversed(jobs))
     while coming or endings:
-        now = min(coming[-1].submit_s if coming else endings[0][0], endings[0][0] if endings else coming[-1].submit_s)
+        now = min(
+            coming[-1].submit_s if coming else endings[0][0],
+            endings[0][0] if endings else coming[-1].submit_s,
+        )
         while endings and endings[0][0] == now:
             _, _, job = heapq.heappop(endings)
             del planned[job.id]

@@ -22,11 +22,11 @@ import picture
 import reference
 from joblog import Job
 from outcome import Outcome, Ran, judge
-from replay import Fleet, Policy, Replay, timed
 from rich.console import Console
 
 from gangq import schema
 from gangq.embedded import Server, find_binaries
+from simulator import Fleet, Policy, Replay, timed
 
 LOAD, SEED = 1.06, 1
 STRETCH, STRETCH_SEED = 10.0, 1
@@ -64,7 +64,9 @@ CASES = {
 }
 
 
-def play(server: Server, case: Case, jobs: Sequence[Job], fleet: Fleet, console: Console) -> tuple[Outcome, list[Ran]]:
+def play(
+    server: Server, case: Case, jobs: Sequence[Job], fleet: Fleet, console: Console
+) -> tuple[Outcome, list[Ran]]:
     """One case, in a database of its own."""
     said = time.monotonic()
 
@@ -72,7 +74,9 @@ def play(server: Server, case: Case, jobs: Sequence[Job], fleet: Fleet, console:
         nonlocal said
         if time.monotonic() - said > _SAY_EVERY_S:
             said = time.monotonic()
-            console.print(f"  {case.name}: {done} of {len(jobs)} jobs, day {at_s / 86400:.1f}", highlight=False)
+            console.print(
+                f"  {case.name}: {done} of {len(jobs)} jobs, day {at_s / 86400:.1f}", highlight=False
+            )
 
     name = f"simulation_{time.monotonic_ns()}"
     replay = Replay(server.create_database(name, template=TEMPLATE), fleet, case.policy)
@@ -88,19 +92,28 @@ def play(server: Server, case: Case, jobs: Sequence[Job], fleet: Fleet, console:
 
 def textbook(case: Case, jobs: Sequence[Job], fleet: Fleet) -> Outcome:
     """The same case by the textbook; only first come, first served is one."""
-    return judge(f"{case.name}, textbook", reference.simulate(case.log(jobs), fleet.slots, case.policy.reservations), fleet.slots)
+    ran = reference.simulate(case.log(jobs), fleet.slots, case.policy.reservations)
+    return judge(f"{case.name}, textbook", ran, fleet.slots)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("log", nargs="?", type=Path, help="a job log: .csv (see joblog.py) or SWF [generated]")
-    parser.add_argument("--jobs", type=int, default=5000, help="how many to generate, or the first so many of the log")
+    parser.add_argument(
+        "log", nargs="?", type=Path, help="a job log: .csv (see joblog.py) or SWF [generated]"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=5000, help="how many to generate, or the first so many of the log"
+    )
     parser.add_argument("--seed", type=int, default=SEED, help="of the generated log")
-    parser.add_argument("--load", type=float, default=LOAD, help="what it asks for, 1 is all that the fleet can do")
+    parser.add_argument(
+        "--load", type=float, default=LOAD, help="what it asks for, 1 is all that the fleet can do"
+    )
     parser.add_argument("--hosts", type=int, default=Fleet.hosts)
     parser.add_argument("--slots-per-host", type=int, default=Fleet.slots_per_host)
-    parser.add_argument("--only", nargs="+", metavar="CASE", choices=list(CASES), default=list(CASES), help=", ".join(CASES))
+    parser.add_argument(
+        "--only", nargs="+", metavar="CASE", choices=list(CASES), default=list(CASES), help=", ".join(CASES)
+    )
     parser.add_argument("--textbook", action="store_true", help="only the textbook's algorithm, in seconds")
     parser.add_argument("--out", type=Path, default=_RESULTS)
     return parser.parse_args(argv)
@@ -122,7 +135,9 @@ def main(argv: list[str] | None = None) -> int:
     source = options.log.name if options.log else f"Lublin-Feitelson, seed {options.seed}"
     title = f"{source}: {len(jobs)} jobs on {fleet.slots} slots, offered load {joblog.load(jobs, fleet.slots):.2f}"
     console.print(title, highlight=False)
-    outcomes = [textbook(case, jobs, fleet) for case in cases if case.policy.order == "fifo" and not case.policy.learn]
+    outcomes = [
+        textbook(case, jobs, fleet) for case in cases if case.policy.order == "fifo" and not case.policy.learn
+    ]
     stem = options.out / time.strftime("simulation-%Y%m%d-%H%M%S")
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.textbook:
@@ -148,9 +163,11 @@ def _write_runs(path: Path, case: Case, ran: Sequence[Ran]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("policy", "id", "submit_s", "start_s", "end_s", "size", "estimate_s", "displaced"))
-        writer.writerows(
-            (case.name, r.job.id, r.job.submit_s, r.start_s, r.end_s, r.job.size, r.job.estimate_s, r.displaced) for r in ran
-        )
+        for r in ran:
+            job = r.job
+            writer.writerow(
+                (case.name, job.id, job.submit_s, r.start_s, r.end_s, job.size, job.estimate_s, r.displaced)
+            )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -47,7 +48,9 @@ def test_sizes_of_parallel_jobs_follow_the_two_uniform_distributions(jobs: list[
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (2, 8), (16, 64), (145, 256)])
-def test_run_times_are_short_or_long_in_the_mixture_that_their_size_gives(jobs: list[Job], least: int, most: int) -> None:
+def test_run_times_are_short_or_long_in_the_mixture_that_their_size_gives(
+    jobs: list[Job], least: int, most: int
+) -> None:
     mine = [job for job in jobs if least <= job.size <= most]
     short = statistics.fmean(
         min(1.0, max(0.0, lublin.SHORT_SHARE + lublin.SHORT_SHARE_PER_SLOT * job.size)) for job in mine
@@ -66,8 +69,8 @@ def test_more_jobs_come_by_day_than_by_night() -> None:
 
 def test_gaps_between_arrivals_in_the_clock_of_people_are_the_models() -> None:
     jobs = lublin.generate(20_000, SLOTS, 1.0, seed=5)
-    gaps = [max(1, b.submit_s - a.submit_s) for a, b in zip(jobs, jobs[1:], strict=False)]
-    # The daily cycle and the scale to a load move the mean of the logarithm; its spread is the gamma's, and some more.
+    gaps = [max(1, b.submit_s - a.submit_s) for a, b in itertools.pairwise(jobs)]
+    # The daily cycle and the scale to a load move the mean of the logarithm; its spread is the gamma's and more.
     shape, scale = lublin.GAP
     spread = statistics.stdev(math.log(gap) for gap in gaps)
     assert scale * math.sqrt(shape) < spread < 1.5 * scale * math.sqrt(shape)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import joblog
 import lublin
 import pytest
-import reference
-import simulate
 from joblog import Job
 from outcome import Outcome, Ran, judge, most_at_once
-from replay import Fleet, Policy, Replay
 
 from gangq.embedded import Server
+from simulator import Fleet, Policy, Replay
 
 FLEET = Fleet(8, 4)
 
@@ -57,7 +52,9 @@ def test_a_replay_decides_the_same_every_time(server: Server, template: str, job
     assert first.starts() == second.starts()
 
 
-def test_what_outruns_its_estimate_is_stopped_there_and_its_slots_are_given_on(server: Server, template: str) -> None:
+def test_what_outruns_its_estimate_is_stopped_there_and_its_slots_are_given_on(
+    server: Server, template: str
+) -> None:
     log = [Job(1, 0, 1000, 300, 32), Job(2, 10, 50, 50, 32), Job(3, 20, 90, 40, 1)]
     played = Played(server, template, FLEET, Policy(4), log)
     assert [(r.job.id, r.start_s, r.end_s, r.outran) for r in played.ran] == [
@@ -68,10 +65,20 @@ def test_what_outruns_its_estimate_is_stopped_there_and_its_slots_are_given_on(s
 
 
 def test_a_log_with_users_queues_and_priorities_is_replayed_with_them(server: Server, template: str) -> None:
-    log = [Job(1, 0, 100, 100, 32), Job(2, 1, 100, 100, 32, "ada", "a"), Job(3, 2, 100, 100, 32, "bob", "b", priority=5)]
-    assert Played(server, template, FLEET, Policy(4, order="priority"), log).starts() == {1: 0, 3: 100, 2: 200}
+    log = [
+        Job(1, 0, 100, 100, 32),
+        Job(2, 1, 100, 100, 32, "ada", "a"),
+        Job(3, 2, 100, 100, 32, "bob", "b", priority=5),
+    ]
+    assert Played(server, template, FLEET, Policy(4, order="priority"), log).starts() == {
+        1: 0,
+        3: 100,
+        2: 200,
+    }
 
 
-def test_a_job_that_the_fleet_cannot_hold_is_refused_before_anything_runs(server: Server, template: str) -> None:
+def test_a_job_that_the_fleet_cannot_hold_is_refused_before_anything_runs(
+    server: Server, template: str
+) -> None:
     with pytest.raises(ValueError, match=r"jobs \[7\] need more than the fleet's 32 slots"):
         Played(server, template, FLEET, Policy(4), [Job(7, 0, 1, 1, 33)])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-
 from joblog import Job
 from outcome import Ran
 
@@ -53,7 +52,9 @@ class Replay:
     def close(self) -> None:
         self._conn.close()
 
-    def run(self, jobs: Sequence[Job], progress: Callable[[int, float], None] = lambda done, at_s: None) -> list[Ran]:
+    def run(
+        self, jobs: Sequence[Job], progress: Callable[[int, float], None] = lambda done, at_s: None
+    ) -> list[Ran]:
         """Play it to its end; `progress` is told how many jobs have ended, and the log's time."""
         too_large = [job.id for job in jobs if job.size > self._fleet.slots]
         if too_large:
@@ -69,7 +70,11 @@ class Replay:
         while coming or ending or wake is not None:
             now = min(
                 moment
-                for moment in (coming[-1].submit_s if coming else None, ending[0][0] if ending else None, wake)
+                for moment in (
+                    coming[-1].submit_s if coming else None,
+                    ending[0][0] if ending else None,
+                    wake,
+                )
                 if moment is not None
             )
             ended: list[int] = []
@@ -106,7 +111,9 @@ class Replay:
     def _prepare(self, queues: list[str]) -> None:
         self._conn.execute(_STAGE.read_bytes())
         for queue in queues:
-            self._conn.execute("select gangq.set_queue(name => %s, policy => %s)", (queue, self._policy.order))
+            self._conn.execute(
+                "select gangq.set_queue(name => %s, policy => %s)", (queue, self._policy.order)
+            )
         self._conn.execute("update gangq.settings set reservations = %s", (self._policy.reservations,))
         fleet = (self._fleet.hosts, self._fleet.slots_per_host, queues)
         self._conn.execute("select simulation.fleet(%s, %s, %s)", fleet)
@@ -125,7 +132,9 @@ class Replay:
         return row
 
 
-def timed(replay: Replay, jobs: Sequence[Job], progress: Callable[[int, float], None]) -> tuple[list[Ran], float]:
+def timed(
+    replay: Replay, jobs: Sequence[Job], progress: Callable[[int, float], None]
+) -> tuple[list[Ran], float]:
     """The schedule, and the real seconds it took."""
     began = time.monotonic()
     return replay.run(jobs, progress), time.monotonic() - began
