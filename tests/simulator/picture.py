@@ -13,6 +13,8 @@ HEADINGS = (
     "policy", "utilisation", "slowdown", "wait, s", "longest wait, s",
     "largest gangs: slowdown", "wait, s", "longest wait, s", "outran", "displaced",
 )  # fmt: skip
+BOOK = ", textbook"
+"""How the textbook's schedule under the same policy is named: drawn paler."""
 _COLOURS = ("#7f7f7f", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 
 
@@ -71,32 +73,35 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
         (
             "average wait by slots, hours",
             [(size, [o.by_class[size].wait_s / 3600 for o in outcomes]) for size in sizes],
-            "",
+            "{:,.0f}",
         ),
     ]
-    bar, gap, tall, top = 26, 24, 240, 70
+    bar, gap, tall, top = 20, 20, 240, 100
+    kinds = list(dict.fromkeys(outcome.policy.removesuffix(BOOK) for outcome in outcomes))
+    fills = [
+        f'fill="{_COLOURS[kinds.index(outcome.policy.removesuffix(BOOK)) % len(_COLOURS)]}"'
+        + ' fill-opacity="0.45"' * outcome.policy.endswith(BOOK)
+        for outcome in outcomes
+    ]
     drawn: list[str] = []
     left = 20
     for heading, groups, form in panels:
         most = max((value for _, values in groups for value in values), default=0) or 1
-        drawn.append(_text(left, top - 22, heading, 13, bold=True))
+        drawn.append(_text(left, 52, heading, 13, bold=True))
+        right = left + 9 * len(heading)
         for name, values in groups:
             for n, value in enumerate(values):
                 high = tall * value / most
                 x, y = left + n * bar, top + tall - high
-                colour = _COLOURS[n % len(_COLOURS)]
-                drawn.append(
-                    f'<rect x="{x}" y="{y:.1f}" width="{bar - 4}" height="{high:.1f}" fill="{colour}"/>'
-                )
-                if form:
-                    drawn.append(_text(x + (bar - 4) / 2, y - 4, form.format(value), 9, middle=True))
+                drawn.append(f'<rect x="{x}" y="{y:.1f}" width="{bar - 4}" height="{high:.1f}" {fills[n]}/>')
+                drawn.append(_text(x + bar - 8, y - 4, form.format(value), 10, upright=True))
             wide = len(values) * bar
             drawn.append(_text(left + wide / 2, top + tall + 16, name, 11, middle=True))
             left += wide + gap
-        left += gap
+        left = max(left, right) + gap
     for n, outcome in enumerate(outcomes):
         y = top + tall + 36 + 18 * n
-        drawn.append(f'<rect x="20" y="{y}" width="12" height="12" fill="{_COLOURS[n % len(_COLOURS)]}"/>')
+        drawn.append(f'<rect x="20" y="{y}" width="12" height="12" {fills[n]}/>')
         drawn.append(_text(38, y + 10, outcome.policy, 12))
     high = top + tall + 50 + 18 * len(outcomes)
     return "\n".join(
@@ -111,6 +116,16 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
     )
 
 
-def _text(x: float, y: float, words: str, size: int, *, bold: bool = False, middle: bool = False) -> str:
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    size: int,
+    *,
+    bold: bool = False,
+    middle: bool = False,
+    upright: bool = False,
+) -> str:
     style = ' font-weight="bold"' * bold + ' text-anchor="middle"' * middle
+    style += f' transform="rotate(-90 {x:.1f} {y:.1f})"' * upright
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{style}>{escape(words)}</text>'

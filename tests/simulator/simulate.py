@@ -93,7 +93,7 @@ def play(
 def textbook(case: Case, jobs: Sequence[Job], fleet: Fleet) -> Outcome:
     """The same case by the textbook; only first come, first served is one."""
     ran = reference.simulate(case.log(jobs), fleet.slots, case.policy.reservations)
-    return judge(f"{case.name}, textbook", ran, fleet.slots)
+    return judge(case.name + picture.BOOK, ran, fleet.slots)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
