@@ -48,6 +48,7 @@ class Replay:
     def __init__(self, dsn: str, fleet: Fleet, policy: Policy) -> None:
         self._conn = psycopg.connect(dsn, autocommit=True)
         self._fleet, self._policy = fleet, policy
+        self._jobs: dict[int, Job] = {}
 
     def close(self) -> None:
         self._conn.close()
@@ -62,7 +63,7 @@ class Replay:
         self._prepare(sorted({job.queue for job in jobs}))
         coming = list(reversed(jobs))
         ending: list[tuple[int, int, bool]] = []  # when, gang, whether at its budget
-        jobs_of: dict[int, Job] = {}
+        jobs_of = self._jobs
         began: dict[int, int] = {}
         displaced: dict[int, int] = {}
         done: list[Ran] = []
@@ -103,6 +104,11 @@ class Replay:
         if len(done) != len(jobs):
             raise RuntimeError(f"{len(jobs) - len(done)} of {len(jobs)} jobs were never placed")
         return done
+
+    def promises(self) -> dict[int, float]:
+        """The first planned start of each job that was ever given one, in the log's seconds."""
+        rows = self._conn.execute("select gang_id, starts_s from simulation.promises").fetchall()
+        return {self._jobs[gang].id: starts_s for gang, starts_s in rows}
 
     def violations(self) -> list[Any]:
         """Broken invariants; there are none."""

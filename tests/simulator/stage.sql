@@ -7,6 +7,13 @@ insert into simulation.clock values ('2030-01-01 00:00:00+00');
 create or replace function gangq.now() returns timestamptz language sql volatile as
 $$ select at from simulation.clock $$;
 
+-- The first planned start that each gang was given.
+create table simulation.promises (
+  gang_id bigint primary key,
+  place integer not null,
+  starts_s double precision not null
+);
+
 create function simulation.fleet(hosts integer, slots integer, queues text[]) returns void language sql as $$
   select gangq.register_worker(name => 'w' || n, host => 'host' || n, queues => fleet.queues, kind => 'command', slots => fleet.slots)
   from generate_series(1, fleet.hosts) n
@@ -56,6 +63,7 @@ begin
   loop
     submitted := submitted || (select x.gang_id from gangq.submit_gang(task => 'work', size => g.size, queue => g.queue,
       priority => g.priority, budget_s => g.budget_s) x);
+    update gangq.live_gangs x set budget_s = g.budget_s where x.id = submitted[cardinality(submitted)] and x.budget_s is null;
     if g.submitter <> '' then
       update gangq.live_gangs x set submitter = g.submitter where x.id = submitted[cardinality(submitted)];
       update gangq.live_jobs x set submitter = g.submitter where x.gang_id = submitted[cardinality(submitted)];
@@ -73,6 +81,8 @@ begin
     perform gangq.claim(incarnation => i.id, max_jobs => 1)
     from (select distinct m.incarnation as id from gangq.live_jobs m where m.state = 'reserved' order by 1) i;
   end loop;
+  insert into simulation.promises (gang_id, place, starts_s)
+  select p.gang_id, p.place, step.seconds + extract(epoch from p.starts_at - t) from gangq.plans p on conflict do nothing;
   started := array(select x.id from gangq.live_gangs x where x.state = 'running' and x.go_at = t order by x.id);
   wake_s := (select extract(epoch from min(x.not_before) - t) from gangq.live_gangs x where x.state = 'blocked' and x.not_before > t);
   return next;

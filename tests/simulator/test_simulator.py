@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import lublin
 import pytest
+import reference
 from joblog import Job
 from outcome import Outcome, Ran, judge, most_at_once
 
@@ -22,6 +26,7 @@ class Played:
         try:
             self.ran: list[Ran] = replay.run(jobs)
             self.violations = replay.violations()
+            self.promises = replay.promises()
         finally:
             replay.close()
             server.drop_database(name)
@@ -33,23 +38,70 @@ class Played:
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
-    return lublin.generate(120, FLEET.slots, 1.1, seed=4)
+    return lublin.generate(80, FLEET.slots, 1.3, seed=4)
 
 
-@pytest.mark.parametrize("reservations", [0, 4])
+@pytest.fixture(scope="module")
+def played(server: Server, template: str, jobs: list[Job]) -> Callable[[int], Played]:
+    """The log with so many planned starts, played once."""
+    return functools.cache(lambda reservations: Played(server, template, FLEET, Policy(reservations), jobs))
+
+
+@pytest.mark.parametrize("reservations", [0, 1, 4])
 def test_every_job_of_a_log_runs_once_and_to_its_end_and_no_slot_is_given_twice(
-    server: Server, template: str, jobs: list[Job], reservations: int
+    played: Callable[[int], Played], jobs: list[Job], reservations: int
 ) -> None:
-    played = Played(server, template, FLEET, Policy(reservations), jobs)
-    assert played.violations == []
-    assert sorted(r.job.id for r in played.ran) == [job.id for job in jobs]
-    assert all(r.end_s - r.start_s == r.job.run_s and r.start_s >= r.job.submit_s for r in played.ran)
-    assert FLEET.slots // 2 < most_at_once(played.ran) <= FLEET.slots
+    mine = played(reservations)
+    assert mine.violations == []
+    assert sorted(r.job.id for r in mine.ran) == [job.id for job in jobs]
+    assert all(r.end_s - r.start_s == r.job.run_s and r.start_s >= r.job.submit_s for r in mine.ran)
+    assert FLEET.slots // 2 < most_at_once(mine.ran) <= FLEET.slots
 
 
-def test_a_replay_decides_the_same_every_time(server: Server, template: str, jobs: list[Job]) -> None:
-    first, second = (Played(server, template, FLEET, Policy(4), jobs[:40]) for _ in range(2))
-    assert first.starts() == second.starts()
+def test_without_planned_starts_it_is_the_textbooks_best_effort_to_the_second(
+    played: Callable[[int], Played], jobs: list[Job]
+) -> None:
+    book = {r.job.id: r.start_s for r in reference.simulate(jobs, FLEET.slots, 0)}
+    assert played(0).starts() == book
+
+
+@pytest.mark.parametrize("reservations", [1, 4])
+def test_when_estimates_are_exact_every_gang_starts_when_it_was_first_promised_or_sooner(
+    played: Callable[[int], Played], reservations: int
+) -> None:
+    mine = played(reservations)
+    late = {
+        job: (starts_s, mine.promises[job])
+        for job, starts_s in mine.starts().items()
+        if job in mine.promises and starts_s > mine.promises[job] + 1
+    }
+    assert len(mine.promises) >= 5
+    assert late == {}
+
+
+def test_a_large_gang_behind_a_stream_of_small_ones_starts_with_a_planned_start_and_starves_without(
+    server: Server, template: str
+) -> None:
+    stream = [Job(n, 5 * n, 100, 100, 2) for n in range(1, 31)]
+    log = sorted([*stream, Job(100, 52, 100, 100, 32)], key=lambda job: job.submit_s)
+    starts = {k: Played(server, template, FLEET, Policy(k), log).starts()[100] for k in (0, 1)}
+    assert starts[0] > stream[-1].submit_s
+    assert starts[1] == 150  # the last of those before it has ended
+
+
+def test_a_small_gang_behind_a_stream_of_large_ones_waits_for_none_that_came_after_it(
+    server: Server, template: str
+) -> None:
+    stream = [Job(n, 10 * n, 100, 100, 31) for n in range(1, 12)]
+    log = sorted([*stream, Job(100, 25, 500, 500, 2)], key=lambda job: job.submit_s)
+    for reservations in (0, 4):
+        assert Played(server, template, FLEET, Policy(reservations), log).starts()[100] == 210
+
+
+def test_a_replay_decides_the_same_every_time(
+    played: Callable[[int], Played], server: Server, template: str, jobs: list[Job]
+) -> None:
+    assert Played(server, template, FLEET, Policy(4), jobs).starts() == played(4).starts()
 
 
 def test_what_outruns_its_estimate_is_stopped_there_and_its_slots_are_given_on(
