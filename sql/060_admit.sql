@@ -206,6 +206,9 @@ declare
   plan_gpus integer[] := '{}'; plan_ends timestamptz[] := '{}';
   plan_after timestamptz[] := array_fill(b.t, array[coalesce(cardinality(b.kind_ids), 0)]);
   planned record;
+  -- what this pass has placed, until it goes to the board: its ends count for planned starts like those of what runs
+  began_job bigint[] := '{}'; began_worker integer[] := '{}'; began_slots integer[] := '{}'; began_memory bigint[] := '{}';
+  began_mcpus bigint[] := '{}'; began_gpus integer[] := '{}'; began_ends timestamptz[] := '{}';
   -- queues, with what this pass has placed
   used_gangs bigint[] := b.used_gangs;
   used_jobs bigint[] := b.used_jobs;
@@ -555,6 +558,17 @@ begin
       d.action := 'wait';
       d.gate := 'capacity';
       if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
+        if began_job <> '{}' then
+          b.held_job := b.held_job || began_job;
+          b.held_worker := b.held_worker || began_worker;
+          b.held_slots := b.held_slots || began_slots;
+          b.held_memory := b.held_memory || began_memory;
+          b.held_mcpus := b.held_mcpus || began_mcpus;
+          b.held_gpus := b.held_gpus || began_gpus;
+          b.held_ends := b.held_ends || began_ends;
+          began_job := '{}'; began_worker := '{}'; began_slots := '{}'; began_memory := '{}'; began_mcpus := '{}';
+          began_gpus := '{}'; began_ends := '{}';
+        end if;
         select p.* into planned from gangq.plan_start(b, k, counts, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
           plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends, plan_after[k]) p;
         if planned.seats is null then
@@ -612,13 +626,23 @@ begin
       slots[w] := slots[w] - 1;
       memory[w] := memory[w] - b.shape_memory[shape];
       mcpus[w] := mcpus[w] - b.shape_mcpus[shape];
+      if b.reservations > 0 then
+        -- Who holds the devices: a number that no job has, once for the gang.
+        began_job := began_job || case when i = 1 then b.gang_ids[g] + 1152921504606846976 else 0 end;
+        began_worker := began_worker || w;
+        began_slots := began_slots || 1;
+        began_memory := began_memory || b.shape_memory[shape];
+        began_mcpus := began_mcpus || b.shape_mcpus[shape];
+        began_gpus := began_gpus || b.shape_gpus[shape];
+        began_ends := began_ends || b.t + make_interval(secs => b.gang_estimate[g]);
+      end if;
       if b.shape_gpus[shape] > 0 then
         taken := 0;
         for e in b.device_first[w] .. b.device_first[w + 1] - 1 loop
           exit when taken = b.shape_gpus[shape];
           if held[e] = 0 and b.device_vram[e] >= b.shape_vram[shape]
             and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[e])) then
-            held[e] := -1;
+            held[e] := b.gang_ids[g] + 1152921504606846976;
             d.devices := d.devices || b.device_ids[e];
             taken := taken + 1;
           end if;

@@ -79,6 +79,13 @@ def test_when_estimates_are_exact_every_gang_starts_when_it_was_first_promised_o
     assert late == {}
 
 
+def test_a_gang_that_waits_for_what_the_same_pass_started_gets_a_planned_start_too(
+    server: Server, template: str
+) -> None:
+    log = [Job(1, 0, 100, 100, 20), Job(2, 0, 50, 50, 32), Job(3, 0, 500, 500, 1), Job(4, 0, 100, 100, 12)]
+    assert Played(server, template, FLEET, Policy(1), log).starts() == {1: 0, 2: 100, 3: 150, 4: 0}
+
+
 def test_a_large_gang_behind_a_stream_of_small_ones_starts_with_a_planned_start_and_starves_without(
     server: Server, template: str
 ) -> None:
