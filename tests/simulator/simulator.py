@@ -120,7 +120,7 @@ class Replay:
             self._conn.execute(
                 "select gangq.set_queue(name => %s, policy => %s)", (queue, self._policy.order)
             )
-        self._conn.execute("update gangq.settings set reservations = %s", (self._policy.reservations,))
+        self._conn.execute("select gangq.configure(reservations => %s)", (self._policy.reservations,))
         fleet = (self._fleet.hosts, self._fleet.slots_per_host, queues)
         self._conn.execute("select simulation.fleet(%s, %s, %s)", fleet)
 

@@ -63,7 +63,6 @@ begin
   loop
     submitted := submitted || (select x.gang_id from gangq.submit_gang(task => 'work', size => g.size, queue => g.queue,
       priority => g.priority, budget_s => g.budget_s) x);
-    update gangq.live_gangs x set budget_s = g.budget_s where x.id = submitted[cardinality(submitted)] and x.budget_s is null;
     if g.submitter <> '' then
       update gangq.live_gangs x set submitter = g.submitter where x.id = submitted[cardinality(submitted)];
       update gangq.live_jobs x set submitter = g.submitter where x.gang_id = submitted[cardinality(submitted)];

@@ -38,7 +38,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
-    return lublin.generate(80, FLEET.slots, 1.3, seed=4)
+    return lublin.generate(60, FLEET.slots, 1.5, seed=4)
 
 
 @pytest.fixture(scope="module")
