@@ -180,8 +180,12 @@ begin
 end $$;
 comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues and what each holds, children included.';
 
+-- These plan anew each time: how much waits and how many workers there are decides the plan, and a generic one that
+-- suits three hosts takes seconds for five thousand.
+--
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
@@ -262,7 +266,8 @@ begin
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
-create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   queues text[] := array(select distinct b.queue_names[k] from unnest(b.kind_queue) as k);
@@ -353,34 +358,43 @@ comment on function gangq.look_at_workers(gangq.board) is
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 begin
   select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
     array_agg(x.gpus), array_agg(x.ends)
   into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
   from (
-    select coalesce(j.gang_id, -j.id) as unit, j.id as job, w.n::integer as worker, 1 as slots, s.memory_mb as memory,
+    -- One estimate for all that are alike.
+    with placed as materialized (
+      select j.id, j.gang_id, j.state, j.told_at, j.claimed_at, j.budget_s, w.n::integer as worker, j.shape_id
+      from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
+    ),
+    estimates as materialized (
+      select k.shape_id, k.budget_s, gangq.estimate_s(s.queue, s.task, s.gpus::integer, k.budget_s) as s,
+        coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
+      from (select distinct p.shape_id, p.budget_s from placed p) k join gangq.shapes s on s.id = k.shape_id cross join gangq.settings c
+    )
+    select coalesce(j.gang_id, -j.id) as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
       (s.cpus * 1000)::bigint as mcpus, s.gpus::integer as gpus,
       case
         when j.state = 'preempting' then greatest(j.told_at + make_interval(secs => c.grace_s), b.t + interval '1 s')
         else (
           select case when z.from_at + make_interval(secs => e.s) > b.t then z.from_at + make_interval(secs => e.s)
             else greatest(z.from_at + make_interval(secs => e.most), b.t + interval '30 s') end
-          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z
-          cross join (select gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s) as s,
-            coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most) e) end as ends
-    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
+          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z) end as ends
+    from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
     join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
     where not (s.plain and j.gang_id is null)
     union all
     -- Plain jobs share slots: together they are as many slots as they take, until the last of them ends.
-    select 0, 0, w.n::integer, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
-      max(greatest(j.claimed_at + make_interval(secs => gangq.estimate_s(s.queue, s.task, 0, j.budget_s)), b.t + interval '1 s'))
-    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
-    join gangq.live_jobs j on j.incarnation = w.id join gangq.shapes s on s.id = j.shape_id
+    select 0, 0, j.worker, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
+      max(greatest(j.claimed_at + make_interval(secs => e.s), b.t + interval '1 s'))
+    from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
+    join gangq.incarnations i on i.id = b.worker_ids[j.worker] join gangq.shapes s on s.id = j.shape_id
     where s.plain and j.gang_id is null
-    group by w.n
+    group by j.worker
     order by 1, 2, 3) x;
   select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),
     array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost)
