@@ -239,7 +239,10 @@ begin
     select z.kind_id, z.budget_s, (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))::float8
       from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = z.kind_id) as s
-    from (select distinct g.kind_id, g.budget_s from unnest(waiting) as w(id) join gangq.live_gangs g on g.id = w.id) z
+    from (
+      -- One after another by its key: how many wait makes no difference to what is read.
+      select distinct g.kind_id, g.budget_s from unnest(waiting) as w(id)
+      cross join lateral (select y.kind_id, y.budget_s from gangq.live_gangs y where y.id = w.id offset 0) g) z
   )
   select array_agg(x.id), array_agg(x.kind), array_agg(x.priority), array_agg(x.order_key), array_agg(x.submitter), array_agg(x.estimate),
     array_agg(x.missing), array_agg(x.mates), array_agg(x.preempting)
@@ -258,7 +261,7 @@ begin
           from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
           where r.kind_id = g.kind_id group by r.ordinal) y) end as mates,
       exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) as preempting
-    from unnest(waiting) as w(id) join gangq.live_gangs g on g.id = w.id
+    from unnest(waiting) as w(id) cross join lateral (select y.* from gangq.live_gangs y where y.id = w.id offset 0) g
     join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = g.kind_id
     join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
     order by g.order_key, g.id) x;
