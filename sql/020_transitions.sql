@@ -45,6 +45,7 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('running', 'preempted', 'reap_expired', 'gangq_worker', 'crash'),
   ('running', 'preempting', 'preempt_gang', 'gangq_worker', 'refund'),
   ('running', 'preempting', 'cancel', 'gangq_submitter', 'nothing'),
+  ('running', 'preempting', 'displace_job', 'gangq_admin', 'nothing'),
   ('preempting', 'preempted', 'ack_preempted', 'gangq_worker', 'nothing'),
   ('preempting', 'preempted', 'reap_expired', 'gangq_worker', 'nothing'),
   ('preempting', 'done', 'complete', 'gangq_worker', 'nothing'),
