@@ -116,6 +116,40 @@ end $$;
 comment on function gangq.spare_beside(gangq.board, timestamptz, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], jsonb[], timestamptz[]) is
   'Internal. What is free for a gang that would run until ends_at, and what it must leave for planned starts before that.';
 
+create function gangq.lies_below(b gangq.board, queue integer, ancestor integer) returns boolean language plpgsql immutable set search_path = '' as $$
+declare
+  q integer := lies_below.queue;
+begin
+  while q is not null and q <> lies_below.ancestor loop
+    q := b.queue_parent[q];
+  end loop;
+  return q is not null;
+end $$;
+comment on function gangq.lies_below(gangq.board, integer, integer) is 'Internal. Whether a queue is the other one or in its subtree.';
+
+create function gangq.covered_by(
+  b gangq.board, queue integer, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
+  used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[]
+) returns integer language plpgsql immutable set search_path = '' as $$
+declare
+  q integer := covered_by.queue;
+begin
+  while q is not null loop
+    if b.queue_guaranteed[q] is not null and (
+      select bool_and(x.used + x.asked <= x.most)
+      from (values ((b.queue_guaranteed[q] ->> 'jobs')::numeric, used_jobs[q], jobs), ((b.queue_guaranteed[q] ->> 'gpus')::numeric, used_gpus[q], gpus),
+        ((b.queue_guaranteed[q] ->> 'memory_mb')::numeric, used_memory[q], memory),
+        ((b.queue_guaranteed[q] ->> 'cpus')::numeric * 1000, used_mcpus[q], mcpus)) as x(most, used, asked)
+      where x.most is not null and x.asked > 0) then
+      return q;
+    end if;
+    q := b.queue_parent[q];
+  end loop;
+  return null;
+end $$;
+comment on function gangq.covered_by(gangq.board, integer, bigint, bigint, bigint, bigint, bigint[], bigint[], bigint[], bigint[]) is
+  'Internal. The nearest queue on the path that is guaranteed something of what is asked, and with it has no more than that; or null.';
+
 -- A queue that does not hold the gang too may lose what it has beyond its guarantee, and all of what it has none of.
 create function gangq.may_lose(
   b gangq.board, queue integer, own_path integer[], jobs bigint, gpus bigint, memory bigint, mcpus bigint,
@@ -143,8 +177,7 @@ comment on function gangq.may_lose(gangq.board, integer, integer[], bigint, bigi
 -- One that suffices, if there is one; else several: added one by one in the order of their cost until the gang fits, then
 -- each that turns out not to be needed is spared, the dearest first. Since more room never hurts, both are found by halving.
 create function gangq.choose_victims(
-  b gangq.board, gang integer, counts integer[], spare gangq.spare,
-  used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[],
+  b gangq.board, gang integer, counts integer[], spare gangq.spare, claims_for integer,
   out victims bigint[], out seats integer[]
 ) language plpgsql immutable set search_path = '' set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -154,14 +187,10 @@ declare
   first_role integer := b.kind_first_role[k];
   roles integer := cardinality(choose_victims.counts);
   own_path integer[] := '{}';
-  claims_for integer;  -- the queue whose guarantee covers this gang
-  below integer[] := '{}';  -- queues in its subtree
   guards boolean := false;
-  need_jobs bigint := 0; need_gpus bigint := 0; need_memory bigint := 0; need_mcpus bigint := 0;
   stay_jobs bigint[] := b.used_jobs; stay_gpus bigint[] := b.used_gpus; stay_memory bigint[] := b.used_memory; stay_mcpus bigint[] := b.used_mcpus;
   u record;
   q integer;
-  shape integer;
   level integer;
   candidates bigint[] := '{}';  -- each alone, cheapest first
   together bigint[] := '{}';  -- all at once
@@ -176,37 +205,14 @@ declare
   mid integer;
   tries integer := 0;
 begin
-  for role in 1 .. roles loop
-    shape := b.role_shape[first_role + role - 1];
-    need_jobs := need_jobs + counts[role];
-    need_gpus := need_gpus + counts[role] * b.shape_gpus[shape];
-    need_memory := need_memory + counts[role] * b.shape_memory[shape];
-    need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
-  end loop;
   q := own;
   while q is not null loop
     own_path := own_path || q;
-    -- Covered: a guarantee names something that it needs, and with it there is no more of that than guaranteed.
-    if claims_for is null and b.queue_guaranteed[q] is not null and (
-      select bool_and(x.used + x.asked <= x.most)
-      from (values ((b.queue_guaranteed[q] ->> 'jobs')::numeric, used_jobs[q], need_jobs), ((b.queue_guaranteed[q] ->> 'gpus')::numeric, used_gpus[q], need_gpus),
-        ((b.queue_guaranteed[q] ->> 'memory_mb')::numeric, used_memory[q], need_memory),
-        ((b.queue_guaranteed[q] ->> 'cpus')::numeric * 1000, used_mcpus[q], need_mcpus)) as x(most, used, asked)
-      where x.most is not null and x.asked > 0) then
-      claims_for := q;
-    end if;
     q := b.queue_parent[q];
   end loop;
   if claims_for is null and coalesce((
     select min(x.priority) from unnest(b.unit_priority, b.unit_movable) as x(priority, movable) where x.movable), 1000) >= b.gang_priority[gang] then
     return;
-  end if;
-  if claims_for is not null then
-    for q in 1 .. cardinality(b.queue_names) loop
-      if q = claims_for or b.queue_parent[q] = any (below) then
-        below := below || q;
-      end if;
-    end loop;
   end if;
   guards := exists (select 1 from unnest(b.queue_guaranteed) as x where x is not null);
 
@@ -221,7 +227,7 @@ begin
       from unnest(b.held_unit, b.held_worker, b.held_memory, b.held_mcpus, b.held_gpus) as z(unit, worker, memory, mcpus, gpus)
       group by z.unit) h on h.unit = x.unit
     where x.leaving and guards or x.movable and not x.leaving and h.useful
-      and (x.priority < b.gang_priority[gang] or claims_for is not null and x.queue <> all (below))
+      and (x.priority < b.gang_priority[gang] or claims_for is not null and not gangq.lies_below(b, x.queue, claims_for))
     order by x.leaving desc, x.priority, x.lost, x.since desc, x.unit
   loop
     -- What is leaving is as good as gone for its queue.
@@ -371,10 +377,10 @@ begin
     victims := null;
   end if;
 end $$;
-comment on function gangq.choose_victims(gangq.board, integer, integer[], gangq.spare, bigint[], bigint[], bigint[], bigint[]) is
+comment on function gangq.choose_victims(gangq.board, integer, integer[], gangq.spare, integer) is
   'Internal. The units (gangs; solo jobs as their negative id) to tell to stop so that a gang that does not fit does, and its '
-  'seats then. {}: what is leaving already is enough; null: nobody may be, or it would not help. Of lower priority, or, if the '
-  'gang keeps its queue within its guarantee, of other queues above theirs; never one of a queue that would fall below its guarantee.';
+  'seats then. {}: what is leaving already is enough; null: nobody may be, or it would not help. Of lower priority, or, if a '
+  'queue''s guarantee covers the gang (claims_for), of other queues above theirs; never one of a queue that would fall below its guarantee.';
 
 create function gangq.need_of(b gangq.board, kind integer, counts integer[], seats integer[]) returns jsonb language sql immutable as $$
   select jsonb_agg(jsonb_build_array(w.worker, w.slots, w.memory, w.mcpus, w.gpus) order by w.worker)

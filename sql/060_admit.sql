@@ -240,6 +240,10 @@ declare
   refused integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);  -- in vain, at this priority
   refusals integer := 0;
   stops record;
+  covered integer;
+  beside timestamptz[];
+  plan_queue integer[] := '{}';
+  plan_owed boolean[] := '{}';
   started integer := 0;
   looked integer := 0;
   -- the quick way: hosts of one shape by the room they have, as linked lists; 0: end
@@ -587,9 +591,17 @@ begin
       end if;
       if b.queue_preempts[q] and b.gang_missing[g] is null and n > 0 and told < b.preemptions and refusals < 16
         and (refused[k] is null or b.gang_priority[g] > refused[k]) then
+        covered := gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus);
+        -- Who is owed its place does not wait for the planned start of one that only borrows.
+        beside := plan_starts;
+        for i in 1 .. cardinality(plans) loop
+          if covered is not null and not plan_owed[i] and not gangq.lies_below(b, plan_queue[i], covered) then
+            beside[i] := 'infinity';
+          end if;
+        end loop;
         select v.* into stops from gangq.choose_victims(b, g, counts, gangq.spare_beside(b,
           b.t + make_interval(secs => b.grace_s + b.gang_estimate[g]), slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
-          plans, plan_starts), used_jobs, used_gpus, used_memory, used_mcpus) v;
+          plans, beside), covered) v;
         if stops.victims is null then
           refused[k] := b.gang_priority[g];
           refusals := refusals + 1;
@@ -663,6 +675,8 @@ begin
             from jsonb_array_elements(planned.kept) with ordinality as v(value, n));
           plans := plans || planned.kept;
           plan_starts := plan_starts || planned.starts_at;
+          plan_queue := plan_queue || q;
+          plan_owed := plan_owed || (gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus) is not null);
           promised := true;
           quick_shape := 0;
           for hit in select v.value from jsonb_array_elements(planned.kept) as v loop
