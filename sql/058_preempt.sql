@@ -25,49 +25,80 @@ comment on type gangq.spare is
   'What is free in the middle of a pass, by worker (held: by device), and what of that must stay free. later: what planned '
   'starts up to that moment take of what ends until then; if it is free earlier, they still need it.';
 
-create function gangq.without(b gangq.board, units bigint[], spare gangq.spare) returns gangq.spare
+-- What a board's held entries of one unit are is a range: they are in the order of their units.
+create function gangq.first_held(b gangq.board, units bigint[]) returns integer[] language sql immutable as $$
+  select coalesce(array_agg(h.first order by u.n), '{}')
+  from unnest(first_held.units) with ordinality as u(unit, n)
+  join (select x.unit, min(x.n)::integer as first from unnest(b.held_unit) with ordinality as x(unit, n) group by x.unit) h on h.unit = u.unit
+$$;
+comment on function gangq.first_held(gangq.board, bigint[]) is 'Internal. Where on the board the holdings of each of these units begin.';
+
+create function gangq.without(b gangq.board, firsts integer[], spare gangq.spare) returns gangq.spare
 language plpgsql immutable set search_path = '' as $$
-#variable_conflict use_column
 declare
   r gangq.spare := without.spare;
+  slots integer[] := r.slots;
+  memory bigint[] := r.memory;
+  mcpus bigint[] := r.mcpus;
+  held bigint[] := r.held;
+  kept_slots integer[] := r.kept_slots;
+  kept_memory bigint[] := r.kept_memory;
+  kept_mcpus bigint[] := r.kept_mcpus;
+  kept_gpus integer[] := r.kept_gpus;
+  later_slots integer[] := r.later_slots;
+  later_memory bigint[] := r.later_memory;
+  later_mcpus bigint[] := r.later_mcpus;
+  later_gpus integer[] := r.later_gpus;
+  h integer;
+  w integer;
+  e integer;
+  gpus integer;
+  unit bigint;
+  job bigint;
+  n integer;
 begin
-  if units = '{}' then
-    return r;
-  end if;
-  select array_agg(x.slots + coalesce(f.slots, 0) order by x.n), array_agg(x.memory + coalesce(f.memory, 0) order by x.n),
-    array_agg(x.mcpus + coalesce(f.mcpus, 0) order by x.n),
-    array_agg(x.kept_slots + least(x.later_slots, coalesce(f.soon_slots, 0)) order by x.n),
-    array_agg(x.kept_memory + least(x.later_memory, coalesce(f.soon_memory, 0)) order by x.n),
-    array_agg(x.kept_mcpus + least(x.later_mcpus, coalesce(f.soon_mcpus, 0)) order by x.n),
-    array_agg(x.kept_gpus + least(x.later_gpus, coalesce(f.soon_gpus, 0)) order by x.n),
-    array_agg(x.later_slots - least(x.later_slots, coalesce(f.soon_slots, 0)) order by x.n),
-    array_agg(x.later_memory - least(x.later_memory, coalesce(f.soon_memory, 0)) order by x.n),
-    array_agg(x.later_mcpus - least(x.later_mcpus, coalesce(f.soon_mcpus, 0)) order by x.n),
-    array_agg(x.later_gpus - least(x.later_gpus, coalesce(f.soon_gpus, 0)) order by x.n)
-  into r.slots, r.memory, r.mcpus, r.kept_slots, r.kept_memory, r.kept_mcpus, r.kept_gpus,
-    r.later_slots, r.later_memory, r.later_mcpus, r.later_gpus
-  from unnest(r.slots, r.memory, r.mcpus, r.kept_slots, r.kept_memory, r.kept_mcpus, r.kept_gpus, r.later_slots, r.later_memory, r.later_mcpus, r.later_gpus)
-    with ordinality as x(slots, memory, mcpus, kept_slots, kept_memory, kept_mcpus, kept_gpus, later_slots, later_memory, later_mcpus, later_gpus, n)
-  left join (
-    select z.worker, sum(z.slots)::integer as slots, sum(z.memory)::bigint as memory, sum(z.mcpus)::bigint as mcpus,
-      coalesce(sum(z.slots) filter (where z.soon), 0)::integer as soon_slots, coalesce(sum(z.memory) filter (where z.soon), 0)::bigint as soon_memory,
-      coalesce(sum(z.mcpus) filter (where z.soon), 0)::bigint as soon_mcpus, coalesce(sum(z.gpus) filter (where z.soon), 0)::integer as soon_gpus
-    from (
-      select h.worker, h.slots, h.memory, h.mcpus, h.gpus, h.ends <= r.later_at[h.worker] as soon
-      from unnest(b.held_unit, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends)
-        as h(unit, worker, slots, memory, mcpus, gpus, ends)
-      where h.unit = any (without.units)) z
-    group by z.worker) f on f.worker = x.n;
-  r.held := array(
-    select case when j.job is not null then 0 else d.held end
-    from unnest(r.held) with ordinality as d(held, n)
-    left join (
-      select h.job from unnest(b.held_unit, b.held_job, b.held_gpus) as h(unit, job, gpus)
-      where h.gpus > 0 and h.unit = any (without.units)) j on j.job = d.held and d.held > 0
-    order by d.n);
+  foreach h in array firsts loop
+    unit := b.held_unit[h];
+    while b.held_unit[h] = unit loop
+      w := b.held_worker[h];
+      slots[w] := slots[w] + b.held_slots[h];
+      memory[w] := memory[w] + b.held_memory[h];
+      mcpus[w] := mcpus[w] + b.held_mcpus[h];
+      gpus := b.held_gpus[h];
+      if gpus > 0 then
+        job := b.held_job[h];
+        e := b.device_first[w];
+        while gpus > 0 and e < b.device_first[w + 1] loop
+          if held[e] = job then
+            held[e] := 0;
+            gpus := gpus - 1;
+          end if;
+          e := e + 1;
+        end loop;
+      end if;
+      -- A planned start counts on its end: from now until then that much more has to stay free.
+      if later_slots[w] > 0 and b.held_ends[h] <= r.later_at[w] then
+        n := least(later_slots[w], b.held_slots[h]);
+        kept_slots[w] := kept_slots[w] + n;
+        later_slots[w] := later_slots[w] - n;
+        kept_memory[w] := kept_memory[w] + least(later_memory[w], b.held_memory[h]);
+        later_memory[w] := later_memory[w] - least(later_memory[w], b.held_memory[h]);
+        kept_mcpus[w] := kept_mcpus[w] + least(later_mcpus[w], b.held_mcpus[h]);
+        later_mcpus[w] := later_mcpus[w] - least(later_mcpus[w], b.held_mcpus[h]);
+        n := least(later_gpus[w], b.held_gpus[h]);
+        kept_gpus[w] := kept_gpus[w] + n;
+        later_gpus[w] := later_gpus[w] - n;
+      end if;
+      h := h + 1;
+    end loop;
+  end loop;
+  r.slots := slots; r.memory := memory; r.mcpus := mcpus; r.held := held;
+  r.kept_slots := kept_slots; r.kept_memory := kept_memory; r.kept_mcpus := kept_mcpus; r.kept_gpus := kept_gpus;
+  r.later_slots := later_slots; r.later_memory := later_memory; r.later_mcpus := later_mcpus; r.later_gpus := later_gpus;
   return r;
 end $$;
-comment on function gangq.without(gangq.board, bigint[], gangq.spare) is 'Internal. What is free once these units are gone.';
+comment on function gangq.without(gangq.board, integer[], gangq.spare) is
+  'Internal. What is free once these units are gone, given by where their holdings begin.';
 
 create function gangq.seat_spare(b gangq.board, kind integer, counts integer[], spare gangq.spare) returns integer[]
 language sql immutable as $$
@@ -193,13 +224,15 @@ declare
   q integer;
   level integer;
   candidates bigint[] := '{}';  -- each alone, cheapest first
-  together bigint[] := '{}';  -- all at once
+  firsts integer[] := '{}';  -- where their holdings begin
+  together integer[] := '{}';  -- all at once, likewise
   base gangq.spare;
   rooms integer[] := '{}';
   got integer[];
   one bigint;
-  fixed bigint[] := '{}';
-  rest bigint[];
+  fixed integer[] := '{}';
+  rest integer[];
+  last integer;
   lo integer;
   hi integer;
   mid integer;
@@ -218,13 +251,13 @@ begin
 
   -- Who may be told to stop, cheapest first: priority, work lost, youngest.
   for u in
-    select x.unit, x.queue, x.priority, x.leaving, h.jobs, h.gpus, h.memory, h.mcpus
+    select x.unit, x.queue, x.leaving, h.first, h.jobs, h.gpus, h.memory, h.mcpus
     from unnest(b.unit_ids, b.unit_queue, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since)
       as x(unit, queue, priority, movable, leaving, lost, since)
     join (
-      select z.unit, count(*) as jobs, sum(z.gpus)::bigint as gpus, sum(z.memory)::bigint as memory, sum(z.mcpus)::bigint as mcpus,
-        bool_or(b.worker_open[z.worker]) as useful
-      from unnest(b.held_unit, b.held_worker, b.held_memory, b.held_mcpus, b.held_gpus) as z(unit, worker, memory, mcpus, gpus)
+      select z.unit, min(z.n)::integer as first, count(*) as jobs, sum(z.gpus)::bigint as gpus, sum(z.memory)::bigint as memory,
+        sum(z.mcpus)::bigint as mcpus, bool_or(b.worker_open[z.worker]) as useful
+      from unnest(b.held_unit, b.held_worker, b.held_memory, b.held_mcpus, b.held_gpus) with ordinality as z(unit, worker, memory, mcpus, gpus, n)
       group by z.unit) h on h.unit = x.unit
     where x.leaving and guards or x.movable and not x.leaving and h.useful
       and (x.priority < b.gang_priority[gang] or claims_for is not null and not gangq.lies_below(b, x.queue, claims_for))
@@ -244,18 +277,20 @@ begin
       continue when not gangq.may_lose(b, u.queue, own_path, u.jobs, u.gpus, u.memory, u.mcpus, stay_jobs, stay_gpus, stay_memory, stay_mcpus);
     end if;
     candidates := candidates || u.unit;
+    firsts := firsts || u.first;
   end loop;
   if candidates = '{}' then
     return;
   end if;
 
-  base := gangq.without(b, array(select x.unit from unnest(b.unit_ids, b.unit_leaving) as x(unit, leaving) where x.leaving), spare);
+  base := gangq.without(b, gangq.first_held(b, array(
+    select x.unit from unnest(b.unit_ids, b.unit_leaving) as x(unit, leaving) where x.leaving)), spare);
   seats := gangq.seat_spare(b, k, counts, base);
   if seats is not null then
     victims := '{}';
     return;
   end if;
-  if gangq.seat_spare(b, k, counts, gangq.without(b, candidates, base)) is null then
+  if gangq.seat_spare(b, k, counts, gangq.without(b, firsts, base)) is null then
     return;
   end if;
 
@@ -268,7 +303,7 @@ begin
     rooms := rooms || gangq.rooms(b, b.role_shape[first_role + role - 1], base.slots, base.memory, base.mcpus, base.held,
       base.kept_slots, base.kept_memory, base.kept_mcpus, base.kept_gpus);
   end loop;
-  for one in
+  for one, last in
     with worker as (
       select w.n, w.open, w.class, w.slots, w.memory, w.mcpus, coalesce(d.free, 0) - w.kept_gpus as gpus,
         case when level = 0 then '' when b.levels[level] = 'host' then b.hosts[w.host]
@@ -306,9 +341,9 @@ begin
       select g.unit, g.domain from gained g join now_free n on n.domain = g.domain and n.role = g.role
       group by g.unit, g.domain having bool_and(n.room + g.room >= n.asked)
     )
-    select c.unit from unnest(candidates) with ordinality as c(unit, n) where c.unit in (select e.unit from enough e) order by c.n limit 32
+    select c.unit, c.first from unnest(candidates, firsts) with ordinality as c(unit, first, n) where c.unit in (select e.unit from enough e) order by c.n limit 32
   loop
-    seats := gangq.seat_spare(b, k, counts, gangq.without(b, array[one], base));
+    seats := gangq.seat_spare(b, k, counts, gangq.without(b, array[last], base));
     if seats is not null then
       victims := array[one];
       return;
@@ -318,8 +353,8 @@ begin
   -- Several: as many as leave every queue its guarantee together, in the order of their cost.
   if guards then
     for u in
-      select x.unit, x.queue, h.jobs, h.gpus, h.memory, h.mcpus
-      from unnest(candidates) with ordinality as c(unit, n)
+      select c.first, x.queue, h.jobs, h.gpus, h.memory, h.mcpus
+      from unnest(candidates, firsts) with ordinality as c(unit, first, n)
       join unnest(b.unit_ids, b.unit_queue) as x(unit, queue) on x.unit = c.unit
       join (
         select z.unit, count(*) as jobs, sum(z.gpus)::bigint as gpus, sum(z.memory)::bigint as memory, sum(z.mcpus)::bigint as mcpus
@@ -327,7 +362,7 @@ begin
       order by c.n
     loop
       continue when not gangq.may_lose(b, u.queue, own_path, u.jobs, u.gpus, u.memory, u.mcpus, stay_jobs, stay_gpus, stay_memory, stay_mcpus);
-      together := together || u.unit;
+      together := together || u.first;
       q := u.queue;
       while q is not null loop
         stay_jobs[q] := stay_jobs[q] - u.jobs; stay_gpus[q] := stay_gpus[q] - u.gpus;
@@ -336,7 +371,7 @@ begin
       end loop;
     end loop;
   else
-    together := candidates;
+    together := firsts;
   end if;
   rest := together;
   seats := gangq.seat_spare(b, k, counts, gangq.without(b, rest, base));
@@ -359,22 +394,24 @@ begin
       end if;
     end loop;
     exit when hi = 0 or tries > 256;
-    one := rest[hi];
+    last := rest[hi];
     rest := rest[1 : hi - 1];
     if fixed = '{}' then
       -- Who holds nothing where it would now sit is spared at once.
       rest := array(
-        select c.unit from unnest(rest) with ordinality as c(unit, n)
-        where c.unit in (select h.unit from unnest(b.held_unit, b.held_worker) as h(unit, worker) where h.worker = any (seats))
+        select c.first from unnest(rest) with ordinality as c(first, n)
+        where b.held_unit[c.first] in (select h.unit from unnest(b.held_unit, b.held_worker) as h(unit, worker) where h.worker = any (seats))
         order by c.n);
     end if;
-    fixed := fixed || one;
+    fixed := fixed || last;
   end loop;
   -- The proof is for exactly these. After too many tries those not yet examined go as well.
-  victims := case when hi = 0 then fixed else fixed || rest end;
-  seats := gangq.seat_spare(b, k, counts, gangq.without(b, victims, base));
-  if seats is null then
-    victims := null;
+  if hi > 0 then
+    fixed := fixed || rest;
+  end if;
+  seats := gangq.seat_spare(b, k, counts, gangq.without(b, fixed, base));
+  if seats is not null then
+    victims := array(select b.held_unit[f] from unnest(fixed) as f);
   end if;
 end $$;
 comment on function gangq.choose_victims(gangq.board, integer, integer[], gangq.spare, integer) is

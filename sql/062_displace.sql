@@ -25,7 +25,7 @@ begin
     d.action := 'move';
     if k is not null then
       counts := array(select v.value::integer from jsonb_array_elements_text(b.move_counts[i]) with ordinality as v(value, n) order by v.n);
-      seats := gangq.seat_spare(b, k, counts, gangq.without(b, array[b.move_units[i]], r));
+      seats := gangq.seat_spare(b, k, counts, gangq.without(b, gangq.first_held(b, array[b.move_units[i]]), r));
       d.gang_id := b.move_units[i];
       d.kind_id := b.kind_ids[k];
       d.members := counts;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -263,3 +264,109 @@ def test_explain_names_whom_it_waits_for(q: Q) -> None:
     q.tick()
     rows = {row["gate"]: row for row in q.call("explain_gang", gang_id=high.id)}
     assert f"gang {low.id}" in rows["preempting"]["detail"]
+
+
+# Against brute force ----------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """A small random fleet full of random work, and what one gang more would need of it, in plain Python."""
+
+    def __init__(self, q: Q, seed: int) -> None:
+        self.q = q
+        self.rng = rng = random.Random(seed)
+        self.workers: list[Worker] = []
+        for n in range(rng.randint(2, 4)):
+            devices = [{"uuid": f"{n}-{i}", "index": i, "vram_mb": rng.choice((40, 80)), "source": "nvml"} for i in range(rng.randint(0, 3))]
+            offer = {"slots": rng.randint(1, 4), "memory_mb": rng.choice((4000, 8000)), "devices": devices}
+            self.workers.append(q.worker(f"w{n}", host=f"h{n // rng.randint(1, 2)}", **offer))
+        for _ in range(10):
+            shape = self.shape()
+            shape["priority"] = rng.choice((-3, -2, -2, -1, 0, 0, 0, 1))
+            if rng.random() < 0.6:
+                q.submit(**shape)
+            else:
+                q.submit_gang(rng.randint(1, 2), **shape)
+        for _ in range(2):
+            q.call("admit")
+            for worker in self.workers:
+                worker.claim()
+        q.call("cancel", job_ids=[r["id"] for r in q.sql("select id from gangq.live_jobs where state = 'pending'")],
+               gang_ids=[r["id"] for r in q.sql("select id from gangq.live_gangs where state = 'blocked'")])
+        self.asked = self.shape() | {"memory_mb": rng.choice((1000, 3000))}
+        self.size = rng.randint(1, 3)
+        self.strategy = rng.choice(("pack", "pack", "spread", "strict_pack", "strict_spread"))
+        self.gang = q.submit_gang(self.size, priority=1, **self.asked)
+        q.sql("update gangq.kind_roles set strategy = %(s)s where kind_id = %(k)s", s=self.strategy, k=self.gang.live["kind_id"])
+        self.units: dict[int, int] = {}
+        self.held: dict[int, list[dict[str, Any]]] = {}
+        self.rows = {worker.incarnation: worker.row for worker in self.workers}
+        self.devices = q.sql(
+            "select r.id, r.vram_mb, r.offered_by, h.job_id from gangq.device_registry r "
+            "left join gangq.device_holds h on h.device_id = r.id"
+        )
+        for row in q.sql(
+            "select coalesce(j.gang_id, -j.id) as unit, j.priority, j.id, j.incarnation, s.memory_mb from gangq.live_jobs j "
+            "join gangq.shapes s on s.id = j.shape_id where j.state = 'running'"
+        ):
+            self.units[row["unit"]] = row["priority"]
+            self.held.setdefault(row["unit"], []).append(row)
+
+    def shape(self) -> dict[str, Any]:
+        rng = self.rng
+        count = rng.choice((0, 1, 1, 2))
+        return {"gpus": count, "vram_mb": rng.choice((0, 80)) if count else 0, "memory_mb": rng.choice((500, 1000, 2000))}
+
+    def fits_without(self, gone: tuple[int, ...]) -> bool:
+        """Whether the gang fits once these units are gone, counted by hand."""
+        left = [row for unit, rows in self.held.items() if unit not in gone for row in rows]
+        staying = {row["id"] for row in left}
+        rooms: dict[str, int] = {}
+        for incarnation, worker in self.rows.items():
+            here = [row for row in left if row["incarnation"] == incarnation]
+            room = worker["slots"] - len(here)
+            room = min(room, (worker["memory_mb"] - sum(row["memory_mb"] for row in here)) // self.asked["memory_mb"])
+            if self.asked["gpus"]:
+                usable = [
+                    d
+                    for d in self.devices
+                    if d["offered_by"] == incarnation
+                    and d["vram_mb"] >= self.asked["vram_mb"]
+                    and d["job_id"] not in staying
+                ]
+                room = min(room, len(usable) // self.asked["gpus"])
+            rooms[worker["host"]] = rooms.get(worker["host"], 0) + room
+        if self.strategy == "strict_pack":
+            return max(rooms.values()) >= self.size
+        if self.strategy == "strict_spread":
+            return sum(room > 0 for room in rooms.values()) >= self.size
+        return sum(rooms.values()) >= self.size
+
+
+def test_victims_suffice_and_are_minimal_and_are_found_whenever_there_are_any(q: Q) -> None:
+    q.sql("update gangq.queues_table set min_run_s = 0")
+    tally = {"none": 0, "one": 0, "several": 0}
+    for seed in range(50):
+        with q.db.transaction(force_rollback=True):
+            fleet = Fleet(q, seed)
+            if fleet.fits_without(()):
+                continue
+            lower = [unit for unit, priority in fleet.units.items() if priority < 1]
+            found = [row["victims"] for row in decisions(q, "preempt")]
+            if not fleet.fits_without(tuple(lower)):
+                assert found == [], seed
+                tally["none"] += 1
+                continue
+            assert len(found) == 1, (seed, found)
+            victims = found[0]
+            assert set(victims) <= set(lower), seed
+            assert fleet.fits_without(tuple(victims)), (seed, "enough")
+            for spared in victims:
+                assert not fleet.fits_without(tuple(v for v in victims if v != spared)), (seed, "minimal")
+            alone = [fleet.units[unit] for unit in lower if fleet.fits_without((unit,))]
+            if alone:
+                assert [fleet.units[v] for v in victims] == [min(alone)], (seed, "one, of the lowest priority")
+            else:
+                assert len(victims) > 1
+            tally["one" if alone else "several"] += 1
+    assert min(tally.values()) >= 5, tally

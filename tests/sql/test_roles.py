@@ -59,6 +59,7 @@ RUN = {
     "quarantine",
     "unquarantine",
     "preempt_gang",
+    "displace_job",
     "decide",
     "keep_partitions",
 }
@@ -76,6 +77,7 @@ VIEWS = (
     "waiting",
     "timeline",
     "drains",
+    "preemptions",
     "trips",
     "device_trips",
     "flagged",
