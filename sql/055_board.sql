@@ -187,7 +187,14 @@ comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of 
 -- What is to be moved: whole gangs that run, with a member on what is drained, and solo jobs that run there.
 create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
+declare
+  drained bigint[] := array(
+    select i.id from gangq.cordons c join gangq.incarnations i on case c.kind when 'host' then i.host else i.name end = c.name
+    where c.drain and i.ended_at is null);
 begin
+  if drained = '{}' then
+    return b;
+  end if;
   select array_agg(m.unit order by m.unit desc), array_agg(m.kind_id order by m.unit desc), array_agg(m.shape_id order by m.unit desc),
     array_agg(m.counts order by m.unit desc)
   into b.move_units, b.move_kind, b.move_shape, b.move_counts
@@ -199,10 +206,7 @@ begin
         where r.kind_id = g.kind_id group by r.ordinal) z) as counts
     from (
       select coalesce(j.gang_id, -j.id) as unit, min(j.gang_id) as gang_id, min(j.shape_id) as shape_id
-      from gangq.cordons c
-      join gangq.incarnations i on case c.kind when 'host' then i.host else i.name end = c.name and i.ended_at is null
-      join gangq.live_jobs j on j.incarnation = i.id and j.state = 'running'
-      where c.drain
+      from gangq.live_jobs j where j.incarnation = any (drained) and j.state = 'running'
       group by coalesce(j.gang_id, -j.id)) x
     left join gangq.live_gangs g on g.id = x.gang_id
     -- A gang of which a member is done could not run again.
@@ -405,7 +409,8 @@ begin
             else greatest(z.from_at + make_interval(secs => e.most), b.t + interval '30 s') end
           from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z
           cross join (select gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s) as s,
-            coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most) e) end as ends
+            coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
+            offset 0) e) end as ends  -- or the estimate would be made at each mention
     from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
     join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
     where not (s.plain and j.gang_id is null)

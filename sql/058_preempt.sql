@@ -383,7 +383,8 @@ begin
     lo := 0;
     hi := cardinality(rest);
     while lo < hi loop
-      mid := (lo + hi) / 2;
+      -- Once it is known where it would sit, most are needed: each costs one look then, and not as many as it takes to halve.
+      mid := case when fixed <> '{}' and hi = cardinality(rest) then hi - 1 else (lo + hi) / 2 end;
       tries := tries + 1;
       got := gangq.seat_spare(b, k, counts, gangq.without(b, fixed || rest[1 : mid], base));
       if got is null then

@@ -31,6 +31,12 @@ class Scene:
     def cancel_gang(self, conn: Connection) -> None:
         call(conn, "cancel", gang_ids=[self.gang])
 
+    def save(self, conn: Connection) -> None:
+        call(conn, "save_checkpoint", job_id=self.members[0], token=self.tokens[0], step=1, data=b"")
+
+    def look_at_victim(self, conn: Connection) -> None:
+        conn.execute("select 1 from gangq.live_gangs where id = %s for update", (self.victim,))
+
     def claim(self, conn: Connection) -> None:
         call(conn, "claim", incarnation=self.workers[0])
 
@@ -47,7 +53,7 @@ def scene(meeting: Arena) -> Scene:
 
 
 @both_ends
-@pytest.mark.parametrize("what", ["complete", "cancel_victim", "cancel_gang"])
+@pytest.mark.parametrize("what", ["complete", "save", "look_at_victim", "cancel_victim", "cancel_gang"])
 def test_a_victim_or_gang_that_is_busy_is_left_to_the_next_pass(scene: Scene, what: str, end: str) -> None:
     meeting = scene.meeting
     met = meeting.meet(getattr(scene, what), scene.admit, end)
@@ -55,7 +61,7 @@ def test_a_victim_or_gang_that_is_busy_is_left_to_the_next_pass(scene: Scene, wh
     assert met.later.result() is True, "ask again"
     assert scene.kept() == 0 and meeting.db.execute("select 1 from gangq.preemptions").fetchall() == []
     meeting.tick()
-    if end == "rollback":
+    if end == "rollback" or what in ("save", "look_at_victim"):
         assert (scene.told(), scene.kept()) == (2, 2)
     elif what == "complete":
         assert (scene.told(), scene.kept()) == (0, 0), "a gang of which a member is done is left alone"

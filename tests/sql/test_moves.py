@@ -82,11 +82,13 @@ def test_a_solo_job_moves_when_another_worker_has_room(q: Q) -> None:
     assert q.job(job)["attempts"] == 1
 
 
-def test_no_more_jobs_are_moved_than_there_is_room_for(q: Q) -> None:
+@pytest.mark.parametrize("short_of", ["devices", "slots"])
+def test_no_more_jobs_are_moved_than_there_is_room_for(q: Q, short_of: str) -> None:
     one = q.worker("w1", slots=3, devices=gpus(*[80000] * 3, prefix="a"))
-    jobs = q.submit(count=3, gpus=1)
+    jobs = q.submit(count=3, **({"gpus": 1} if short_of == "devices" else {}))
     assert len(one.claim()) == 3
-    q.worker("w2", slots=3, devices=gpus(*[80000] * 2, prefix="b"))
+    many, few = (3, 2) if short_of == "devices" else (2, 3)
+    q.worker("w2", slots=many, devices=gpus(*[80000] * few, prefix="b"))
     drain(q, "host-w1")
     q.one("tick", force=True)
     assert sorted(q.state(job) for job in jobs) == ["preempting", "preempting", "running"]

@@ -198,6 +198,15 @@ def test_two_gangs_in_one_pass_displace_different_victims(q: Q) -> None:
     assert sorted(row["gang_id"] for row in rows) == [low.id for low in lows]
 
 
+def test_what_one_gang_displaces_has_room_for_the_next_too(q: Q) -> None:
+    workers = fleet(q, 2)
+    low, _ = running(q, *workers)
+    beyond_min_run(q, *workers)
+    first, second = q.submit_gang(1, priority=5), q.submit_gang(1, priority=4)
+    assert [(d["gang_id"], d["victims"]) for d in decisions(q, "preempt")] == [(first.id, [low.id])]
+    assert [d["gang_id"] for d in decisions(q, "plan")] == [second.id]
+
+
 def test_a_pass_begins_no_preemption_beyond_its_budget(q: Q) -> None:
     workers = fleet(q, 3)
     for worker in workers:
