@@ -33,9 +33,10 @@ create type gangq.decision as (
   numbers jsonb
 );
 comment on type gangq.decision is
-  'One decision of a pass. action: start, plan, preempt or wait. members: how many of each role. incarnations: the worker '
+  'One decision of a pass. action: start, plan, preempt, move or wait. members: how many of each role. incarnations: the worker '
   'of each, ranks in order. devices: theirs, in the same order. kept: [incarnation, slots, memory_mb, thousandths of a CPU, '
-  'GPUs] that each of its workers must have for it at starts_at.';
+  'GPUs] that each of its workers must have for it at starts_at. victims of a preempt, and the solo job of a move (negative '
+  'ids: solo jobs), are told to stop.';
 
 -- Why so much more may not be placed in a queue, its ancestors considered, or null when it may.
 create function gangq.limit_on(
@@ -245,6 +246,15 @@ declare
   w integer; taken integer; e integer; r integer;
   apart_hosts integer[];
   place integer := 0;
+  -- who is told to stop for others
+  told integer := 0;
+  refused integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);  -- in vain, at this priority
+  refusals integer := 0;
+  stops record;
+  covered integer;
+  beside timestamptz[];
+  plan_queue integer[] := '{}';
+  plan_owed boolean[] := '{}';
   started integer := 0;
   looked integer := 0;
   -- the quick way: hosts of one shape by the room they have, as linked lists; 0: end
@@ -257,7 +267,7 @@ declare
   top integer; h integer; left_over integer; c integer; low_room integer;
   full_hosts integer[]; full_takes integer[];
 begin
-  if b.gang_ids is null then
+  if n = 0 and b.gang_ids is null then
     return;
   end if;
   select sum(x.s), sum(x.m), sum(x.c) into total_slots, total_memory, total_mcpus from unnest(b.all_slots, b.all_memory, b.all_mcpus) as x(s, m, c);
@@ -269,7 +279,17 @@ begin
     kept_mcpus[w] := kept_mcpus[w] + b.escrow_mcpus[e];
     kept_gpus[w] := kept_gpus[w] + b.escrow_gpus[e];
     promised := true;
+    plan_worker := plan_worker || w;
+    plan_slots := plan_slots || b.escrow_slots[e];
+    plan_memory := plan_memory || b.escrow_memory[e];
+    plan_mcpus := plan_mcpus || b.escrow_mcpus[e];
+    plan_gpus := plan_gpus || b.escrow_gpus[e];
+    plan_ends := plan_ends || b.t + make_interval(secs => b.grace_s + coalesce(b.gang_estimate[array_position(b.gang_ids, b.escrow_gang[e])], 86400));
   end loop;
+  if b.gang_ids is null then
+    return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
+    return;
+  end if;
 
   for q in 1 .. cardinality(b.queue_names) loop
     limited[q] := coalesce(limited[b.queue_parent[q]], false) or coalesce(b.queue_max_gangs[q], b.queue_max_jobs[q]) is not null
@@ -574,6 +594,90 @@ begin
       failed[k] := least(failed[k], respects);
       d.action := 'wait';
       d.gate := 'capacity';
+      if b.gang_preempting[g] then
+        -- What was told to stop for it is leaving, and its places are kept; so is its part of the queue's limits.
+        d.gate := 'preempting';
+        up := q;
+        while up is not null loop
+          used_gangs[up] := used_gangs[up] + gangs;
+          used_jobs[up] := used_jobs[up] + jobs;
+          used_gpus[up] := used_gpus[up] + gpus;
+          used_memory[up] := used_memory[up] + need_memory;
+          used_mcpus[up] := used_mcpus[up] + need_mcpus;
+          up := b.queue_parent[up];
+        end loop;
+        return next d;
+        continue;
+      end if;
+      if b.queue_preempts[q] and b.gang_missing[g] is null and n > 0 and told < b.preemptions and refusals < 16
+        and (refused[k] is null or b.gang_priority[g] > refused[k]) then
+        covered := gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus);
+        -- Who is owed its place does not wait for the planned start of one that only borrows.
+        beside := plan_starts;
+        for i in 1 .. cardinality(plans) loop
+          if covered is not null and not plan_owed[i] and not gangq.lies_below(b, plan_queue[i], covered) then
+            beside[i] := 'infinity';
+          end if;
+        end loop;
+        select v.* into stops from gangq.choose_victims(b, g, counts, gangq.spare_beside(b,
+          b.t + make_interval(secs => b.grace_s + b.gang_estimate[g]), slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
+          plans, beside), covered) v;
+        if stops.victims is null then
+          refused[k] := b.gang_priority[g];
+          refusals := refusals + 1;
+        elsif stops.victims <> '{}' then
+          told := told + cardinality(stops.victims);
+          d.action := 'preempt';
+          d.gate := 'preempting';
+          d.members := counts;
+          d.victims := stops.victims;
+          d.starts_at := b.t + make_interval(secs => b.grace_s);
+          d.incarnations := array(select b.worker_ids[s.w] from unnest(stops.seats) with ordinality as s(w, n) order by s.n);
+          hit := gangq.need_of(b, k, counts, stops.seats);
+          d.kept := (select jsonb_agg(jsonb_build_array(b.worker_ids[(v.value ->> 0)::integer], v.value -> 1, v.value -> 2, v.value -> 3, v.value -> 4) order by v.n)
+            from jsonb_array_elements(hit) with ordinality as v(value, n));
+          d.numbers := (select jsonb_build_object('victims', count(*), 'lost_s', jsonb_object_agg(u.id, round(u.lost::numeric, 1)))
+            from unnest(b.unit_ids, b.unit_lost) as u(id, lost) where u.id = any (stops.victims));
+          -- Promised from now on, and whom it displaces is neither displaced again nor counted on for longer.
+          promised := true;
+          quick_shape := 0;
+          for planned in select (v.value ->> 0)::integer as w, v.value as need from jsonb_array_elements(hit) as v loop
+            w := planned.w;
+            kept_slots[w] := kept_slots[w] + (planned.need ->> 1)::integer;
+            kept_memory[w] := kept_memory[w] + (planned.need ->> 2)::bigint;
+            kept_mcpus[w] := kept_mcpus[w] + (planned.need ->> 3)::bigint;
+            kept_gpus[w] := kept_gpus[w] + (planned.need ->> 4)::integer;
+            plan_worker := plan_worker || w;
+            plan_slots := plan_slots || (planned.need ->> 1)::integer;
+            plan_memory := plan_memory || (planned.need ->> 2)::bigint;
+            plan_mcpus := plan_mcpus || (planned.need ->> 3)::bigint;
+            plan_gpus := plan_gpus || (planned.need ->> 4)::integer;
+            plan_ends := plan_ends || d.starts_at + make_interval(secs => b.gang_estimate[g]);
+          end loop;
+          for i in 1 .. cardinality(b.unit_ids) loop
+            if b.unit_ids[i] = any (stops.victims) then
+              b.unit_movable[i] := false;
+              b.unit_leaving[i] := true;
+            end if;
+          end loop;
+          for i in 1 .. cardinality(b.held_unit) loop
+            if b.held_unit[i] = any (stops.victims) then
+              b.held_ends[i] := least(b.held_ends[i], d.starts_at);
+            end if;
+          end loop;
+          up := q;
+          while up is not null loop
+            used_gangs[up] := used_gangs[up] + gangs;
+            used_jobs[up] := used_jobs[up] + jobs;
+            used_gpus[up] := used_gpus[up] + gpus;
+            used_memory[up] := used_memory[up] + need_memory;
+            used_mcpus[up] := used_mcpus[up] + need_mcpus;
+            up := b.queue_parent[up];
+          end loop;
+          return next d;
+          continue;
+        end if;
+      end if;
       if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
         if began_job <> '{}' then
           b.held_job := b.held_job || began_job;
@@ -602,6 +706,8 @@ begin
             from jsonb_array_elements(planned.kept) with ordinality as v(value, n));
           plans := plans || planned.kept;
           plan_starts := plan_starts || planned.starts_at;
+          plan_queue := plan_queue || q;
+          plan_owed := plan_owed || (gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus) is not null);
           promised := true;
           quick_shape := 0;
           for hit in select v.value from jsonb_array_elements(planned.kept) as v loop
@@ -625,7 +731,19 @@ begin
       continue;
     end if;
 
-    -- It starts: what it takes is gone for whoever comes after it.
+    -- It starts: what it takes is gone for whoever comes after it, and what was kept for it is not kept any more.
+    if b.gang_preempting[g] then
+      for e in 1 .. coalesce(cardinality(b.escrow_gang), 0) loop
+        if b.escrow_gang[e] = b.gang_ids[g] then
+          w := b.escrow_worker[e];
+          kept_slots[w] := kept_slots[w] - b.escrow_slots[e];
+          kept_memory[w] := kept_memory[w] - b.escrow_memory[e];
+          kept_mcpus[w] := kept_mcpus[w] - b.escrow_mcpus[e];
+          kept_gpus[w] := kept_gpus[w] - b.escrow_gpus[e];
+          plan_ends[e] := b.t;
+        end if;
+      end loop;
+    end if;
     d.action := 'start';
     d.members := counts;
     d.devices := '{}';
@@ -732,9 +850,12 @@ begin
     started := started + 1;
     return next d;
   end loop;
+  if n > 0 and b.move_units is not null then
+    return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
+  end if;
 end $$;
 comment on function gangq.decide_on(gangq.board, integer, integer) is
-  'Internal. What a pass would do with this board: starts, planned starts, and for each kind that waits the gate that holds '
+  'Internal. What a pass would do with this board: starts, planned starts, preemptions, moves, and for each kind that waits the gate that holds '
   'it. budget_ms: stop after so long, for the rest the next pass is there; null: go through all of it.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
@@ -997,21 +1118,26 @@ declare
   b gangq.board;
   ds gangq.decision[];
   starts gangq.decision[];
+  stops gangq.decision[];
 begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
   b := gangq.look(admit.max_gangs);
-  if b.gang_ids is not null then
+  if b.gang_ids is not null or b.move_units is not null then
     ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
     starts := array(select x from unnest(ds) x where x.action = 'start');
     if starts <> '{}' then
       placed := cardinality(gangq.reserve_decided(b, starts, null));
       again := placed < cardinality(starts);
     end if;
+    stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
+    if stops <> '{}' then
+      again := gangq.displace_decided(stops, null, t) < cardinality(stops) or again;
+    end if;
   end if;
   perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
-  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action <> 'start'), b.kind_ids, t);
+  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'move')), b.kind_ids, t);
   return next;
 end $$;
 comment on function gangq.admit(integer) is

@@ -64,7 +64,7 @@ begin
   end if;
 end $$;
 comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean, bigint) is
-  'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, cancel, placement_miss, '
+  'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, move, cancel, placement_miss, '
   'never_started, completed (the rest is not needed any more), no_replacement. Ends in complete_drain when nobody is left to '
   'wait for.';
 

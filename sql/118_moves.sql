@@ -1,7 +1,7 @@
 -- Work is moved out of the way: displace_job for a solo job, as preempt_gang for a gang; and what a drain's deadline does.
 -- Locks: gangs by id, jobs by id. move_away takes them with skip locked. Never a worker row.
 
-create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
+create function gangq.displace_job(job_id bigint, reason text default null, data jsonb default null) returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
@@ -22,14 +22,14 @@ begin
   t := gangq.now();
   update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = 'preempt' where x.id = j.id;
   perform gangq.log_event(t, 'preempt', job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => coalesce(displace_job.reason, 'preempted by an operator'));
+    reason => coalesce(displace_job.reason, 'preempted by an operator'), data => displace_job.data);
   perform gangq.wake(array[j.incarnation], 'stop');
   return true;
 end $$;
-comment on function gangq.displace_job(bigint, text) is
+comment on function gangq.displace_job(bigint, text, jsonb) is
   'Tells a running solo job to stop. Nobody is charged; it keeps its checkpoint, and once proven stopped it is pending again '
-  'in its old place. False, and nothing changed, for one that does not run. For gangq_admin. Raises GQ001 (a member of a '
-  'gang), GQ002.';
+  'in its old place. data: what its event says besides. False, and nothing changed, for one that does not run. For '
+  'gangq_admin. Raises GQ001 (a member of a gang), GQ002.';
 
 create function gangq.move_away(most integer default 200) returns integer language plpgsql set search_path = '' as $$
 #variable_conflict use_column

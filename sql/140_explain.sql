@@ -132,10 +132,18 @@ begin
     when n.for_others > 0 then format('%s workers are kept for gang %s', n.for_others, n.other) else 'no worker is kept for anybody' end;
   numbers := to_jsonb(n);
   return next;
+  select p.detail, p.numbers into n from gangq.explain_preempting(g.id) p;
+  if found then
+    gate := 'preempting';
+    ok := false;
+    detail := n.detail;
+    numbers := n.numbers;
+    return next;
+  end if;
 end $$;
 comment on function gangq.explain_gang(bigint) is
   'Why is this gang not running, gate by gate, with numbers: state, backoff, queue, workers, hardware, capacity, who is '
-  'ahead, what is kept. ok false marks what holds it. Raises GQ002.';
+  'ahead, what is kept, who was told to stop for it. ok false marks what holds it. Raises GQ002.';
 
 create function gangq.explain_job(job_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
 language plpgsql stable security definer set search_path = '' as $$

@@ -25,7 +25,7 @@ revoke all on all sequences in schema gangq from public;
 revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
-grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains,
+grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions,
   gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
@@ -63,7 +63,7 @@ grant execute on function
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
   gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.set_taints(text, text[]), gangq.preempt_gang(bigint, bigint, text),
-  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer),
+  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text, jsonb), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer),
   gangq.keep_partitions(boolean)
 to gangq_admin;
 

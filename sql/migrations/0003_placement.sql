@@ -11,7 +11,7 @@ alter table gangq.settings
 comment on column gangq.settings.topology is 'Topology levels, broad to narrow. host is the worker''s host; any other is the value of the worker''s label of that name.';
 comment on column gangq.settings.reservations is 'How many waiting gangs, in order, get a planned start that others may not delay; 0: none, first come what fits.';
 comment on column gangq.settings.placement_timeout_s is 'Seconds a gang may wait for placement while eligible, when neither it nor its queue says.';
-comment on column gangq.settings.preemptions_per_pass is 'Most gangs and jobs one admission pass tells to stop for others; 0: never.';
+comment on column gangq.settings.preemptions_per_pass is 'An admission pass that has told so many gangs and jobs to stop for others begins with no further gang; 0: never.';
 comment on column gangq.settings.record_decisions is 'True: every pass that decides something keeps what it saw, so that it can be replayed.';
 
 -- Queues ----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ create table gangq.verdicts (
 );
 comment on table gangq.verdicts is 'Why gangs of one kind were not placed by the last pass; one row per kind that waits.';
 comment on column gangq.verdicts.kind_id is 'The kind.';
-comment on column gangq.verdicts.gate is 'paused, quota, running_limit, submitter_limit, infeasible, capacity, reserved, or unknown.';
+comment on column gangq.verdicts.gate is 'paused, quota, running_limit, submitter_limit, infeasible, capacity, preempting, reserved, or unknown.';
 comment on column gangq.verdicts.since is 'Since when it is this one.';
 comment on column gangq.verdicts.held_s is 'Seconds in which its gangs were not eligible (paused or over a limit) before since.';
 comment on column gangq.verdicts.numbers is 'The numbers of that gate.';

@@ -85,6 +85,7 @@ VIEWS = (
     "waiting",
     "timeline",
     "drains",
+    "preemptions",
     "trips",
     "device_trips",
     "flagged",
