@@ -1,19 +1,6 @@
 -- What if: the real decision on a board that was changed first. Nothing is written, so it also works on a standby.
 -- Takes no locks. A change is a function from a board to a board.
 
-create function gangq.gate_text(gate text, numbers jsonb) returns text language sql immutable as $$
-  select case gate
-    when 'paused' then format('queue %s is paused', numbers ->> 'queue')
-    when 'quota' then format('queue %s holds %s of at most %s %s, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
-    when 'running_limit' then format('queue %s has %s of at most %s %s placed, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
-    when 'submitter_limit' then format('%s holds %s of at most %s %s in queue %s, and it asks for %s', numbers ->> 'submitter', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'queue', numbers ->> 'asked')
-    when 'infeasible' then 'the workers there are could not hold it even when idle'
-    when 'capacity' then 'waits for capacity'
-    when 'reserved' then 'its place is kept until others have ended'
-    else gate end
-$$;
-comment on function gangq.gate_text(text, jsonb) is 'Internal. What holds a gang, in words with numbers.';
-
 -- Queues and gangs ---------------------------------------------------------------------------------------------------
 
 create function gangq.change_queue(b gangq.board, change jsonb) returns gangq.board language plpgsql immutable set search_path = '' as $$

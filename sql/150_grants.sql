@@ -33,7 +33,7 @@ grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gan
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint), gangq.plan(jsonb, integer),
   gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.in_epoch(gangq.live_jobs, gangq.live_gangs),
-  gangq.infeasible(integer, integer, boolean)
+  gangq.infeasible(integer, integer, boolean), gangq.gate_text(text, jsonb)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant execute on function
