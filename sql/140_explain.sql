@@ -600,7 +600,7 @@ begin
     into n from gangq.explain_basis(b, ds, d) x;
     detail := format('planned in %s s at the latest, at %s', ceil(extract(epoch from d.starts_at - b.t)), d.starts_at)
       || coalesce(', at the end of ' || n.said, '');
-    numbers := jsonb_build_object('starts_at', d.starts_at, 'place', d.place, 'basis', coalesce(n.basis, '[]'));
+    numbers := jsonb_build_object('starts_at', d.starts_at, 'in_s', ceil(extract(epoch from d.starts_at - b.t)), 'place', d.place, 'basis', coalesce(n.basis, '[]'));
     unblock := concat_ws(', or ', unblock, 'the end of ' || (select string_agg(case when x.value -> 'gang_id' <> 'null' then 'gang ' || (x.value ->> 'gang_id') when x.value -> 'job_id' <> 'null' then 'job ' || (x.value ->> 'job_id') else 'a plain job' end, ', ')
       from jsonb_array_elements(n.basis) x));
   else

@@ -323,16 +323,15 @@ declare
   -- No sequence gets there.
   first_unused constant integer := 2147000000;
   wrong text;
+  given jsonb;
   g record;
   r record;
   s gangq.shapes;
   q gangq.queues_table;
-  given jsonb;
   n integer := 0;
   members integer := 0;
-  kind integer;
+  budgets real[] := '{}';
   budget real;
-  estimate double precision := 0;
   first_role integer := coalesce(cardinality(b.role_names), 0);
 begin
   if jsonb_typeof(spec) is distinct from 'object' then
@@ -345,13 +344,9 @@ begin
   if found then
     perform gangq.refuse('GQ001', format('submit names %L, which is no parameter of submit_gang', wrong), 'See \df gangq.submit_gang for what it takes.');
   end if;
-  given := '{"queue": "default", "priority": 0, "gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}, "strategy": "pack", "balanced": false}' || jsonb_strip_nulls(spec);
-  begin
-    select x.* into g from jsonb_to_record(given) as x(queue text, size integer, min_size integer, priority integer, roles jsonb, require text, prefer text, apart text);
-  exception
-    when invalid_text_representation or numeric_value_out_of_range or invalid_parameter_value then
-      perform gangq.refuse('GQ001', format('submit: %s', sqlerrm), 'size, min_size and priority are whole numbers, queue and the levels are texts.');
-  end;
+  given := '{"queue": "default", "priority": 0, "gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}, "strategy": "pack", "balanced": false}'
+    || jsonb_strip_nulls(spec);
+  select x.* into g from jsonb_to_record(given) as x(queue text, size integer, min_size integer, priority integer, roles jsonb, require text, prefer text, apart text, budget_s real);
   if g.priority not between -1000 and 1000 then
     perform gangq.refuse('GQ001', format('submit: priority is %s; it must be -1000 to 1000', g.priority), 'Higher runs first; the default is 0.');
   end if;
@@ -363,27 +358,22 @@ begin
     perform gangq.refuse('GQ001', format('submit: size is %s and min_size is %s', coalesce(g.size::text, 'null'), coalesce(g.min_size::text, 'null')),
       'A gang has 1 to 100000 members, and min_size of them at least; or pass roles.');
   end if;
-  if coalesce(jsonb_typeof(g.roles), 'array') <> 'array' or g.roles = '[]' then
-    perform gangq.refuse('GQ001', format('submit: roles is %s', left(g.roles::text, 200)), 'It is a JSON array of roles: [{"name": "executor", "count": 10, "min": 6}].');
-  end if;
   for r in
-    select x.*, e.role from jsonb_array_elements(coalesce(g.roles, jsonb_build_array(jsonb_build_object('name', 'member', 'count', g.size, 'min', coalesce(g.min_size, g.size))))) with ordinality as e(role, n)
-    cross join lateral jsonb_to_record(given - '{require,prefer,roles}'::text[] || jsonb_strip_nulls(e.role)) as x(name text, count integer, min integer, task text, gpus integer, vram_mb integer,
-      memory_mb bigint, cpus numeric, labels jsonb, selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean, budget_s real)
-    order by e.n
+    select x.* from gangq.read_roles(coalesce(g.roles, jsonb_build_array(jsonb_strip_nulls(
+      jsonb_build_object('name', 'member', 'count', g.size, 'min', g.min_size)))),
+      given - '{queue,size,min_size,priority,roles,require,prefer,apart,budget_s,payload,payloads,name}'::text[]) x
   loop
-    if coalesce(r.name, '') = '' or coalesce(r.task, '') = '' or r.count is null or r.count not between 1 and 100000 or r.min not between 1 and r.count
-      or r.gpus not between 0 and 1024 or r.vram_mb < 0 or r.memory_mb < 0 or r.cpus < 0 or jsonb_typeof(r.labels) <> 'object'
-      or r.strategy not in ('pack', 'spread', 'strict_pack', 'strict_spread') then
-      perform gangq.refuse('GQ001', format('submit: a role is %s', left(r.role::text, 300)),
-        'It needs a name, a task and a count; min is 1 to count, what it needs is not negative, labels is an object, strategy is pack, spread, strict_pack or strict_spread.');
+    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
+    perform gangq.check_level('the gang', g.require, g.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
+    if coalesce(r.task, '') = '' or r.gpus not between 0 and 1024 or r.vram_mb < 0 or r.memory_mb < 0 or r.cpus < 0 or jsonb_typeof(r.labels) <> 'object' then
+      perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s, memory_mb %s, cpus %s, labels %s', r.name, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels),
+        'It needs a task; what it asks for is not negative, gpus are 1024 at most, and labels is an object.');
     end if;
-    select l.level into wrong from (values (r.require), (r.prefer), (g.require), (g.prefer)) as l(level) where l.level <> all (b.levels) limit 1;
-    if found then
-      perform gangq.refuse('GQ001', format('submit: %L is no topology level', wrong), format('Levels: %s', array_to_string(b.levels, ', ')));
-    end if;
+    r.selector := gangq.check_selector(r.selector);
+    r.tolerates := nullif(gangq.check_taints(r.tolerates, 'tolerates', true), '{}');
     s := jsonb_populate_record(null::gangq.shapes, jsonb_build_object('queue', g.queue, 'task', r.task, 'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
-      'cpus', round(r.cpus, 3), 'labels', r.labels, 'model', r.model, 'selector', r.selector, 'tolerates', r.tolerates));
+      'cpus', round(r.cpus, 3), 'labels', r.labels, 'model', r.model, 'selector', r.selector, 'tolerates', r.tolerates,
+      'selects', gangq.selector_path(r.selector, r.tolerates)::text));
     s.id := first_unused + cardinality(shapes);
     shapes := shapes || s;
     b.shape_ids := b.shape_ids || s.id;
@@ -394,21 +384,24 @@ begin
     b.shape_avoid := array_append(b.shape_avoid, null::jsonb);
     b.role_names := b.role_names || r.name;
     b.role_shape := b.role_shape || cardinality(b.shape_ids);
-    b.role_min := b.role_min || coalesce(r.min, r.count);
-    b.role_max := b.role_max || r.count;
+    b.role_min := b.role_min || r.least_members;
+    b.role_max := b.role_max || r.most;
     b.role_strategy := b.role_strategy || r.strategy;
     b.role_require := b.role_require || coalesce(array_position(b.levels, r.require), 0);
     b.role_prefer := b.role_prefer || coalesce(array_position(b.levels, r.prefer), 0);
-    b.role_balanced := b.role_balanced || coalesce(r.balanced, false);
-    budget := greatest(budget, coalesce(r.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task), q.budget_s));
-    members := members + r.count;
+    b.role_balanced := b.role_balanced || r.balanced;
+    budgets := budgets || coalesce(r.budget_s, g.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
+    members := members + r.most;
     n := n + 1;
   end loop;
   if members <> g.size then
     perform gangq.refuse('GQ001', format('submit: the roles have %s members in all, and size is %s', members, g.size), 'Leave size out: it is the sum of the roles'' counts.');
   end if;
-  select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8 into estimate from unnest(shapes[cardinality(shapes) - n + 1 :]) x;
-  kind := coalesce(cardinality(b.kind_ids), 0) + 1;
+  -- As submit_gang: the longest is known only if one is set.
+  if num_nonnulls(q.budget_s, (select max(x) from unnest(budgets) as x)) > 0 then
+    select max(coalesce(x.budget_s, q.budget_s, case when b.shape_gpus[b.role_shape[first_role + x.n::integer]] > 0 then c.budget_gpu_s else c.budget_s end)) into budget
+    from unnest(budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
+  end if;
   b.kind_ids := b.kind_ids || (first_unused + nth);
   b.kind_queue := b.kind_queue || array_position(b.queue_names, g.queue);
   b.kind_require := b.kind_require || coalesce(array_position(b.levels, g.require), 0);
@@ -417,12 +410,13 @@ begin
   b.kind_first_role := b.kind_first_role || (first_role + 1);
   b.kind_roles := b.kind_roles || n;
   b.gang_ids := b.gang_ids || (-nth)::bigint;
-  b.gang_kind := b.gang_kind || kind;
+  b.gang_kind := b.gang_kind || cardinality(b.kind_ids);
   b.gang_priority := b.gang_priority || g.priority;
   -- Behind all that wait, as whoever comes last.
   b.gang_order_key := b.gang_order_key || gangq.order_key(g.priority, 1125899905842623 + nth);
   b.gang_submitter := b.gang_submitter || gangq.caller();
-  b.gang_estimate := b.gang_estimate || estimate;
+  b.gang_estimate := b.gang_estimate || (
+    select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8 from unnest(shapes[cardinality(shapes) - n + 1 :]) x);
   b.gang_missing := array_append(b.gang_missing, null::jsonb);
   b.gang_anchor := array_append(b.gang_anchor, null::jsonb);
   b.gang_preempting := b.gang_preempting || false;
@@ -550,7 +544,7 @@ begin
         vrams := array(select r.vram_mb from gangq.device_registry r where r.offered_by = i.id order by r.vram_mb, r.index, r.id);
       end if;
       begin
-        i := jsonb_populate_record(i, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576, "cpus": 1024, "labels": {}, "queues": ["default"], "taints": [], "operator_taints": []}'
+        i := jsonb_populate_record(i, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576, "cpus": 1024, "labels": {}, "taints": [], "operator_taints": []}' || jsonb_build_object('queues', b.queue_names)
           || jsonb_strip_nulls(to_jsonb(i)) || (c - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
         if c ? 'gpus' then
           vrams := array_fill(coalesce((c ->> 'vram_mb')::integer, (select max(v) from unnest(vrams) as v), 1048576), array[(c ->> 'gpus')::integer]);
