@@ -289,13 +289,14 @@ returns table (role integer, asked integer, room integer, free_gpus integer, ask
 language plpgsql immutable set search_path = '' as $$
 #variable_conflict use_column
 declare
-  n integer := coalesce(cardinality(b.worker_ids), 0);
+  workers integer := coalesce(cardinality(b.worker_ids), 0);
   rooms integer[];
   r integer;
   shape integer;
   l integer;
 begin
-  for role in 1 .. cardinality(counts) loop
+  for n in 1 .. cardinality(counts) loop
+    role := n;
     r := b.kind_first_role[explain_room.kind] + role - 1;
     shape := b.role_shape[r];
     asked := counts[role];
@@ -307,9 +308,9 @@ begin
     hosts := 0;
     l := greatest(b.role_require[r], b.kind_require[explain_room.kind], case when b.role_strategy[r] = 'strict_pack' then array_position(b.levels, 'host') else 0 end);
     level := b.levels[case when l = 0 then array_position(b.levels, 'host') else l end];
-    if n > 0 then
+    if workers > 0 then
       rooms := gangq.rooms(b, shape, b.free_slots, b.free_memory, b.free_mcpus, b.device_held,
-        array_fill(0, array[n]), array_fill(0::bigint, array[n]), array_fill(0::bigint, array[n]), array_fill(0, array[n]));
+        array_fill(0, array[workers]), array_fill(0::bigint, array[workers]), array_fill(0::bigint, array[workers]), array_fill(0, array[workers]));
       select coalesce(sum(x.room), 0)::integer, count(distinct x.host) filter (where x.room > 0)::integer into room, hosts from unnest(rooms, b.worker_host) as x(room, host);
       if b.shape_gpus[shape] > 0 then
         select count(*)::integer into free_gpus
@@ -491,7 +492,7 @@ begin
     end if;
     return query select x.* from gangq.explain_avoided(s, not able) x;
   end loop;
-  if able and serving and d.gate = 'infeasible' or able and serving and not gangq.fits(gangq.idle(b), k, counts) then
+  if able and serving and not gangq.fits(gangq.idle(b), k, counts) then
     able := false;
     select string_agg(format('%sthe best %s, %s, has room for %s of %s', case when several then format('role %s: ', b.role_names[b.kind_first_role[k] + x.role - 1]) else '' end,
       x.level, x.best, x.best_room, x.asked), '; ' order by x.role) as said, max(x.asked - x.best_room) as missing, min(x.level) as level
