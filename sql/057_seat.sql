@@ -200,7 +200,7 @@ begin
         union all
         select v.way || to_jsonb(s.role), v.ranks || s.rk from ways v join scarce s on s.rk <> all (v.ranks) and roles <= 4
       )
-      select v.way, case when v.ranks = array(select generate_series(1, roles)) then 0 else 1 end as rating
+      select v.way, case when v.ranks = array(select generate_series(1, roles)::bigint) then 0 else 1 end as rating
       from ways v where cardinality(v.ranks) = roles
       union all
       select (select jsonb_agg(s.role order by s.rk) from scarce s), 0 where roles > 4

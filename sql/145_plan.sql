@@ -515,7 +515,7 @@ begin
   select array_agg(s order by s.id) into shapes from gangq.shapes s where s.id = any (b.shape_ids);
   shapes := coalesce(shapes, '{}') || submitted;
   if b.worker_ids <> '{}' then
-    if submitted <> '{}' then
+    if cardinality(submitted) > 0 then
       b.shape_serves := coalesce(b.shape_serves, '{}') || array(
         select gangq.serves(w, submitted[x.n])
         from generate_subscripts(submitted, 1) as x(n)
@@ -545,7 +545,7 @@ begin
       end if;
       begin
         i := jsonb_populate_record(i, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576, "cpus": 1024, "labels": {}, "taints": [], "operator_taints": []}' || jsonb_build_object('queues', b.queue_names)
-          || jsonb_strip_nulls(to_jsonb(i)) || (c - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
+          || coalesce(jsonb_strip_nulls(to_jsonb(i)), '{}') || (c - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
         if c ? 'gpus' then
           vrams := array_fill(coalesce((c ->> 'vram_mb')::integer, (select max(v) from unnest(vrams) as v), 1048576), array[(c ->> 'gpus')::integer]);
           if not c ? 'slots' and not c ? 'like' then

@@ -1,4 +1,4 @@
-"""Why is it not running: each gate where exactly it is what holds, with its numbers; and when, and what would help."""
+"""Why is it not running: each gate where exactly it is what holds, with its numbers; when; and what would help."""
 
 from __future__ import annotations
 
