@@ -30,10 +30,11 @@ create type gangq.decision as (
   victims bigint[],
   kept jsonb,
   gate text,
-  numbers jsonb
+  numbers jsonb,
+  turn integer
 );
 comment on type gangq.decision is
-  'One decision of a pass. action: start, plan, preempt, move or wait. members: how many of each role. incarnations: the worker '
+  'One decision of a pass. action: start, plan, preempt, move or wait; stop: its time was up. turn: the how manyth gang it looked at. members: how many of each role. incarnations: the worker '
   'of each, ranks in order. devices: theirs, in the same order. kept: [incarnation, slots, memory_mb, thousandths of a CPU, '
   'GPUs] that each of its workers must have for it at starts_at. victims of a preempt, and the solo job of a move (negative '
   'ids: solo jobs), are told to stop.';
@@ -190,8 +191,9 @@ comment on function gangq.plan_start(gangq.board, integer, integer[], integer[],
 -- The decision. One pass over what waits, in the order of the queues' policies; each gang is placed if it fits without
 -- delaying those before it that have a planned start, else gets such a start itself while there are fewer than
 -- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
-create function gangq.decide_on(b gangq.board, max_gangs integer default 200, budget_ms integer default null)
-returns setof gangq.decision language plpgsql volatile set search_path = ''
+create function gangq.decide_on(
+  b gangq.board, max_gangs integer default 200, budget_ms integer default null, max_turns integer default null, each_gang boolean default false
+) returns setof gangq.decision language plpgsql volatile set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -333,7 +335,16 @@ begin
 
   loop
     exit when started >= decide_on.max_gangs;
-    exit when budget_ms is not null and looked > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0);
+    exit when looked >= max_turns;
+    -- Only who has placed something may leave early: the next pass begins at the front, and would never get past those
+    -- that do not fit if looking at them alone used up its time.
+    if started > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0) then
+      d := null;
+      d.action := 'stop';
+      d.turn := looked;
+      return next d;
+      exit;
+    end if;
     -- Whose turn it is: the highest priority; among those, from the root of the tree down, whom each node's policy prefers.
     lane := null;
     if lanes = 1 then
@@ -410,8 +421,11 @@ begin
     d := null;
     d.gang_id := b.gang_ids[g];
     d.kind_id := b.kind_ids[k];
+    d.turn := looked;
     if not b.queue_open[q] then
-      lane_next[lane] := lane_last[lane] + 1;
+      if not each_gang then
+        lane_next[lane] := lane_last[lane] + 1;
+      end if;
       d.action := 'wait';
       d.gate := 'paused';
       d.numbers := jsonb_build_object('queue', b.queue_names[q]);
@@ -430,13 +444,13 @@ begin
       need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
     end loop;
     said := k || '/' || b.gang_submitter[g];
-    continue when gated ? said;
-    hit := null;
-    if limited[q] then
+    continue when gated ? said and not each_gang;
+    hit := gated -> said;
+    if hit is null and limited[q] then
       hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
     end if;
     if hit is not null then
-      gated := gated || jsonb_build_object(said, true);
+      gated := gated || jsonb_build_object(said, hit);
       d.action := 'wait';
       d.gate := hit ->> 'gate';
       d.numbers := hit - 'gate';
@@ -724,7 +738,7 @@ begin
             plan_ends := plan_ends || planned.starts_at + make_interval(secs => b.gang_estimate[g]);
           end loop;
         end if;
-      elsif failed[k] < respects then
+      elsif failed[k] < respects and not each_gang then
         continue;  -- its kind has been judged
       end if;
       return next d;
@@ -854,9 +868,11 @@ begin
     return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
   end if;
 end $$;
-comment on function gangq.decide_on(gangq.board, integer, integer) is
+comment on function gangq.decide_on(gangq.board, integer, integer, integer, boolean) is
   'Internal. What a pass would do with this board: starts, planned starts, preemptions, moves, and for each kind that waits the gate that holds '
-  'it. budget_ms: stop after so long, for the rest the next pass is there; null: go through all of it.';
+  'it. budget_ms: once something is placed, stop after so long and say so, for the rest the next pass is there; null: go '
+  'through all of it. max_turns: look at so many gangs, as a pass that was stopped did. each_gang: a decision for every gang, '
+  'also for those of a kind that has been judged; it changes no other.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
 language sql volatile security definer set search_path = '' as $$
@@ -1110,7 +1126,7 @@ comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) i
   'Internal. Carries out the starts of a pass: new epochs, claim deadlines, devices held, workers woken. Returns the gangs '
   'that were reserved. The caller holds no locks.';
 
-create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
+create function gangq.admit(max_gangs integer default 200, budget_ms integer default null) returns table (placed integer, again boolean)
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
@@ -1119,27 +1135,32 @@ declare
   ds gangq.decision[];
   starts gangq.decision[];
   stops gangq.decision[];
+  digest text;
 begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
   b := gangq.look(admit.max_gangs);
   if b.gang_ids is not null or b.move_units is not null then
-    ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
-    starts := array(select x from unnest(ds) x where x.action = 'start');
-    if starts <> '{}' then
-      placed := cardinality(gangq.reserve_decided(b, starts, null));
-      again := placed < cardinality(starts);
-    end if;
+    ds := array(select x from gangq.decide_on(b, admit.max_gangs, admit.budget_ms) x);
     stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
+    starts := array(select x from unnest(ds) x where x.action = 'start');
+    if starts <> '{}' or stops <> '{}' then
+      digest := gangq.record_pass(b, ds, admit.max_gangs);
+    end if;
+    if starts <> '{}' then
+      placed := cardinality(gangq.reserve_decided(b, starts, digest));
+      again := placed < cardinality(starts) or exists (select 1 from unnest(ds) x where x.action = 'stop');
+    end if;
     if stops <> '{}' then
-      again := gangq.displace_decided(stops, null, t) < cardinality(stops) or again;
+      again := gangq.displace_decided(stops, digest, t) < cardinality(stops) or again;
     end if;
   end if;
   perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
-  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'move')), b.kind_ids, t);
+  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'stop', 'move')), b.kind_ids, t);
   return next;
 end $$;
-comment on function gangq.admit(integer) is
+comment on function gangq.admit(integer, integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
-  'transaction. again: something was busy, ask again soon. Raises GQ008.';
+  'transaction. budget_ms: once something is placed, it looks no further after so long. again: something was busy, or the '
+  'time was up; ask again soon. Raises GQ008.';

@@ -45,7 +45,7 @@ begin
   foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'] loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
-    busy := busy or done < 0;
+    busy := busy or done = -1;
     again := again or done < 0 or done >= case step when 'admit' then 50 else 200 end;
   end loop;
   ran := true;
@@ -89,8 +89,8 @@ begin
     when 'move_away' then return gangq.move_away();
     when 'keep_partitions' then return gangq.keep_partitions();
     when 'admit' then
-      select x.placed, x.again into a from gangq.admit() x;
-      return case when a.again then -1 else a.placed end;
+      select x.placed, x.again into a from gangq.admit(budget_ms => 50) x;
+      return case when a.again and a.placed > 0 then -2 when a.again then -1 else a.placed end;
   end case;
 exception
   when lock_not_available or deadlock_detected then
@@ -102,7 +102,8 @@ exception
     return 0;
 end $$;
 comment on function gangq.tick_step(text) is
-  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again". '
+  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again", '
+  '-2 for "there is more, ask again at once". '
   'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
 create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = '' as $$

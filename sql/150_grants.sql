@@ -28,11 +28,12 @@ grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gang
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions,
   gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
+grant select on gangq.passes to gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
-grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
+grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint), gangq.plan(jsonb, integer),
   gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.in_epoch(gangq.live_jobs, gangq.live_gangs),
-  gangq.infeasible(integer, integer, boolean)
+  gangq.infeasible(integer, integer, boolean), gangq.gate_text(text, jsonb)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant execute on function
@@ -52,7 +53,7 @@ grant execute on function
   gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text), gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean),
   gangq.predecessor(text), gangq.unproven(text), gangq.report_stuck(text, bigint, jsonb), gangq.bounce(bigint, text, boolean), gangq.bounced(bigint, boolean, jsonb),
   gangq.append_log(bigint[], bigint[], integer[], text[]), gangq.retire_worker(bigint, boolean), gangq.report_dead(text, bigint, jsonb),
-  gangq.tick(boolean), gangq.admit(integer), gangq.reserve_gang(bigint, bigint[]), gangq.reserve_members(bigint, bigint[], bigint[]), gangq.rollback_gang(bigint, text),
+  gangq.tick(boolean), gangq.admit(integer, integer), gangq.reserve_gang(bigint, bigint[]), gangq.reserve_members(bigint, bigint[], bigint[]), gangq.rollback_gang(bigint, text),
   gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer), gangq.time_out(integer)
 to gangq_worker, gangq_admin;
 
@@ -63,7 +64,7 @@ grant execute on function
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
   gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.set_taints(text, text[]), gangq.preempt_gang(bigint, bigint, text),
-  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text, jsonb), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer),
+  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text, jsonb), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer), gangq.replay(timestamptz, timestamptz),
   gangq.keep_partitions(boolean)
 to gangq_admin;
 

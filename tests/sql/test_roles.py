@@ -12,6 +12,8 @@ LOOK = {
     "schema_version",
     "explain_gang",
     "explain_job",
+    "plan",
+    "gate_text",
     "caller",
     "may_read_payloads",
     "capacity_of",
@@ -69,6 +71,7 @@ RUN = {
     "uncordon",
     "shrink_gang",
     "decide",
+    "replay",
     "keep_partitions",
 }
 MAY = {

@@ -26,6 +26,8 @@ COMMANDS = {
     "logs": "follow",
     "events": "follow",
     "explain": "look",
+    "plan": "plan",
+    "replay": "plan",
     "cancel": "work",
     "retry": "work",
     "priority": "work",

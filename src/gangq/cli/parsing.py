@@ -20,6 +20,7 @@ else:
     _ParamType = click.ParamType
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 
 
@@ -94,6 +95,35 @@ class Due(_ParamType):
                 param,
                 ctx,
             )
+
+
+class NewWorkers(_ParamType):
+    """2x8xH100: two workers of eight devices whose label gpu is h100; 2xw1: two like worker w1."""
+
+    name = "workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Read workers."""
+        match = _NEW_WORKERS.fullmatch(str(value))
+        if match is None:
+            self.fail(
+                f"{value!r} is no number of workers: write 2x8xH100 (two workers of eight such GPUs, "
+                "label gpu=h100), 2x8x80GiB, or 2xNAME for two like worker NAME; then ,vram_mb=81920,slots=8",
+                param,
+                ctx,
+            )
+        more = dict(part.split("=", 1) for part in match[4].split(",") if part)
+        change: dict[str, Any] = {"add_workers": int(match[1])}
+        if match[2] is None:
+            change["like"] = match[3]
+        else:
+            change["gpus"] = int(match[2])
+            size = re.fullmatch(r"(\d+)(MiB|GiB)", match[3])
+            if size:
+                change["vram_mb"] = int(size[1]) * (1024 if size[2] == "GiB" else 1)
+            else:
+                change["labels"] = {"gpu": match[3].lower()}
+        return {**change, **{key: typed(text) for key, text in more.items()}}
 
 
 class KeyValue(_ParamType):

@@ -50,7 +50,7 @@ _TYPES: dict[str, str] = {
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
          "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
-         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "port"),
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port"),
         "integer",
     ),
     **dict.fromkeys(
@@ -64,7 +64,7 @@ _TYPES: dict[str, str] = {
                     "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail",
-                     "guaranteed", "maximum", "submitter_maximum", "roles", "selector"), "jsonb"),
+                     "guaranteed", "maximum", "submitter_maximum", "roles", "selector", "changes"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
@@ -77,7 +77,7 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
                       "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
                       "record_decisions", "wait_for_hardware"), "boolean"),
-    **dict.fromkeys(("due_at", "deadline"), "timestamptz"),
+    **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
     "cpus": "numeric",
     "request_id": "uuid",
     "data": "bytea",
@@ -927,9 +927,11 @@ def uncordon(*, host: str | None = None, worker: str | None = None) -> Query[Non
 # The scheduler ----------------------------------------------------------------------------------------------
 
 
-def admit(*, max_gangs: int | None = None) -> Query[rows.AdmitReport]:
-    """Place every gang that fits; `tick` calls it. Raises `WrongIsolation`."""
-    return _row("admit", rows.AdmitReport, max_gangs=max_gangs)
+def admit(*, max_gangs: int | None = None, budget_ms: int | None = None) -> Query[rows.AdmitReport]:
+    """Place every gang that fits; `tick` calls it. With `budget_ms`: having placed something, look no further after
+    so long. Raises `WrongIsolation`.
+    """
+    return _row("admit", rows.AdmitReport, max_gangs=max_gangs, budget_ms=budget_ms)
 
 
 def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
@@ -1013,6 +1015,24 @@ def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
 def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
     """Why a job does or does not run, gate by gate. Raises `NotFound`."""
     return _rows("explain_job", rows.Reason, job_id=job_id)
+
+
+def plan(
+    *, changes: Sequence[Mapping[str, object]] | None = None, max_gangs: int | None = None
+) -> Query[list[rows.PlanRow]]:
+    """What the next pass would do after these changes, and without them; nothing is written. A change is an object:
+    `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`, `memory_mb`, `cpus`, `labels`, `queues`,
+    `tasks`, `taints`, `host`), `{"remove_host": h}`, `{"priority": {"gang": 7, "value": 50}}`,
+    `{"cancel": {"gang": 7}}` or `{"job": 12}`, `{"quota": {"queue": q, "maximum": {"gpus": 8}}}`,
+    `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+    """
+    given = None if changes is None else list(changes)
+    return _rows("plan", rows.PlanRow, changes=_json(given, "changes"), max_gangs=max_gangs)
+
+
+def replay(*, since: datetime | None = None, until: datetime | None = None) -> Query[list[rows.ReplayRow]]:
+    """Run the recorded passes of a stretch of time once more and compare. For gangq_admin."""
+    return _rows("replay", rows.ReplayRow, since=_aware(since), until=_aware(until))
 
 
 def schema_version() -> Query[str]:

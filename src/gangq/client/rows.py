@@ -211,6 +211,42 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class PlanRow:
+    """What the next pass would do with a gang, `before` and `after` the changes asked about; `gang_id` None: one
+    that the changes submit.
+    """
+
+    gang_id: int | None
+    queue: str
+    task: str | None
+    priority: int
+    size: int
+    before: str
+    after: str
+    starts_before: datetime | None
+    starts_after: datetime | None
+    place: int | None
+    members: int | None
+    hosts: dict[str, int] | None
+    victims: list[int] | None
+    gate: str | None
+    numbers: dict[str, Any] | None
+    changed: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class ReplayRow:
+    """A recorded pass run once more. `same`: it decides what it decided then; None: its board was not recorded."""
+
+    at: datetime
+    digest: str
+    decisions: int
+    same: bool | None
+    difference: str | None
+
+
+@dataclass(frozen=True)
 class Unproven:
     """An incarnation that ended by a trip, with `exit_code`, and is to be gone by `exits_at`; not yet proven."""
 
@@ -434,7 +470,7 @@ class EvidenceRow:
 
 @dataclass(frozen=True)
 class WaitingRow:
-    """A job or gang that waits, and why."""
+    """A job or gang that waits, and why; of a gang what the last pass found for its kind, and its planned start."""
 
     kind: str
     id: int
@@ -445,6 +481,8 @@ class WaitingRow:
     state: str
     since: datetime
     why: str | None
+    gate: str | None
+    starts_at: datetime | None
 
 
 @dataclass(frozen=True)

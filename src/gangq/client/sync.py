@@ -235,6 +235,8 @@ class Client:
     tick = _verb(calls.tick)
     explain_gang = _verb(calls.explain_gang)
     explain_job = _verb(calls.explain_job)
+    plan = _verb(calls.plan)
+    replay = _verb(calls.replay)
     schema_version = _verb(calls.schema_version)
     jobs = _verb(calls.jobs)
     gangs = _verb(calls.gangs)
