@@ -164,3 +164,212 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
         assert one == other, (seed, n, short, gangs)
         placed += sum(row["action"] == "start" for row in one)
     assert placed > 60
+
+
+# Whole passes over the tables ---------------------------------------------------------------------------------
+
+LEVELS = ("rack", "host")
+RESOURCES = ("gpus", "memory_mb", "cpus", "jobs")
+
+
+def some_fleet(db: Connection, dice: random.Random) -> None:
+    """Queues as a tree with limits, workers in racks."""
+    db.execute(
+        "update gangq.settings set topology = %s, reservations = %s", (list(LEVELS), dice.choice([0, 1, 4]))
+    )
+    db.execute(
+        "insert into gangq.queues_table (name) values ('a'), ('a.b'), ('a.c'), ('d') on conflict do nothing"
+    )
+    for queue in ("a", "a.b", "a.c", "d"):
+        maximum = {key: dice.randint(1, 8) for key in RESOURCES if dice.random() < 0.2}
+        db.execute(
+            "update gangq.queues_table set policy = %s, maximum = %s, max_running_gangs = %s, max_running_jobs = %s, "
+            "submitter_maximum = %s, weight = %s where name = %s",
+            (
+                dice.choice(["priority", "fifo", "fair", "largest_first"]),
+                Jsonb(maximum),
+                dice.choice([None, None, 1, 3]),
+                dice.choice([None, None, 6]),
+                Jsonb({"gangs": 2} if dice.random() < 0.2 else {}),
+                dice.choice([1, 2]),
+                queue,
+            ),
+        )
+    for host in range(dice.randint(1, 5)):
+        rack = {"rack": f"r{dice.randint(1, 2)}"} if dice.random() < 0.9 else {}
+        for n in range(dice.choice([1, 1, 2])):
+            devices = [
+                {"uuid": f"G{host}-{n}-{d}", "index": d, "vram_mb": dice.choice([10, 40]), "source": "nvml"}
+                for d in range(dice.randint(0, 4))
+            ]
+            db.execute(
+                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, memory_mb => %s, "
+                "cpus => %s, labels => %s, devices => %s)",
+                (f"w{host}-{n}", f"h{host}", dice.randint(1, 4), dice.choice([4, 8]), dice.choice([2, 4]), Jsonb(rack), Jsonb(devices)),
+            )  # fmt: skip
+
+
+def some_gang(db: Connection, dice: random.Random) -> None:
+    """A gang of one to three roles, fixed or elastic."""
+    queue, roles, size = dice.choice(["a", "a.b", "a.c", "d"]), [], 0
+    for n in range(dice.choice([1, 1, 2, 3])):
+        devices = dice.choice([0, 1, 1, 2])
+        row = db.execute(
+            "select gangq.intern_shape(%s, 'work', %s, %s, %s, %s, '{}', null) as id",
+            (queue, devices, dice.choice([0, 20]) if devices else 0, dice.choice([0, 1, 2]), dice.choice([0, 1])),
+        ).fetchone()
+        assert row is not None
+        least = dice.randint(1, 3)
+        most = least + dice.choice([0, 0, 0, 2])
+        roles.append(
+            {
+                "name": f"r{n}", "shape": row["id"], "min": least, "max": most,
+                "strategy": dice.choice(["pack", "pack", "spread", "strict_pack", "strict_spread"]),
+                "require": dice.choice([None, None, None, *LEVELS]), "prefer": dice.choice([None, None, *LEVELS]),
+                "balanced": dice.random() < 0.2,
+            }
+        )  # fmt: skip
+        size += most
+    db.execute(
+        "with born as materialized (select * from gangq.submit_gang('work', %(size)s, %(queue)s, priority => %(priority)s, "
+        "checkpoint_mode => 'rank0')), "
+        "kind as materialized (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) "
+        "select * from born, kind",
+        values := {
+            "size": size, "queue": queue, "priority": dice.choice([0, 0, 5]), "roles": Jsonb(roles),
+            "require": dice.choice([None] * 4 + list(LEVELS)), "prefer": dice.choice([None, None, *LEVELS]),
+            "apart": dice.choice([None, None, None, "x"]), "budget": dice.choice([10.0, 100.0, 1000.0]),
+        },
+    )  # fmt: skip
+    # Its members learn their roles as the owner would have written them.
+    db.execute(
+        "update gangq.live_gangs g set kind_id = k.id, shape_id = (%(roles)s::jsonb -> 0 ->> 'shape')::integer, "
+        "budget_s = %(budget)s, submitter = case when g.id %% 2 = 0 then 'ann' else 'bob' end "
+        "from (select max(id) as id from gangq.gang_kinds) m, "
+        "lateral (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) k "
+        "where g.id = (select max(id) from gangq.live_gangs)",
+        values,
+    )
+    db.execute(
+        "update gangq.live_jobs j set role = r.ordinal, shape_id = r.shape_id, submitter = g.submitter "
+        "from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id "
+        "where g.id = (select max(id) from gangq.live_gangs) and j.gang_id = g.id "
+        "and j.rank between r.first_rank and r.first_rank + r.max_members - 1"
+    )
+
+
+ABOVE_A_LIMIT = """
+with used as (
+  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
+  from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
+  join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
+  group by q.name)
+select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs from used u join gangq.queues_table q on q.name = u.name
+where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs or u.gpus > (q.maximum ->> 'gpus')::numeric
+  or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric or u.cpus > (q.maximum ->> 'cpus')::numeric or u.jobs > (q.maximum ->> 'jobs')::numeric
+"""
+ABOVE_A_SUBMITTERS = """
+select q.name, j.submitter from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
+join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
+group by q.name, q.submitter_maximum, j.submitter having count(distinct j.gang_id) > (q.submitter_maximum ->> 'gangs')::numeric
+"""
+OVERFULL = """
+select i.id from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join gangq.shapes s on s.id = j.shape_id
+group by i.id having count(*) > i.slots or sum(s.memory_mb) > i.memory_mb or sum(s.cpus) > i.cpus
+"""
+SEATED = """
+select g.id, g.state, g.kind_id, r.ordinal as role, r.min_members, r.max_members, r.strategy, r.require, k.require as together, k.apart,
+  coalesce(j.epoch_rank, j.rank) as rank, g.world_size, i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
+from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.live_jobs j on j.gang_id = g.id
+join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1) join gangq.shapes s on s.id = j.shape_id
+join gangq.incarnations i on i.id = j.incarnation
+left join lateral (
+  select count(*) as devices, min(x.vram_mb) as vram, bool_and(x.offered_by = i.id) as here
+  from gangq.device_holds h join gangq.device_registry x on x.id = h.device_id where h.job_id = j.id) d on true
+order by g.id, rank
+"""
+
+
+def check(db: Connection, case: Any) -> int:
+    """Every rule of placement, judged on the tables; how many gangs are placed."""
+    assert db.execute("select * from gangq.violations").fetchall() == [], case
+    for rule in (ABOVE_A_LIMIT, ABOVE_A_SUBMITTERS, OVERFULL):
+        assert db.execute(rule).fetchall() == [], case
+    placed = 0
+    apart: dict[str, str] = {}
+    for gang, rows in groupby(db.execute(SEATED).fetchall(), key=lambda row: row["id"]):
+        members = list(rows)
+        placed += 1
+        assert [m["rank"] for m in members] == list(range(members[0]["world_size"])), (case, gang)
+        assert all(
+            m["devices"] == m["gpus"] and (not m["gpus"] or m["vram"] >= m["vram_mb"]) for m in members
+        ), (case, gang)
+        wanted = db.execute(
+            "select * from gangq.kind_roles where kind_id = %s order by ordinal", (members[0]["kind_id"],)
+        ).fetchall()
+        assert [m["role"] for m in members] == sorted(m["role"] for m in members)
+        for role in wanted:
+            mine = [m for m in members if m["role"] == role["ordinal"]]
+            assert role["min_members"] <= len(mine) <= role["max_members"], (case, gang)
+            hosts = [m["host"] for m in mine]
+            assert contiguous(hosts), (case, gang)
+            assert contiguous([m["incarnation"] for m in mine]), (case, gang)
+            assert contiguous([m["rack"] for m in mine]), (case, gang)
+            assert role["strategy"] != "strict_pack" or len(set(hosts)) == 1, (case, gang)
+            assert role["strategy"] != "strict_spread" or len(set(hosts)) == len(hosts), (case, gang)
+            if role["require"]:
+                assert len({m[role["require"]] for m in mine}) == 1 and mine[0][role["require"]], (case, gang)  # noqa: PT018
+        if members[0]["together"]:
+            assert len({m[members[0]["together"]] for m in members}) == 1, (case, gang)
+        if members[0]["apart"]:
+            for host in {m["host"] for m in members}:
+                assert apart.setdefault(host, gang) == gang, (case, gang, host)
+    return placed
+
+
+def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Connection, clock: Any) -> None:
+    seed, dice = numbers()
+    placed = 0
+    for n in range(1000 if SOAK else 35):
+        with db.transaction(force_rollback=True):
+            some_fleet(db, dice)
+            for _ in range(dice.randint(1, 7)):
+                some_gang(db, dice)
+            for _ in range(3):
+                clock.advance(3)
+                decided = db.execute("select * from gangq.decide()").fetchall()
+                assert db.execute("select * from gangq.decide()").fetchall() == decided, (
+                    "the same board, the same decisions"
+                )
+                before = {
+                    row["id"]
+                    for row in db.execute(
+                        "select id from gangq.live_gangs where state <> 'blocked'"
+                    ).fetchall()
+                }
+                admitted = db.execute("select * from gangq.admit()").fetchone()
+                assert admitted is not None
+                now = db.execute(
+                    "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats from gangq.live_gangs g "
+                    "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null where g.state = 'reserved' group by g.id"
+                ).fetchall()
+                plan = {row["gang_id"]: row["incarnations"] for row in decided if row["action"] == "start"}
+                assert {row["id"]: row["seats"] for row in now if row["id"] not in before} == plan, (
+                    seed,
+                    n,
+                    "admit does what decide said",
+                )
+                promised = {
+                    row["gang_id"] for row in db.execute("select gang_id from gangq.plans").fetchall()
+                }
+                assert promised == {row["gang_id"] for row in decided if row["action"] == "plan"}, (seed, n)
+                placed += check(db, (seed, n))
+                gone = db.execute(
+                    "select id from gangq.live_gangs where state = 'reserved' order by id"
+                ).fetchall()
+                if gone and dice.random() < 0.7:
+                    db.execute(
+                        "select gangq.cancel(gang_ids => array[%s::bigint])", (dice.choice(gone)["id"],)
+                    )
+                some_gang(db, dice)
+    assert placed > 60
