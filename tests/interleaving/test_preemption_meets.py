@@ -1,4 +1,4 @@
-"""A preemption meets what its victim, its gang and their workers do at the same moment: it is all or nothing, and waits for nobody."""
+"""A preemption meets what its victim, its gang and their workers do just then: all or nothing, without waiting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Scene:
         call(conn, "claim", incarnation=self.workers[0])
 
     def told(self) -> int:
-        return len(self.meeting.db.execute("select 1 from gangq.live_jobs where state = 'preempting'").fetchall())
+        return len(
+            self.meeting.db.execute("select 1 from gangq.live_jobs where state = 'preempting'").fetchall()
+        )
 
     def kept(self) -> int:
         return len(self.meeting.db.execute("select 1 from gangq.earmarks where kind = 'escrow'").fetchall())
@@ -59,7 +61,8 @@ def test_a_victim_or_gang_that_is_busy_is_left_to_the_next_pass(scene: Scene, wh
     met = meeting.meet(getattr(scene, what), scene.admit, end)
     assert not met.later.waited
     assert met.later.result() is True, "ask again"
-    assert scene.kept() == 0 and meeting.db.execute("select 1 from gangq.preemptions").fetchall() == []
+    assert scene.kept() == 0
+    assert meeting.db.execute("select 1 from gangq.preemptions").fetchall() == []
     meeting.tick()
     if end == "rollback" or what in ("save", "look_at_victim"):
         assert (scene.told(), scene.kept()) == (2, 2)
@@ -102,9 +105,12 @@ def test_a_solo_victim_that_completes_is_not_told_to_stop(meeting: Arena, end: s
     job, token = meeting.running(worker, memory_mb=1000)
     meeting.gang(1, priority=5, memory_mb=1000)
     met = meeting.meet(
-        lambda conn: call(conn, "complete", job_ids=[job], tokens=[token]), lambda conn: call(conn, "admit"), end
+        lambda conn: call(conn, "complete", job_ids=[job], tokens=[token]),
+        lambda conn: call(conn, "admit"),
+        end,
     )
-    assert not met.later.waited and met.later.result()[0]["again"]
+    assert not met.later.waited
+    assert met.later.result()[0]["again"]
     meeting.tick()
     assert meeting.state(job) == ("done" if end == "commit" else "preempting")
 
@@ -115,6 +121,8 @@ def test_a_cancel_of_a_gang_that_is_moved_comes_after_the_move(meeting: Arena, e
     gang, _, _ = meeting.running_gang([one])
     meeting.worker("b")
     meeting.db.execute("insert into gangq.cordons values ('host', 'a', true, gangq.now(), null, 'r', 'o')")
-    met = meeting.meet(lambda conn: call(conn, "admit"), lambda conn: value(conn, "preempt_gang", gang_id=gang), end)
+    met = meeting.meet(
+        lambda conn: call(conn, "admit"), lambda conn: value(conn, "preempt_gang", gang_id=gang), end
+    )
     assert met.later.waited
     assert met.later.result() is (end == "rollback"), "it drains already"

@@ -1,4 +1,4 @@
-"""What runs on a drained host moves away as a whole once it fits elsewhere, uncharged, with its new places kept for it."""
+"""What runs on a drained host moves away as a whole once it fits elsewhere, uncharged, to places kept for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def drain(q: Q, name: str, kind: str = "host") -> None:
 @pytest.mark.parametrize("kind", ["host", "worker"])
 def test_a_gang_moves_when_there_is_room_elsewhere(q: Q, kind: str) -> None:
     """Its own place on the host that stays counts as free for it."""
-    one, two = q.worker("w1", devices=gpus(80000, prefix="a")), q.worker("w2", devices=gpus(80000, prefix="b"))
+    one, two = (
+        q.worker("w1", devices=gpus(80000, prefix="a")),
+        q.worker("w2", devices=gpus(80000, prefix="b")),
+    )
     gang = q.submit_gang(2, gpus=1)
     claims = gang.start(one, two)
     drain(q, "host-w1" if kind == "host" else "w1", kind)
@@ -38,8 +41,10 @@ def test_a_gang_moves_when_there_is_room_elsewhere(q: Q, kind: str) -> None:
     q.tick()
     ack_all(claims)
     q.tick()
-    assert gang.state == "reserved" and sorted(gang.placed_on) == ["w2", "w3"]
-    assert [(m["attempts"], m["stops"]) for m in q.sql("select attempts, stops from gangq.live_jobs where gang_id = %(id)s", id=gang.id)] == [(0, 0)] * 2
+    assert gang.state == "reserved"
+    assert sorted(gang.placed_on) == ["w2", "w3"]
+    members = q.sql("select attempts, stops from gangq.live_jobs where gang_id = %(id)s", id=gang.id)
+    assert members == [{"attempts": 0, "stops": 0}] * 2, "nobody is charged"
     assert gang.live["preemptions"] == 0
 
 
@@ -115,4 +120,5 @@ def test_who_is_to_be_moved_respects_a_planned_start(q: Q) -> None:
     assert q.sql("select gang_id from gangq.plans") == [{"gang_id": first.id}], "w2 and w3, in a minute"
     drain(q, "host-w1")
     q.tick()
-    assert gang.state == "running" and three.claim() == []
+    assert gang.state == "running"
+    assert three.claim() == []

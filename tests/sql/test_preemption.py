@@ -12,9 +12,7 @@ from drive import Claim, Gang, Q, Worker, ack_all, gpus
 def fleet(q: Q, count: int, slots: int = 1, devices: int = 0, **offer: Any) -> list[Worker]:
     """Workers w1, w2, ..., each on a host of its own."""
     return [
-        q.worker(
-            f"w{n + 1}", slots=slots, devices=gpus(*[80000] * devices, prefix=f"w{n + 1}-"), **offer
-        )
+        q.worker(f"w{n + 1}", slots=slots, devices=gpus(*[80000] * devices, prefix=f"w{n + 1}-"), **offer)
         for n in range(count)
     ]
 
@@ -53,7 +51,8 @@ def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     q.tick()
     assert (low.state, high.state) == ("draining", "blocked")
     (event,) = q.events("preempt")
-    assert event["gang_id"] == low.id and event["data"]["for"] == high.id
+    assert event["gang_id"] == low.id
+    assert event["data"]["for"] == high.id
     assert event["data"]["lost_s"] == pytest.approx(620, abs=5), "two devices since the checkpoint"
     assert q.events("drain")[-1]["reason"] == f"displaced by gang {high.id}"
     ack_all(claims)
@@ -71,7 +70,18 @@ def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     assert [claim["checkpoint_step"] for claim in low.start(*workers)] == [7, 7]
 
 
-@pytest.mark.parametrize("why", ["equal priority", "protected", "its queue is", "young", "does not preempt", "no budget", "not enough"])
+WHY_NOT = (
+    "equal priority",
+    "protected",
+    "its queue is",
+    "young",
+    "does not preempt",
+    "no budget",
+    "not enough",
+)
+
+
+@pytest.mark.parametrize("why", WHY_NOT)
 def test_nobody_is_displaced(q: Q, why: str) -> None:
     workers = fleet(q, 2)
     low, _ = running(q, *workers)
@@ -99,7 +109,8 @@ def test_one_victim_that_suffices_is_preferred_to_several_cheaper_ones(q: Q) -> 
     high = q.submit_gang(2)
     q.tick()
     assert displaced(q) == [(large.id, None)]
-    assert [gang.state for gang in small] == ["running", "running"] and high.state == "blocked"
+    assert [gang.state for gang in small] == ["running", "running"]
+    assert high.state == "blocked"
 
 
 def test_the_cheapest_goes_lowest_priority_then_least_lost_then_youngest(q: Q) -> None:
@@ -128,7 +139,8 @@ def test_solo_jobs_are_displaced_too_and_come_back_uncharged(q: Q) -> None:
     high = q.submit_gang(1, gpus=2, priority=1)
     q.tick()
     gone = [job for _, job in displaced(q)]
-    assert len(gone) == 2 and high.state == "blocked"
+    assert len(gone) == 2
+    assert high.state == "blocked"
     assert {q.job(j)["state"] for j in gone} == {"preempting"}
     on = {q.job(j)["worker"] for j in gone}
     assert len(on) == 1, "both leave the same worker"
@@ -156,7 +168,8 @@ def test_what_is_freed_is_kept_for_the_gang_it_was_freed_for(q: Q) -> None:
     claims[0].ack()
     q.tick()
     assert (high.state, rival.state) == ("blocked", "blocked")
-    assert q.value("select gate from gangq.verdicts v join gangq.live_gangs g using (kind_id) where g.id = %(id)s", id=high.id) == "preempting"
+    gate = q.value("select gate from gangq.verdicts where kind_id = %(kind)s", kind=high.live["kind_id"])
+    assert gate == "preempting"
     claims[1].ack()
     q.tick()
     assert (high.state, low.state, rival.state) == ("reserved", "blocked", "blocked")
@@ -178,7 +191,7 @@ def test_what_nobody_takes_up_in_time_is_kept_no_longer(q: Q) -> None:
 
 def test_a_cancelled_gang_keeps_nothing(q: Q) -> None:
     workers = fleet(q, 2)
-    _, claims = running(q, *workers)
+    running(q, *workers)
     beyond_min_run(q, *workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
@@ -226,7 +239,8 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     q.call("preempt_gang", gang_id=other.id)
     high = q.submit_gang(1, priority=5)
     q.tick()
-    assert low.state == "running" and displaced(q) == []
+    assert low.state == "running"
+    assert displaced(q) == []
     assert q.sql("select gang_id from gangq.plans") == [{"gang_id": high.id}]
 
 
@@ -262,7 +276,8 @@ def test_a_planned_start_is_not_delayed_by_a_preemption(q: Q) -> None:
     q.submit_gang(1, priority=5)
     q.tick()
     assert q.sql("select gang_id from gangq.plans where place = 1") == [{"gang_id": first.id}]
-    assert low.state == "running" and displaced(q) == []
+    assert low.state == "running"
+    assert displaced(q) == []
 
 
 def test_explain_names_whom_it_waits_for(q: Q) -> None:
@@ -286,7 +301,7 @@ class Fleet:
         self.rng = rng = random.Random(seed)
         self.workers: list[Worker] = []
         for n in range(rng.randint(2, 4)):
-            devices = [{"uuid": f"{n}-{i}", "index": i, "vram_mb": rng.choice((40, 80)), "source": "nvml"} for i in range(rng.randint(0, 3))]
+            devices = gpus(*[rng.choice((40, 80)) for _ in range(rng.randint(0, 3))], prefix=f"{n}-")
             offer = {"slots": rng.randint(1, 4), "memory_mb": rng.choice((4000, 8000)), "devices": devices}
             self.workers.append(q.worker(f"w{n}", host=f"h{n // rng.randint(1, 2)}", **offer))
         for _ in range(10):
@@ -300,13 +315,20 @@ class Fleet:
             q.call("admit")
             for worker in self.workers:
                 worker.claim()
-        q.call("cancel", job_ids=[r["id"] for r in q.sql("select id from gangq.live_jobs where state = 'pending'")],
-               gang_ids=[r["id"] for r in q.sql("select id from gangq.live_gangs where state = 'blocked'")])
+        q.call(
+            "cancel",
+            job_ids=[r["id"] for r in q.sql("select id from gangq.live_jobs where state = 'pending'")],
+            gang_ids=[r["id"] for r in q.sql("select id from gangq.live_gangs where state = 'blocked'")],
+        )
         self.asked = self.shape() | {"memory_mb": rng.choice((1000, 3000))}
         self.size = rng.randint(1, 3)
         self.strategy = rng.choice(("pack", "pack", "spread", "strict_pack", "strict_spread"))
         self.gang = q.submit_gang(self.size, priority=1, **self.asked)
-        q.sql("update gangq.kind_roles set strategy = %(s)s where kind_id = %(k)s", s=self.strategy, k=self.gang.live["kind_id"])
+        q.sql(
+            "update gangq.kind_roles set strategy = %(strategy)s where kind_id = %(kind)s",
+            strategy=self.strategy,
+            kind=self.gang.live["kind_id"],
+        )
         self.units: dict[int, int] = {}
         self.held: dict[int, list[dict[str, Any]]] = {}
         self.rows = {worker.incarnation: worker.row for worker in self.workers}
@@ -315,8 +337,8 @@ class Fleet:
             "left join gangq.device_holds h on h.device_id = r.id"
         )
         for row in q.sql(
-            "select coalesce(j.gang_id, -j.id) as unit, j.priority, j.id, j.incarnation, s.memory_mb from gangq.live_jobs j "
-            "join gangq.shapes s on s.id = j.shape_id where j.state = 'running'"
+            "select coalesce(j.gang_id, -j.id) as unit, j.priority, j.id, j.incarnation, s.memory_mb "
+            "from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.state = 'running'"
         ):
             self.units[row["unit"]] = row["priority"]
             self.held.setdefault(row["unit"], []).append(row)
@@ -324,7 +346,8 @@ class Fleet:
     def shape(self) -> dict[str, Any]:
         rng = self.rng
         count = rng.choice((0, 1, 1, 2))
-        return {"gpus": count, "vram_mb": rng.choice((0, 80)) if count else 0, "memory_mb": rng.choice((500, 1000, 2000))}
+        vram_mb = rng.choice((0, 80)) if count else 0
+        return {"gpus": count, "vram_mb": vram_mb, "memory_mb": rng.choice((500, 1000, 2000))}
 
     def fits_without(self, gone: tuple[int, ...]) -> bool:
         """Whether the gang fits once these units are gone, counted by hand."""
@@ -334,7 +357,9 @@ class Fleet:
         for incarnation, worker in self.rows.items():
             here = [row for row in left if row["incarnation"] == incarnation]
             room = worker["slots"] - len(here)
-            room = min(room, (worker["memory_mb"] - sum(row["memory_mb"] for row in here)) // self.asked["memory_mb"])
+            room = min(
+                room, (worker["memory_mb"] - sum(row["memory_mb"] for row in here)) // self.asked["memory_mb"]
+            )
             if self.asked["gpus"]:
                 usable = [
                     d
@@ -374,7 +399,10 @@ def test_victims_suffice_and_are_minimal_and_are_found_whenever_there_are_any(q:
                 assert not fleet.fits_without(tuple(v for v in victims if v != spared)), (seed, "minimal")
             alone = [fleet.units[unit] for unit in lower if fleet.fits_without((unit,))]
             if alone:
-                assert [fleet.units[v] for v in victims] == [min(alone)], (seed, "one, of the lowest priority")
+                assert [fleet.units[v] for v in victims] == [min(alone)], (
+                    seed,
+                    "one, of the lowest priority",
+                )
             else:
                 assert len(victims) > 1
             tally["one" if alone else "several"] += 1

@@ -1,4 +1,4 @@
-"""A queue takes back what it is guaranteed from those that borrow, whatever their priority; never more, and never in circles."""
+"""A queue takes back what it is guaranteed from those that borrow, whatever their priority, and never in circles."""
 
 from __future__ import annotations
 
@@ -56,10 +56,14 @@ def test_what_was_lent_is_claimed_back_from_a_higher_priority(q: Q) -> None:
     back.claimed_by(*workers)
     beyond_min_run(q, *workers)
     q.settle()
-    assert states(gone, back) == ["blocked", "running"], "of higher priority, but below a guarantee nobody reaches"
+    assert states(gone, back) == ["blocked", "running"], (
+        "of higher priority, but below a guarantee nobody reaches"
+    )
 
 
-@pytest.mark.parametrize("why", ["beyond its guarantee", "no guarantee", "guarantee of something else", "young"])
+@pytest.mark.parametrize(
+    "why", ["beyond its guarantee", "no guarantee", "guarantee of something else", "young"]
+)
 def test_nothing_is_claimed_back(q: Q, why: str) -> None:
     guaranteed = {
         "beyond its guarantee": {"jobs": 1},
@@ -110,14 +114,17 @@ def test_several_victims_together_leave_a_queue_its_guarantee(q: Q) -> None:
     beyond_min_run(q, *workers)
     asking = q.submit_gang(3, queue="a")
     q.settle()
-    assert set(states(*inside)) == {"running"} and asking.state == "blocked"
+    assert set(states(*inside)) == {"running"}
+    assert asking.state == "blocked"
     two = q.submit_gang(2, queue="a", priority=1)
     q.tick()
     assert sorted(states(*inside)) == ["draining", "draining", "running", "running"]
     assert two.state == "blocked"
     q.submit_gang(1, queue="a", priority=1)
     q.tick()
-    assert sorted(states(*inside)) == ["draining", "draining", "running", "running"], "what leaves no longer counts"
+    assert sorted(states(*inside)) == ["draining", "draining", "running", "running"], (
+        "what leaves no longer counts"
+    )
 
 
 def test_of_a_tree_each_node_counts_that_does_not_hold_the_gang_too(q: Q) -> None:
