@@ -200,6 +200,7 @@ def test_several_changes_at_once_are_all_made(fleet: Q) -> None:
         {
             "submit": {
                 "task": "roles",
+                "priority": 6,
                 "roles": [{"name": "a", "count": 1}, {"name": "b", "count": 9, "min": 2, "gpus": 1}],
             }
         },
