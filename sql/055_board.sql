@@ -312,7 +312,7 @@ begin
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
-create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
+create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = ''
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
@@ -323,13 +323,26 @@ declare
     select 1 from gangq.shapes s, jsonb_array_elements(s.selector) c
     where s.id = any (b.shape_ids) and c.value ->> 'key' in ('host', 'worker'));
   examples bigint[];
+  among bigint[];  -- null: all
+  open bigint[];
 begin
+  if look_at_workers.sample is not null then
+    -- Where something runs already a small gang fits tightest; then those that have been there longest.
+    among := array(
+      select h.incarnation from (
+        select distinct j.incarnation from (select z.incarnation from gangq.live_jobs z where z.incarnation is not null limit 4 * look_at_workers.sample) j
+        limit look_at_workers.sample) h
+      union
+      select n.id from (
+        select i.id from gangq.incarnations i where i.ended_at is null and i.queues && queues order by i.id limit look_at_workers.sample) n);
+  end if;
+  open := gangq.candidates(b.t, among);
   -- Sorted once, then aggregated as it comes.
   with live as materialized (
     select i.id, i.name, i.host, i.slots, i.memory_mb, (i.cpus * 1000)::bigint as mcpus, i.prefetch, i.queues, coalesce(i.tasks, '{*}') as tasks,
       i.labels, i.taints, case when named then i.name else '' end as who
     from gangq.incarnations i
-    where i.ended_at is null and i.queues && queues
+    where i.ended_at is null and i.queues && queues and (among is null or i.id = any (among))
   ),
   classes as materialized (
     select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id))::integer as n
@@ -339,7 +352,7 @@ begin
     select j.incarnation, count(*) filter (where not s.plain or j.gang_id is not null) as whole,
       count(*) filter (where s.plain and j.gang_id is null) as plain, sum(s.memory_mb)::bigint as memory, (sum(s.cpus) * 1000)::bigint as mcpus
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation is not null group by j.incarnation
+    where j.incarnation is not null and (among is null or j.incarnation = any (among)) group by j.incarnation
   ),
   w as (
     select l.id, l.name, l.slots, l.memory_mb, l.mcpus, c.n as class, o.id is not null as open,
@@ -348,7 +361,7 @@ begin
       (dense_rank() over (order by l.host))::integer as host
     from live l
     join classes c on c.queues = l.queues and c.tasks = l.tasks and c.labels = l.labels and c.taints = l.taints and c.who = l.who
-    left join unnest(gangq.candidates(b.t)) as o(id) on o.id = l.id
+    left join unnest(open) as o(id) on o.id = l.id
     left join used u on u.incarnation = l.id
     order by l.host, l.id
   )
@@ -401,7 +414,7 @@ begin
     order by w.n) f;
   return b;
 end $$;
-comment on function gangq.look_at_workers(gangq.board) is
+comment on function gangq.look_at_workers(gangq.board, integer) is
   'Internal. Live workers of the queues in which something waits, what they have free, which shapes each class of them serves.';
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
@@ -482,7 +495,7 @@ end $$;
 comment on function gangq.look_at_work(gangq.board) is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
 
-create function gangq.look(most integer default 200) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
+create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
 declare
   b gangq.board;
 begin
@@ -497,11 +510,12 @@ begin
   if b.gang_ids is null and b.move_units is null then
     return b;
   end if;
-  b := gangq.look_at_workers(b);
+  b := gangq.look_at_workers(b, look.sample);
   if b.worker_ids <> '{}' then
     b := gangq.look_at_work(b);
   end if;
   return b;
 end $$;
-comment on function gangq.look(integer) is
-  'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. gang_ids is null when nothing waits, move_units when nothing is to be moved.';
+comment on function gangq.look(integer, integer) is
+  'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. '
+  'sample: not all workers, but about so many. gang_ids is null when nothing waits, move_units when nothing is to be moved.';

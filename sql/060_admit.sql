@@ -882,18 +882,31 @@ comment on function gangq.decide(integer) is
   'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
   'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
-create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language sql stable as $$
-  select coalesce(array_agg(i.id order by i.id), '{}')
-  from (
-    select u.id from unnest(among) as u(id)
-    union all
-    select x.id from gangq.incarnations x where among is null and x.ended_at is null) w
-  join gangq.incarnations i on i.id = w.id join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
-  where i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t)
-    and l.renewed_at > t - make_interval(secs => s.candidate_silence_s)
-    and not exists (select 1 from gangq.cordons c where c.kind = 'host' and c.name = i.host)
-    and not exists (select 1 from gangq.cordons c where c.kind = 'worker' and c.name = i.name)
+create function gangq.takes_work(
+  i gangq.incarnations, renewed_at timestamptz, t timestamptz, heard_since timestamptz, hosts text[], workers text[]
+) returns boolean language sql immutable as $$
+  select i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t) and renewed_at > heard_since
+    and i.host <> all (hosts) and i.name <> all (workers)
 $$;
+comment on function gangq.takes_work(gangq.incarnations, timestamptz, timestamptz, timestamptz, text[], text[]) is
+  'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
+
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  heard_since timestamptz := t - (select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
+  hosts text[] := array(select c.name from gangq.cordons c where c.kind = 'host');
+  workers text[] := array(select c.name from gangq.cordons c where c.kind = 'worker');
+begin
+  if among is null then
+    return array(
+      select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+      where i.ended_at is null and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers) order by i.id);
+  end if;
+  return array(
+    select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+    where i.id = any (among) and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers) order by i.id);
+end $$;
 comment on function gangq.candidates(timestamptz, bigint[]) is
   'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, not passed over.';
 
@@ -1140,9 +1153,22 @@ begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
-  b := gangq.look(admit.max_gangs);
+  -- The usual case of a large fleet, a few gangs and plenty of room, needs no look at all of it: if what a sample has room
+  -- for is everything that waits, that is the decision.
+  if (select count(*) from (select 1 from gangq.incarnations i where i.ended_at is null limit 1025) x) > 1024
+    and (select count(*) from (select 1 from gangq.live_gangs g where g.state = 'blocked' limit 9) x) < 9
+    and not exists (select 1 from gangq.cordons c where c.drain) and not exists (select 1 from gangq.earmarks e) then
+    b := gangq.look(admit.max_gangs, 128);
+    if b.gang_ids is not null then
+      ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
+    end if;
+  end if;
+  if ds is null or exists (select 1 from unnest(ds) x where x.action <> 'start') then
+    b := gangq.look(admit.max_gangs);
+    ds := null;
+  end if;
   if b.gang_ids is not null or b.move_units is not null then
-    ds := array(select x from gangq.decide_on(b, admit.max_gangs, admit.budget_ms) x);
+    ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, admit.budget_ms) x));
     stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
     starts := array(select x from unnest(ds) x where x.action = 'start');
     if starts <> '{}' or stops <> '{}' then

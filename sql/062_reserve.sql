@@ -65,7 +65,9 @@ begin
   end if;
   wanted := array(select distinct w from unnest(reserve_members.incarnations) w order by w);
   -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
-  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for no key update skip locked);
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) order by i.id for no key update skip locked);
+  -- A statement of its own: what was cordoned while this one locked is seen.
+  locked := gangq.candidates(t, locked);
   if locked <> wanted or exists (
     select 1
     from (
