@@ -242,6 +242,7 @@ declare
   counts integer[]; more integer[]; low integer; high integer;
   respects integer; failed integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);
   gated jsonb := '{}';
+  shut boolean[] := array_fill(false, array[coalesce(cardinality(b.kind_ids), 0)]);
   seats integer[]; trial integer[];
   jobs bigint; gpus bigint; need_memory bigint; need_mcpus bigint; gangs bigint;
   hit jsonb;
@@ -304,8 +305,10 @@ begin
     from (
       select y.*,
         -- fifo: nobody passes who came before him, so he counts for no more than they do.
-        case y.policy when 'fifo' then min(y.own_priority) over (partition by y.queue order by y.age, y.g) else y.own_priority end as priority,
-        case y.policy when 'fifo' then 0 else y.own_priority end as ordering,
+        -- A gang that runs without some of its members holds what it has in vain: it comes before all that wait.
+        case when b.gang_missing[y.g] is not null then 1001
+          when y.policy = 'fifo' then min(y.own_priority) over (partition by y.queue order by y.age, y.g) else y.own_priority end as priority,
+        case when b.gang_missing[y.g] is not null then 1001 when y.policy = 'fifo' then 0 else y.own_priority end as ordering,
         case y.policy when 'fifo' then y.age else y.key end as order_key
       from (
         select z.g, b.kind_queue[z.kind] as queue, b.queue_policy[b.kind_queue[z.kind]] as policy, z.priority as own_priority, z.key,
@@ -423,9 +426,8 @@ begin
     d.kind_id := b.kind_ids[k];
     d.turn := looked;
     if not b.queue_open[q] then
-      if not each_gang then
-        lane_next[lane] := lane_last[lane] + 1;
-      end if;
+      continue when shut[k] and not each_gang;
+      shut[k] := true;
       d.action := 'wait';
       d.gate := 'paused';
       d.numbers := jsonb_build_object('queue', b.queue_names[q]);
@@ -443,7 +445,8 @@ begin
       need_memory := need_memory + counts[role] * b.shape_memory[shape];
       need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
     end loop;
-    said := k || '/' || b.gang_submitter[g];
+    -- A gang that lacks members asks for less than others of its kind: what holds for them says nothing about it.
+    said := k || '/' || b.gang_submitter[g] || case when b.gang_missing[g] is null then '' else '/' || g end;
     continue when gated ? said and not each_gang;
     hit := gated -> said;
     if hit is null and limited[q] then
@@ -467,7 +470,7 @@ begin
     end loop;
     d.starts_at := null;
     seats := null;
-    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g]) then
+    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g] or b.gang_missing[g] is not null) then
       if not promised and roles = 1 and b.kind_require[k] = 0 and b.kind_prefer[k] = 0 and b.kind_apart[k] is null and b.gang_missing[g] is null
         and b.role_strategy[first_role] = 'pack' and b.role_require[first_role] = 0 and b.role_prefer[first_role] = 0 and not b.role_balanced[first_role]
         and cardinality(b.levels) = 1 and b.role_min[first_role] = b.role_max[first_role] then
@@ -605,7 +608,9 @@ begin
     end if;
 
     if seats is null then
-      failed[k] := least(failed[k], respects);
+      if b.gang_missing[g] is null then
+        failed[k] := least(failed[k], respects);
+      end if;
       d.action := 'wait';
       d.gate := 'capacity';
       if b.gang_preempting[g] then

@@ -337,3 +337,26 @@ def test_a_promise_that_is_never_kept_ends_with_the_work_it_waits_for(q: Q) -> N
     assert gang.state == "blocked"
     assert q.sql("select * from gangq.earmarks") == [], "it fits nowhere any more: nothing is kept for it"
     assert len(idle.claim()) == 1
+
+
+def test_a_pause_holds_every_kind_that_waits_in_the_queue(q: Q) -> None:
+    q.workers(2)
+    q.call("set_queue", name="default", paused=True)
+    q.submit_gang(1), q.submit_gang(2), q.submit_gang(2, cpus=1, wait_for_hardware=True)
+    q.tick()
+    assert [v["gate"] for v in q.sql("select gate from gangq.verdicts")] == ["paused"] * 3
+
+
+def test_what_a_whole_gang_cannot_have_a_single_member_can(q: Q) -> None:
+    workers = q.workers(2)
+    running = q.submit_gang(2, failure_policy="restart_member", max_attempts=9)
+    q.tick()
+    claims = [w.take() for w in workers]
+    whole = q.submit_gang(2, failure_policy="restart_member", max_attempts=9, priority=1)
+    claims[1].fail()
+    q.later(700)
+    for worker in workers:
+        worker.beat()
+    q.tick()
+    assert (whole.state, running.state) == ("blocked", "running")
+    assert {m["state"] for m in running.members} == {"running", "reserved"}
