@@ -181,7 +181,7 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
         "insert into gangq.queues_table (name) values ('a'), ('a.b'), ('a.c'), ('d') on conflict do nothing"
     )
     for queue in ("a", "a.b", "a.c", "d"):
-        maximum = {key: dice.randint(1, 8) for key in RESOURCES if dice.random() < 0.2}
+        maximum = {key: dice.randint(1, 6) for key in RESOURCES if dice.random() < 0.3}
         db.execute(
             "update gangq.queues_table set policy = %s, maximum = %s, max_running_gangs = %s, max_running_jobs = %s, "
             "submitter_maximum = %s, weight = %s where name = %s",
@@ -195,7 +195,7 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
                 queue,
             ),
         )
-    for host in range(dice.randint(1, 5)):
+    for host in range(dice.randint(2, 6)):
         rack = {"rack": f"r{dice.randint(1, 2)}"} if dice.random() < 0.9 else {}
         for n in range(dice.choice([1, 1, 2])):
             devices = [
@@ -216,7 +216,13 @@ def some_gang(db: Connection, dice: random.Random) -> None:
         devices = dice.choice([0, 1, 1, 2])
         row = db.execute(
             "select gangq.intern_shape(%s, 'work', %s, %s, %s, %s, '{}', null) as id",
-            (queue, devices, dice.choice([0, 20]) if devices else 0, dice.choice([0, 1, 2]), dice.choice([0, 1])),
+            (
+                queue,
+                devices,
+                dice.choice([0, 20]) if devices else 0,
+                dice.choice([0, 1, 2]),
+                dice.choice([0, 1]),
+            ),
         ).fetchone()
         assert row is not None
         least = dice.randint(1, 3)
@@ -230,25 +236,26 @@ def some_gang(db: Connection, dice: random.Random) -> None:
             }
         )  # fmt: skip
         size += most
+    priority = dice.choice([0, 0, 5])
     db.execute(
-        "with born as materialized (select * from gangq.submit_gang('work', %(size)s, %(queue)s, priority => %(priority)s, "
-        "checkpoint_mode => 'rank0')), "
-        "kind as materialized (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) "
-        "select * from born, kind",
-        values := {
-            "size": size, "queue": queue, "priority": dice.choice([0, 0, 5]), "roles": Jsonb(roles),
-            "require": dice.choice([None] * 4 + list(LEVELS)), "prefer": dice.choice([None, None, *LEVELS]),
-            "apart": dice.choice([None, None, None, "x"]), "budget": dice.choice([10.0, 100.0, 1000.0]),
-        },
-    )  # fmt: skip
+        "select gangq.submit_gang('work', %s, %s, priority => %s, checkpoint_mode => 'rank0')",
+        (size, queue, priority),
+    )
+    asked = {
+        "queue": queue,
+        "roles": Jsonb(roles),
+        "require": dice.choice([None] * 4 + list(LEVELS)),
+        "prefer": dice.choice([None, None, *LEVELS]),
+        "apart": dice.choice([None, "x"]),
+        "budget": dice.choice([10.0, 100.0, 1000.0]),
+    }
     # Its members learn their roles as the owner would have written them.
     db.execute(
         "update gangq.live_gangs g set kind_id = k.id, shape_id = (%(roles)s::jsonb -> 0 ->> 'shape')::integer, "
         "budget_s = %(budget)s, submitter = case when g.id %% 2 = 0 then 'ann' else 'bob' end "
-        "from (select max(id) as id from gangq.gang_kinds) m, "
-        "lateral (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) k "
+        "from (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) k "
         "where g.id = (select max(id) from gangq.live_gangs)",
-        values,
+        asked,
     )
     db.execute(
         "update gangq.live_jobs j set role = r.ordinal, shape_id = r.shape_id, submitter = g.submitter "
@@ -333,7 +340,7 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
     for n in range(1000 if SOAK else 35):
         with db.transaction(force_rollback=True):
             some_fleet(db, dice)
-            for _ in range(dice.randint(1, 7)):
+            for _ in range(dice.randint(3, 8)):
                 some_gang(db, dice)
             for _ in range(3):
                 clock.advance(3)
