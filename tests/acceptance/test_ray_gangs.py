@@ -8,7 +8,7 @@ Not translated, and why:
 |---|---|
 | R02 | the same scenario through another Python call; there is one way to submit |
 | R10, R11, R12 | exact bundle lists of a placement group: members are never split; strategies are in R05 |
-| R14, R15, R16 | constructor retries of a service; a member that fails is judged by its budgets (tests/sql/test_finish.py) |
+| R14, R15, R16 | constructor retries of a service; a member's failures are counted (tests/sql/test_finish.py) |
 | R19, R20, R21 | child actors inside a placement group; a member's children are processes of its own |
 | R25, R27, R28, R29, R36, R37, R55, R56 | autoscaling of a replicated service, replicas per node |
 | R26 | the same through the command line: tests/cli |

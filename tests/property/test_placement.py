@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from sql.boards import Fleet, Held, Kind, Node, Role, Waiting, seat
@@ -126,15 +127,26 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
                 vrams = tuple(dice.choice([10, 40, 40]) for _ in range(dice.randint(0, 4)))
                 nodes.append(
                     Node(
-                        f"h{host}", slots=dice.randint(0, 4), memory=dice.choice([4, 8]), mcpus=dice.choice([4, 8]),
-                        vrams=vrams, label=dice.choice(["", "x"]), open=dice.random() < 0.95,
+                        f"h{host}",
+                        slots=dice.randint(0, 4),
+                        memory=dice.choice([4, 8]),
+                        mcpus=dice.choice([4, 8]),
+                        vrams=vrams,
+                        label=dice.choice(["", "x"]),
+                        open=dice.random() < 0.95,
                     )
-                )  # fmt: skip
+                )
         shapes = [
-            Role(1, gpus=dice.choice([0, 1, 2]), vram=dice.choice([0, 20]), memory=dice.choice([0, 1, 3]),
-                 mcpus=dice.choice([0, 1]), label=dice.choice([None, None, "x"]))
+            Role(
+                1,
+                gpus=dice.choice([0, 1, 2]),
+                vram=dice.choice([0, 20]),
+                memory=dice.choice([0, 1, 3]),
+                mcpus=dice.choice([0, 1]),
+                label=dice.choice([None, None, "x"]),
+            )
             for _ in range(dice.randint(1, 2))
-        ]  # fmt: skip
+        ]
         kinds = [
             Kind(
                 (
@@ -164,6 +176,26 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
         assert one == other, (seed, n, short, gangs)
         placed += sum(row["action"] == "start" for row in one)
     assert placed > 60
+
+
+# Limits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resource", ["gpus", "memory_mb", "cpus", "jobs", "gangs", "submitter"])
+def test_a_pass_counts_what_it_has_placed_against_the_limits_of_every_ancestor(
+    db: Connection, resource: str
+) -> None:
+    fleet = Fleet([Node("h0", slots=9, memory=99, mcpus=99000, vrams=(10,) * 9)])
+    gangs = [Waiting(Kind((Role(2, gpus=1, memory=1, mcpus=1000),), queue="a.b.c")) for _ in range(3)]
+    above: dict[str, Any] = {"maximum": {resource: 5}}
+    if resource == "gangs":
+        above = {"max_gangs": 2}
+    elif resource == "submitter":
+        above = {"submitter_maximum": {"gangs": 2}}
+    rows = decide(db, fleet.board(gangs=gangs, queues={"a": above, "a.b": {}, "a.b.c": {}, "d": {}}))
+    assert [row["action"] for row in rows] == ["start", "start", "wait"]
+    gate = {"gangs": "running_limit", "submitter": "submitter_limit"}.get(resource, "quota")
+    assert (rows[2]["gate"], rows[2]["numbers"]["queue"]) == (gate, "a")
 
 
 # Whole passes over the tables ---------------------------------------------------------------------------------
@@ -203,10 +235,18 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
                 for d in range(dice.randint(0, 4))
             ]
             db.execute(
-                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, memory_mb => %s, "
-                "cpus => %s, labels => %s, devices => %s)",
-                (f"w{host}-{n}", f"h{host}", dice.randint(1, 4), dice.choice([4, 8]), dice.choice([2, 4]), Jsonb(rack), Jsonb(devices)),
-            )  # fmt: skip
+                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, "
+                "memory_mb => %s, cpus => %s, labels => %s, devices => %s)",
+                (
+                    f"w{host}-{n}",
+                    f"h{host}",
+                    dice.randint(1, 4),
+                    dice.choice([4, 8]),
+                    dice.choice([2, 4]),
+                    Jsonb(rack),
+                    Jsonb(devices),
+                ),
+            )
 
 
 def some_gang(db: Connection, dice: random.Random) -> None:
@@ -229,12 +269,16 @@ def some_gang(db: Connection, dice: random.Random) -> None:
         most = least + dice.choice([0, 0, 0, 2])
         roles.append(
             {
-                "name": f"r{n}", "shape": row["id"], "min": least, "max": most,
+                "name": f"r{n}",
+                "shape": row["id"],
+                "min": least,
+                "max": most,
                 "strategy": dice.choice(["pack", "pack", "spread", "strict_pack", "strict_spread"]),
-                "require": dice.choice([None, None, None, *LEVELS]), "prefer": dice.choice([None, None, *LEVELS]),
+                "require": dice.choice([None, None, None, *LEVELS]),
+                "prefer": dice.choice([None, None, *LEVELS]),
                 "balanced": dice.random() < 0.2,
             }
-        )  # fmt: skip
+        )
         size += most
     priority = dice.choice([0, 0, 5])
     db.execute(
@@ -267,31 +311,39 @@ def some_gang(db: Connection, dice: random.Random) -> None:
 
 ABOVE_A_LIMIT = """
 with used as (
-  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
+  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus) as gpus,
+    sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
   from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
   join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
   group by q.name)
-select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs from used u join gangq.queues_table q on q.name = u.name
-where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs or u.gpus > (q.maximum ->> 'gpus')::numeric
-  or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric or u.cpus > (q.maximum ->> 'cpus')::numeric or u.jobs > (q.maximum ->> 'jobs')::numeric
+select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs
+from used u join gangq.queues_table q on q.name = u.name
+where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs
+  or u.gpus > (q.maximum ->> 'gpus')::numeric
+  or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric or u.cpus > (q.maximum ->> 'cpus')::numeric
+  or u.jobs > (q.maximum ->> 'jobs')::numeric
 """
 ABOVE_A_SUBMITTERS = """
-select q.name, j.submitter from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
+select q.name, j.submitter
+from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
 join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
-group by q.name, q.submitter_maximum, j.submitter having count(distinct j.gang_id) > (q.submitter_maximum ->> 'gangs')::numeric
+group by q.name, q.submitter_maximum, j.submitter
+having count(distinct j.gang_id) > (q.submitter_maximum ->> 'gangs')::numeric
 """
 OVERFULL = """
-select i.id from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join gangq.shapes s on s.id = j.shape_id
+select i.id
+from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join gangq.shapes s on s.id = j.shape_id
 group by i.id having count(*) > i.slots or sum(s.memory_mb) > i.memory_mb or sum(s.cpus) > i.cpus
 """
 SEATED = """
-select g.id, g.state, g.kind_id, r.ordinal as role, r.min_members, r.max_members, r.strategy, r.require, k.require as together, k.apart,
-  coalesce(j.epoch_rank, j.rank) as rank, g.world_size, i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
+select g.id, g.kind_id, r.ordinal as role, k.require as together, k.apart, coalesce(j.epoch_rank, j.rank) as rank,
+  g.world_size, i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
 from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.live_jobs j on j.gang_id = g.id
-join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1) join gangq.shapes s on s.id = j.shape_id
+join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1)
+join gangq.shapes s on s.id = j.shape_id
 join gangq.incarnations i on i.id = j.incarnation
 left join lateral (
-  select count(*) as devices, min(x.vram_mb) as vram, bool_and(x.offered_by = i.id) as here
+  select count(*) filter (where x.offered_by = i.id) as devices, min(x.vram_mb) as vram
   from gangq.device_holds h join gangq.device_registry x on x.id = h.device_id where h.job_id = j.id) d on true
 order by g.id, rank
 """
@@ -357,8 +409,10 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                 admitted = db.execute("select * from gangq.admit()").fetchone()
                 assert admitted is not None
                 now = db.execute(
-                    "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats from gangq.live_gangs g "
-                    "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null where g.state = 'reserved' group by g.id"
+                    "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats "
+                    "from gangq.live_gangs g "
+                    "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null "
+                    "where g.state = 'reserved' group by g.id"
                 ).fetchall()
                 plan = {row["gang_id"]: row["incarnations"] for row in decided if row["action"] == "start"}
                 assert {row["id"]: row["seats"] for row in now if row["id"] not in before} == plan, (
