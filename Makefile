@@ -10,7 +10,7 @@ PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_de
 LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-servers test-gpu test-torch soak bench lint wheel-check clean help
+.PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-servers what is about SQL, on every PostgreSQL found and not only the oldest and the newest"
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floor and a peer"
+	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
 	@echo "make test-gpu    what a real GPU says under each kind of load, as a table (needs one, and torch)"
@@ -56,10 +57,13 @@ test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch
 
 soak: $(VENV)/.dev
-	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process
+	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process tests/simulator
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py
+
+simulate: $(VENV)/.dev
+	$(BIN)/python tests/simulator/simulate.py $(SIMULATE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

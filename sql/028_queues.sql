@@ -1,8 +1,270 @@
--- Queues as a tree.
-create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real language sql stable as $$
-  select least(
-    coalesce(estimate_s.budget_s, case when estimate_s.gpus > 0 then c.budget_gpu_s else c.budget_s end),
-    (select r.p90_s from gangq.runtimes r where r.queue = estimate_s.queue and r.task = estimate_s.task and r.samples >= 10))
-  from gangq.settings c
+-- Queues: a tree by name (a.b is a child of a), what is placed in it, and the limits on that.
+-- Who places work in a queue with limits locks its row and those of its ancestors that have any, by name, after the
+-- worker rows; then counts, then places: so no committed state is above a maximum. Who gives back locks nothing here.
+
+create function gangq.queue_path(name text) returns text[] language sql stable as $$
+  select coalesce(array_agg(q.name order by length(q.name) desc), '{}')
+  from (select string_to_array(queue_path.name, '.') as parts offset 0) p
+  cross join lateral generate_series(1, cardinality(p.parts)) n
+  join gangq.queues_table q on q.name = array_to_string(p.parts[1:n], '.')
 $$;
-comment on function gangq.estimate_s(text, text, integer, real) is 'Internal. How long a job runs, seconds.';
+comment on function gangq.queue_path(text) is 'Internal. A queue and its ancestors that exist, itself first.';
+
+create function gangq.below(queue text, names text[]) returns boolean language sql immutable as
+$$ select exists (select 1 from unnest(names) as a(name) where queue = a.name or starts_with(queue, a.name || '.')) $$;
+comment on function gangq.below(text, text[]) is 'Internal. Whether a queue is one of these or below one of them.';
+
+-- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole backlog whenever the
+-- table's statistics are older than it. A job is only ever placed on a worker that serves its queue.
+create function gangq.queue_usage(names text[])
+returns table (queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric, submitter text)
+language sql stable as $$
+  with held as (
+    select j.shape_id, j.submitter, j.gang_id, count(*) as jobs
+    from gangq.live_jobs j
+    where j.incarnation = any (array(
+      select i.id from gangq.incarnations i
+      where i.queues && array(select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names))))
+    group by j.shape_id, j.submitter, j.gang_id
+  )
+  select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint, sum(h.jobs * s.memory_mb)::bigint,
+    sum(h.jobs * s.cpus), h.submitter
+  from held h join gangq.shapes s on s.id = h.shape_id
+  join unnest(queue_usage.names) as n(name) on s.queue = n.name or starts_with(s.queue, n.name || '.')
+  group by n.name, h.submitter
+$$;
+comment on function gangq.queue_usage(text[]) is
+  'Internal. What is placed (reserved, running, preempting) in each of these queues and their children, by submitter.';
+
+create function gangq.limits_of(names text[])
+returns table (queue text, gate text, resource text, by_submitter boolean, most numeric)
+language sql stable as $$
+  select q.name, l.gate, l.resource, l.by_submitter, l.most
+  from gangq.queues_table q
+  cross join lateral (
+    select 'quota', m.key, false, m.value::numeric from jsonb_each_text(q.maximum) m
+    union all
+    select 'running_limit', r.resource, false, r.most
+    from (values ('gangs', q.max_running_gangs), ('jobs', q.max_running_jobs)) as r(resource, most) where r.most is not null
+    union all
+    select 'submitter_limit', m.key, true, m.value::numeric from jsonb_each_text(q.submitter_maximum) m
+  ) as l(gate, resource, by_submitter, most)
+  where q.limited and q.name = any (limits_of.names)
+$$;
+comment on function gangq.limits_of(text[]) is 'Internal. Every limit set on these queues themselves, one row each.';
+
+create function gangq.lock_limited(names text[], wait boolean) returns boolean language plpgsql
+set search_path = '' as $$
+declare
+  wanted text[];
+begin
+  wanted := array(
+    select distinct q.name
+    from unnest(lock_limited.names) as n(name) cross join lateral unnest(gangq.queue_path(n.name)) as p(name)
+    join gangq.queues_table q on q.name = p.name
+    where q.limited);
+  if wanted = '{}' then
+    return true;
+  end if;
+  if lock_limited.wait then
+    perform 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update;
+    return true;
+  end if;
+  return (select count(*) from (
+    select 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update skip locked) l) = cardinality(wanted);
+end $$;
+comment on function gangq.lock_limited(text[], boolean) is
+  'Internal. Locks the queues on the paths of these that have a limit, by name, so that nobody else places work there '
+  'until this transaction ends. Without wait: false when somebody else has one. Count in a later statement.';
+
+create function gangq.limit_hit(
+  queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint, cpus numeric
+) returns jsonb language sql stable as $$
+  with limits as (
+    select l.*, case l.resource when 'gangs' then limit_hit.gangs when 'jobs' then limit_hit.jobs when 'gpus' then limit_hit.gpus
+      when 'memory_mb' then limit_hit.memory_mb when 'cpus' then limit_hit.cpus end as asked
+    from gangq.limits_of(gangq.queue_path(limit_hit.queue)) l
+  ),
+  usage as (
+    select u.* from gangq.queue_usage(array(select distinct l.queue from limits l)) u
+    where exists (select 1 from limits)
+  )
+  select jsonb_build_object('gate', h.gate, 'queue', h.queue, 'resource', h.resource, 'limit', h.most, 'used', h.used, 'asked', h.asked)
+  from (
+    select l.*, (
+      select coalesce(sum(case l.resource when 'gangs' then u.gangs when 'jobs' then u.jobs when 'gpus' then u.gpus
+        when 'memory_mb' then u.memory_mb when 'cpus' then u.cpus end), 0)
+      from usage u where u.queue = l.queue and (not l.by_submitter or u.submitter = limit_hit.submitter)) as used
+    from limits l where l.asked > 0) h
+  where h.used + h.asked > h.most
+  order by length(h.queue) desc, h.gate, h.resource limit 1
+$$;
+comment on function gangq.limit_hit(text, text, integer, integer, bigint, bigint, numeric) is
+  'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, running_limit or '
+  'submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. Binding only after lock_limited.';
+
+-- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
+-- every one, and does not read through the backlog of those who may have no more.
+create function gangq.shape_for(shape_id integer, submitter text) returns integer language plpgsql set search_path = '' as $$
+declare
+  found_id integer;
+begin
+  if not exists (
+    select 1 from gangq.queues_table q join gangq.shapes s on gangq.below(s.queue, array[q.name])
+    where s.id = shape_for.shape_id and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}')) then
+    return shape_for.shape_id;
+  end if;
+  select n.id into found_id
+  from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
+    and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
+    and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
+  where s.id = shape_for.shape_id and n.avoid is null and n.submitter = shape_for.submitter
+  order by n.id limit 1;
+  if found_id is null then
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, shape_for.submitter
+    from gangq.shapes s where s.id = shape_for.shape_id
+    returning id into found_id;
+  end if;
+  return found_id;
+end $$;
+comment on function gangq.shape_for(integer, text) is
+  'Internal. The shape of a solo job of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
+
+-- Settings ---------------------------------------------------------------------------------------------------------
+
+create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void
+language plpgsql immutable set search_path = '' as $$
+declare
+  r record;
+begin
+  if given is null then
+    return;
+  end if;
+  if jsonb_typeof(given) <> 'object' then
+    perform gangq.refuse('GQ001', format('queue %L: %s is %s; it must be a JSON object', queue, setting, given),
+      format('For example {"%s": 8}; its keys are %s.', keys[1], array_to_string(keys, ', ')));
+  end if;
+  for r in select e.key, e.value from jsonb_each(given) e order by e.key loop
+    if r.key <> all (keys) then
+      perform gangq.refuse('GQ001', format('queue %L: %s names %L', queue, setting, r.key),
+        format('Its keys are %s; what is left out has no limit.', array_to_string(keys, ', ')));
+    end if;
+    if jsonb_typeof(r.value) <> 'number' or r.value::numeric < 0 or r.value::numeric > 1e15
+      or (r.key <> 'cpus' and r.value::numeric <> trunc(r.value::numeric)) then
+      perform gangq.refuse('GQ001', format('queue %L: %s of %s is %s', queue, r.key, setting, r.value),
+        'It is a number, 0 or more, and whole unless it counts CPUs. Leave the key out for no limit.');
+    end if;
+  end loop;
+end $$;
+comment on function gangq.check_resources(text, text, jsonb, text[]) is 'Internal. Raises GQ001 unless this is an object of these resources.';
+
+create function gangq.set_queue(
+  name text, paused boolean default null, policy text default null, max_attempts integer default null,
+  max_crashes integer default null, max_trips integer default null, backoff_s real default null,
+  backoff_max_s real default null, budget_s real default null, max_payload_bytes integer default null,
+  retention_done text default null, retention_failed text default null, draining boolean default null,
+  guaranteed jsonb default null, maximum jsonb default null, weight real default null,
+  max_running_gangs integer default null, max_running_jobs integer default null, submitter_maximum jsonb default null,
+  placement_timeout_s real default null, timeout_style text default null, preempts boolean default null,
+  preemptible boolean default null, min_run_s real default null, reset text[] default '{}'
+) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  resources constant text[] := '{gpus,memory_mb,cpus,jobs}';
+  resettable constant text[] := '{budget_s,guaranteed,maximum,max_running_gangs,max_running_jobs,submitter_maximum,placement_timeout_s,timeout_style}';
+  parts text[] := string_to_array(set_queue.name, '.');
+  names text[];
+  wrong text;
+  broken record;
+begin
+  if coalesce(set_queue.name, '') = '' or length(set_queue.name) > 100 then
+    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters', 'Call gangq.set_queue(name => ''gpu'').');
+  end if;
+  if '' = any (parts) and not exists (select 1 from gangq.queues_table q where q.name = set_queue.name) then
+    perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', set_queue.name),
+      'The dots of a name make a tree: a.b is a child of a.');
+  end if;
+  select r.setting into wrong from unnest(set_queue.reset) as r(setting) where r.setting is null or r.setting <> all (resettable) limit 1;
+  if found then
+    perform gangq.refuse('GQ001', format('queue %L: reset names %L', set_queue.name, wrong),
+      format('It takes %s; any other setting has a value to set.', array_to_string(resettable, ', ')));
+  end if;
+  select g.setting into wrong
+  from (values ('budget_s', set_queue.budget_s is null), ('guaranteed', set_queue.guaranteed is null), ('maximum', set_queue.maximum is null),
+    ('max_running_gangs', set_queue.max_running_gangs is null), ('max_running_jobs', set_queue.max_running_jobs is null),
+    ('submitter_maximum', set_queue.submitter_maximum is null), ('placement_timeout_s', set_queue.placement_timeout_s is null),
+    ('timeout_style', set_queue.timeout_style is null)) as g(setting, absent)
+  where not g.absent and g.setting = any (set_queue.reset) limit 1;
+  if found then
+    perform gangq.refuse('GQ001', format('queue %L: %s is both set and reset', set_queue.name, wrong), 'Give it a value or put it back to its default, not both.');
+  end if;
+  perform gangq.check_resources(set_queue.name, 'guaranteed', set_queue.guaranteed, resources);
+  perform gangq.check_resources(set_queue.name, 'maximum', set_queue.maximum, resources);
+  perform gangq.check_resources(set_queue.name, 'submitter_maximum', set_queue.submitter_maximum, '{gpus,jobs,gangs}');
+  names := case when '' = any (parts) then array[set_queue.name]
+    else array(select array_to_string(parts[1:n], '.') from generate_series(1, cardinality(parts)) n) end;
+  insert into gangq.queues_table (name) select n.name from unnest(names) as n(name) order by n.name on conflict do nothing;
+  -- Of the whole path: what is guaranteed to children is compared with a parent that must not change meanwhile.
+  perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
+  update gangq.queues_table q set
+    paused = coalesce(set_queue.paused, q.paused),
+    policy = coalesce(set_queue.policy, q.policy),
+    max_attempts = coalesce(set_queue.max_attempts, q.max_attempts),
+    max_crashes = coalesce(set_queue.max_crashes, q.max_crashes),
+    max_trips = coalesce(set_queue.max_trips, q.max_trips),
+    backoff_s = coalesce(set_queue.backoff_s, q.backoff_s),
+    backoff_max_s = coalesce(set_queue.backoff_max_s, q.backoff_max_s),
+    budget_s = case when 'budget_s' <> all (set_queue.reset) then coalesce(set_queue.budget_s, q.budget_s) end,
+    max_payload_bytes = coalesce(set_queue.max_payload_bytes, q.max_payload_bytes),
+    retention_done = coalesce(set_queue.retention_done, q.retention_done),
+    retention_failed = coalesce(set_queue.retention_failed, q.retention_failed),
+    draining = coalesce(set_queue.draining, q.draining),
+    guaranteed = case when 'guaranteed' = any (set_queue.reset) then '{}' else coalesce(set_queue.guaranteed, q.guaranteed) end,
+    maximum = case when 'maximum' = any (set_queue.reset) then '{}' else coalesce(set_queue.maximum, q.maximum) end,
+    weight = coalesce(set_queue.weight, q.weight),
+    max_running_gangs = case when 'max_running_gangs' <> all (set_queue.reset) then coalesce(set_queue.max_running_gangs, q.max_running_gangs) end,
+    max_running_jobs = case when 'max_running_jobs' <> all (set_queue.reset) then coalesce(set_queue.max_running_jobs, q.max_running_jobs) end,
+    submitter_maximum = case when 'submitter_maximum' = any (set_queue.reset) then '{}' else coalesce(set_queue.submitter_maximum, q.submitter_maximum) end,
+    placement_timeout_s = case when 'placement_timeout_s' <> all (set_queue.reset) then coalesce(set_queue.placement_timeout_s, q.placement_timeout_s) end,
+    timeout_style = case when 'timeout_style' <> all (set_queue.reset) then coalesce(set_queue.timeout_style, q.timeout_style) end,
+    preempts = coalesce(set_queue.preempts, q.preempts),
+    preemptible = coalesce(set_queue.preemptible, q.preemptible),
+    min_run_s = coalesce(set_queue.min_run_s, q.min_run_s)
+  where q.name = set_queue.name;
+  select g.key, g.value::numeric as guaranteed, q.maximum ->> g.key as maximum into broken
+  from gangq.queues_table q cross join lateral jsonb_each_text(q.guaranteed) g
+  where q.name = set_queue.name and g.value::numeric > (q.maximum ->> g.key)::numeric limit 1;
+  if found then
+    perform gangq.refuse('GQ001', format('queue %L: %s %s are guaranteed and %s is the maximum', set_queue.name, broken.guaranteed, broken.key, broken.maximum),
+      'Guarantee no more than the maximum, or raise the maximum in the same call.');
+  end if;
+  select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum into broken
+  from gangq.queues_table p
+  join gangq.queues_table c on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
+  cross join lateral jsonb_each_text(c.guaranteed) g
+  where p.name = any (names) and p.maximum ? g.key
+  group by p.name, g.key, p.maximum having sum(g.value::numeric) > (p.maximum ->> g.key)::numeric limit 1;
+  if found then
+    perform gangq.refuse('GQ001', format('the children of queue %L are guaranteed %s %s, and its maximum is %s', broken.name, broken.guaranteed, broken.key, broken.maximum),
+      'Guarantee the children less, or raise the maximum of their parent first.');
+  end if;
+  -- Whatever may start because of this is below the queue, and those who serve it may sleep.
+  if set_queue.paused is false or num_nonnulls(set_queue.maximum, set_queue.max_running_gangs, set_queue.max_running_jobs, set_queue.submitter_maximum) > 0
+    or set_queue.reset && '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}' then
+    perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q where gangq.below(q.name, array[set_queue.name]);
+    perform gangq.wake_tick();
+  end if;
+exception
+  when check_violation or numeric_value_out_of_range then
+    perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
+      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; timeout_style is requeue, hard or soft; '
+      'max_attempts, max_crashes and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than 0 and at most 1e6, '
+      'a budget more than 0 and at most 1e9, a placement timeout more than 0 and at most 1e7.');
+end $$;
+comment on function gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer, jsonb, real, text, boolean, boolean, real, text[]) is
+  'Makes a queue, and its parents that are missing, or changes the settings given; null leaves a setting as it is, reset '
+  'names those to put back to none (budget_s, guaranteed, maximum, max_running_gangs, max_running_jobs, '
+  'submitter_maximum, placement_timeout_s, timeout_style). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
+  'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is already exceeded stops '
+  'nothing that runs. For gangq_admin. Raises GQ001.';

@@ -8,7 +8,7 @@ create function gangq.register_worker(
   name text, host text, queues text[], kind text default 'inline', slots integer default 1, prefetch integer default 1,
   memory_mb bigint default 0, cpus numeric default 0, labels jsonb default '{}', tasks text[] default null,
   devices jsonb default '[]', address text default null, boot_id text default null, pid bigint default null,
-  identity jsonb default '{}', lease_s real default null
+  identity jsonb default '{}', lease_s real default null, taints text[] default '{}'
 ) returns table (
   incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
   tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
@@ -21,6 +21,7 @@ declare
   unknown_queue text;
   device record;
   ids bigint[];
+  predecessor record;
 begin
   select x.* into s from gangq.settings x;
   if coalesce(register_worker.name, '') = '' or coalesce(register_worker.host, '') = '' then
@@ -61,14 +62,15 @@ begin
         'lease_left_s', extract(epoch from other.expires_at - t))::text;
   end if;
   incarnation := nextval('gangq.incarnation_ids'::regclass);
+  -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
+  select i.quarantined, i.operator_taints into predecessor from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
   insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus, queues, tasks, labels,
-    boot_id, pid, identity, registered_at, quarantined)
+    boot_id, pid, identity, registered_at, quarantined, taints, operator_taints)
   values (register_worker.incarnation, register_worker.name, register_worker.host, coalesce(register_worker.address, register_worker.host),
     register_worker.kind, register_worker.slots, register_worker.prefetch, register_worker.memory_mb, register_worker.cpus,
     register_worker.queues, register_worker.tasks, register_worker.labels, register_worker.boot_id, register_worker.pid,
-    register_worker.identity, t,
-    -- An operator's quarantine is of the worker by name: it outlives a restart.
-    (select i.quarantined from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1));
+    register_worker.identity, t, predecessor.quarantined,
+    gangq.check_taints(register_worker.taints, 'taints', false) || coalesce(predecessor.operator_taints, '{}'), coalesce(predecessor.operator_taints, '{}'));
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
   values (register_worker.incarnation, t + make_interval(secs => coalesce(register_worker.lease_s, s.lease_s)), t,
     coalesce(register_worker.lease_s, s.lease_s));
@@ -116,10 +118,11 @@ exception
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
       'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not negative; labels a JSON object.');
 end $$;
-comment on function gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real) is
+comment on function gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real, text[]) is
   'A worker starts: records what it offers and returns its incarnation, which every other worker verb carries, and the '
   'installation''s numbers. The lease runs from now. Devices that another live incarnation offers, or that are '
   'quarantined, come back in withheld; the former are offered as soon as that incarnation has ended. '
+  'taints: key or key=value, each keeps off what does not tolerate it; those an operator has set (set_taints) are added. '
   'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead).';
 
 -- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
@@ -473,3 +476,27 @@ end $$;
 comment on function gangq.unquarantine(text, text) is
   'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use it again. For '
   'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
+
+create function gangq.set_taints(worker text, taints text[]) returns void
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  i gangq.incarnations;
+  wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);
+begin
+  -- As in quarantine: a registration of this name inherits them, or its incarnation gets them here.
+  perform pg_advisory_xact_lock(1734438257, hashtext(set_taints.worker));
+  select x.* into i from gangq.incarnations x where x.name = set_taints.worker order by x.id desc limit 1 for no key update;
+  if not found then
+    perform gangq.refuse('GQ002', format('worker %L does not exist', set_taints.worker), 'Names are in gangq.workers.');
+  end if;
+  update gangq.incarnations x set operator_taints = wanted,
+    taints = i.taints[1:cardinality(i.taints) - cardinality(i.operator_taints)] || wanted
+  where x.id = i.id;
+  perform gangq.log_event(gangq.now(), 'taint', incarnation => i.id, data => jsonb_build_object('taints', wanted));
+  perform gangq.wake(array[i.id], 'claim');
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.set_taints(text, text[]) is
+  'Sets what an operator taints a worker with, by name and also after a restart, beside the taints it registers with; an empty '
+  'array takes them off. What runs there runs on, what is reserved there still starts. For gangq_admin. Raises GQ001, GQ002.';

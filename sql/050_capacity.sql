@@ -33,6 +33,30 @@ $$ select f.* from gangq.free_capacity(incarnations) f $$;
 comment on function gangq.capacity_of(bigint[]) is
   'free_capacity for views: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
 
-create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql immutable as
-$$ select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels $$;
-comment on function gangq.serves(gangq.incarnations, gangq.shapes) is 'Internal. Whether this worker is for jobs of this shape at all, free or not.';
+create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable as $$
+  select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels
+    and case when s.selects is null then i.taints = '{}'
+      else coalesce(jsonb_path_match(i.labels, s.selects, jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end
+$$;
+comment on function gangq.serves(gangq.incarnations, gangq.shapes) is
+  'Internal. Whether this worker is for jobs of this shape at all, free or not: queue, task, labels, selector, and every '
+  'taint of it tolerated.';
+
+create function gangq.fleet(known boolean) returns setof gangq.incarnations language sql stable as $$
+  select i.* from gangq.incarnations i
+  where i.ended_at is null or (fleet.known
+    and i.ended_at > (select gangq.now() - c.incarnation_retention from gangq.settings c)
+    and not exists (select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
+$$;
+comment on function gangq.fleet(boolean) is
+  'Internal. The live workers; known: also those that have ended, by their latest incarnation, as long as it is kept.';
+
+-- A device that nobody offers is counted with the last incarnation that saw it.
+create function gangq.devices_of(incarnation bigint, ended boolean) returns table (id bigint, vram_mb integer) language sql stable as $$
+  select r.id, r.vram_mb from gangq.device_registry r where r.offered_by = devices_of.incarnation
+  union all
+  select r.id, r.vram_mb from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+  where devices_of.ended and c.incarnation = devices_of.incarnation and r.offered_by is null
+    and not exists (select 1 from gangq.device_claimants later where later.device_id = r.id and later.incarnation > c.incarnation)
+$$;
+comment on function gangq.devices_of(bigint, boolean) is 'Internal. The devices of a worker; ended: those it had.';

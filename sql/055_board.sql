@@ -11,6 +11,7 @@ create type gangq.board as (
   t timestamptz,
   reservations integer,
   preemptions integer,
+  grace_s double precision,
   levels text[],
   -- workers, by host
   worker_ids bigint[],
@@ -48,6 +49,7 @@ create type gangq.board as (
   unit_movable boolean[],
   unit_leaving boolean[],
   unit_lost double precision[],
+  unit_since timestamptz[],
   -- what is kept by an earlier promise
   escrow_gang bigint[],
   escrow_worker integer[],
@@ -106,6 +108,10 @@ create type gangq.board as (
   gang_missing jsonb[],
   gang_anchor jsonb[],
   gang_preempting boolean[],
+  move_units bigint[],
+  move_kind integer[],
+  move_shape integer[],
+  move_counts jsonb[],
   apart_keys text[],
   apart_hosts integer[],
   apart_gangs bigint[]
@@ -113,7 +119,8 @@ create type gangq.board as (
 comment on type gangq.board is
   'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a solo job (its id '
   'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none. Of a gang '
-  'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are.';
+  'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are. move: what '
+  'runs on hosts and workers that are drained.';
 
 -- Queues: all of them, in order of name, so that a parent comes before its children.
 create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
@@ -180,12 +187,48 @@ begin
 end $$;
 comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues and what each holds, children included.';
 
+-- What is to be moved: whole gangs that run, with a member on what is drained, and solo jobs that run there.
+create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  drained bigint[] := array(
+    select i.id from gangq.cordons c join gangq.incarnations i on case c.kind when 'host' then i.host else i.name end = c.name
+    where c.drain and i.ended_at is null);
+begin
+  if drained = '{}' then
+    return b;
+  end if;
+  select array_agg(m.unit order by m.unit desc), array_agg(m.kind_id order by m.unit desc), array_agg(m.shape_id order by m.unit desc),
+    array_agg(m.counts order by m.unit desc)
+  into b.move_units, b.move_kind, b.move_shape, b.move_counts
+  from (
+    select x.unit, g.kind_id, case when g.id is null then x.shape_id end as shape_id, (
+      select jsonb_agg(z.members order by z.ordinal) from (
+        select r.ordinal, count(k.id) as members
+        from gangq.kind_roles r left join gangq.live_jobs k on k.gang_id = g.id and coalesce(k.role, 1) = r.ordinal and k.state = 'running'
+        where r.kind_id = g.kind_id group by r.ordinal) z) as counts
+    from (
+      select coalesce(j.gang_id, -j.id) as unit, min(j.gang_id) as gang_id, min(j.shape_id) as shape_id
+      from gangq.live_jobs j where j.incarnation = any (drained) and j.state = 'running'
+      group by coalesce(j.gang_id, -j.id)) x
+    left join gangq.live_gangs g on g.id = x.gang_id
+    -- A gang of which a member is done could not run again.
+    where x.gang_id is null or g.world_size = (select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m;
+  return b;
+end $$;
+comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs on hosts and workers that are drained and could run elsewhere.';
+
+-- These plan anew each time: how much waits and how many workers there are decides the plan, and a generic one that
+-- suits three hosts takes seconds for five thousand.
+--
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
   kinds integer[];
+  alone integer[];
 begin
   with recursive kinds(id) as (
     (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
@@ -202,20 +245,22 @@ begin
       order by x.order_key limit look_at_gangs.most) w
     union all
     select x.id, x.kind_id from gangq.live_gangs x
-    where x.state = 'running' and x.failure_policy = 'restart_member' and exists (
-      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and (j.epoch_rank is not null or x.world_size = x.size))) g;
-  if waiting is null then
+    where x.state = 'running' and x.missing_since is not null and (x.not_before is null or x.not_before <= b.t) and exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))) g;
+  b := gangq.look_at_moves(b);
+  kinds := array(select k from unnest(kinds) as k union select k from unnest(b.move_kind) as k where k is not null order by 1);
+  alone := array(select s from unnest(b.move_shape) as s where s is not null);
+  if waiting is null and b.move_units is null then
     return b;
   end if;
-  select array_agg(r.name order by r.kind_id, r.ordinal), array_agg(array_position(z.shapes, r.shape_id) order by r.kind_id, r.ordinal),
+  b.shape_ids := array(
+    select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds) union select s from unnest(alone) as s order by 1);
+  select array_agg(r.name order by r.kind_id, r.ordinal), array_agg(array_position(b.shape_ids, r.shape_id) order by r.kind_id, r.ordinal),
     array_agg(r.min_members order by r.kind_id, r.ordinal), array_agg(r.max_members order by r.kind_id, r.ordinal),
     array_agg(r.strategy order by r.kind_id, r.ordinal), array_agg(coalesce(array_position(b.levels, r.require), 0) order by r.kind_id, r.ordinal),
-    array_agg(coalesce(array_position(b.levels, r.prefer), 0) order by r.kind_id, r.ordinal), array_agg(r.balanced order by r.kind_id, r.ordinal),
-    min(z.shapes)
-  into b.role_names, b.role_shape, b.role_min, b.role_max, b.role_strategy, b.role_require, b.role_prefer, b.role_balanced, b.shape_ids
+    array_agg(coalesce(array_position(b.levels, r.prefer), 0) order by r.kind_id, r.ordinal), array_agg(r.balanced order by r.kind_id, r.ordinal)
+  into b.role_names, b.role_shape, b.role_min, b.role_max, b.role_strategy, b.role_require, b.role_prefer, b.role_balanced
   from gangq.kind_roles r
-  cross join (
-    select array_agg(distinct x.shape_id order by x.shape_id) as shapes from gangq.kind_roles x where x.kind_id = any (kinds)) z
   where r.kind_id = any (kinds);
   select array_agg(k.id order by k.id), array_agg(array_position(b.queue_names, k.queue) order by k.id),
     array_agg(coalesce(array_position(b.levels, k.require), 0) order by k.id),
@@ -231,6 +276,8 @@ begin
     array_agg((s.cpus * 1000)::bigint order by s.id), array_agg(to_jsonb(s.avoid) order by s.id)
   into b.shape_gpus, b.shape_vram, b.shape_memory, b.shape_mcpus, b.shape_avoid
   from gangq.shapes s where s.id = any (b.shape_ids);
+  b.move_kind := array(select array_position(b.kind_ids, m.kind) from unnest(b.move_kind) with ordinality as m(kind, n) order by m.n);
+  b.move_shape := array(select array_position(b.shape_ids, m.shape) from unnest(b.move_shape) with ordinality as m(shape, n) order by m.n);
   with estimates as materialized (
     select z.kind_id, z.budget_s, (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))::float8
@@ -249,7 +296,7 @@ begin
         select jsonb_agg(y.missing order by y.ordinal) from (
           select r.ordinal, count(j.id) as missing
           from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
-            and j.state = 'blocked' and (j.epoch_rank is not null or g.world_size = g.size)
+            and j.state = 'blocked' and gangq.in_epoch(j, g)
           where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
       case when g.state = 'running' then (
         select jsonb_agg(y.mates order by y.ordinal) from (
@@ -265,21 +312,37 @@ begin
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
-create function gangq.look_at_workers(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
-  queues text[] := array(select distinct b.queue_names[k] from unnest(b.kind_queue) as k);
+  queues text[] := array(
+    select b.queue_names[k] from unnest(b.kind_queue) as k
+    union select s.queue from gangq.shapes s where s.id in (select b.shape_ids[m] from unnest(b.move_shape) as m));
   named boolean := exists (
     select 1 from gangq.shapes s, jsonb_array_elements(s.selector) c
     where s.id = any (b.shape_ids) and c.value ->> 'key' in ('host', 'worker'));
   examples bigint[];
+  among bigint[];  -- null: all
+  open bigint[];
 begin
+  if look_at_workers.sample is not null then
+    -- Where something runs already a small gang fits tightest; then those that have been there longest.
+    among := array(
+      select h.incarnation from (
+        select distinct j.incarnation from (select z.incarnation from gangq.live_jobs z where z.incarnation is not null limit 4 * look_at_workers.sample) j
+        limit look_at_workers.sample) h
+      union
+      select n.id from (
+        select i.id from gangq.incarnations i where i.ended_at is null and i.queues && queues order by i.id limit look_at_workers.sample) n);
+  end if;
+  open := gangq.candidates(b.t, among);
   -- Sorted once, then aggregated as it comes.
   with live as materialized (
     select i.id, i.name, i.host, i.slots, i.memory_mb, (i.cpus * 1000)::bigint as mcpus, i.prefetch, i.queues, coalesce(i.tasks, '{*}') as tasks,
       i.labels, i.taints, case when named then i.name else '' end as who
     from gangq.incarnations i
-    where i.ended_at is null and i.queues && queues
+    where i.ended_at is null and i.queues && queues and (among is null or i.id = any (among))
   ),
   classes as materialized (
     select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id))::integer as n
@@ -289,7 +352,7 @@ begin
     select j.incarnation, count(*) filter (where not s.plain or j.gang_id is not null) as whole,
       count(*) filter (where s.plain and j.gang_id is null) as plain, sum(s.memory_mb)::bigint as memory, (sum(s.cpus) * 1000)::bigint as mcpus
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation is not null group by j.incarnation
+    where j.incarnation is not null and (among is null or j.incarnation = any (among)) group by j.incarnation
   ),
   w as (
     select l.id, l.name, l.slots, l.memory_mb, l.mcpus, c.n as class, o.id is not null as open,
@@ -298,7 +361,7 @@ begin
       (dense_rank() over (order by l.host))::integer as host
     from live l
     join classes c on c.queues = l.queues and c.tasks = l.tasks and c.labels = l.labels and c.taints = l.taints and c.who = l.who
-    left join unnest(gangq.candidates(b.t)) as o(id) on o.id = l.id
+    left join unnest(open) as o(id) on o.id = l.id
     left join used u on u.incarnation = l.id
     order by l.host, l.id
   )
@@ -351,54 +414,66 @@ begin
     order by w.n) f;
   return b;
 end $$;
-comment on function gangq.look_at_workers(gangq.board) is
+comment on function gangq.look_at_workers(gangq.board, integer) is
   'Internal. Live workers of the queues in which something waits, what they have free, which shapes each class of them serves.';
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 begin
   select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
     array_agg(x.gpus), array_agg(x.ends)
   into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
   from (
-    select coalesce(j.gang_id, -j.id) as unit, j.id as job, w.n::integer as worker, 1 as slots, s.memory_mb as memory,
+    -- One estimate for all that are alike.
+    with placed as materialized (
+      select j.id, j.gang_id, j.state, j.told_at, j.claimed_at, j.budget_s, w.n::integer as worker, j.shape_id
+      from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
+    ),
+    estimates as materialized (
+      select k.shape_id, k.budget_s, gangq.estimate_s(s.queue, s.task, s.gpus::integer, k.budget_s) as s,
+        coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
+      from (select distinct p.shape_id, p.budget_s from placed p) k join gangq.shapes s on s.id = k.shape_id cross join gangq.settings c
+    )
+    select coalesce(j.gang_id, -j.id) as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
       (s.cpus * 1000)::bigint as mcpus, s.gpus::integer as gpus,
       case
         when j.state = 'preempting' then greatest(j.told_at + make_interval(secs => c.grace_s), b.t + interval '1 s')
         else (
           select case when z.from_at + make_interval(secs => e.s) > b.t then z.from_at + make_interval(secs => e.s)
             else greatest(z.from_at + make_interval(secs => e.most), b.t + interval '30 s') end
-          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z
-          cross join (select gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s) as s,
-            coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most) e) end as ends
-    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
+          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z) end as ends
+    from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
     join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
     where not (s.plain and j.gang_id is null)
     union all
     -- Plain jobs share slots: together they are as many slots as they take, until the last of them ends.
-    select 0, 0, w.n::integer, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
-      max(greatest(j.claimed_at + make_interval(secs => gangq.estimate_s(s.queue, s.task, 0, j.budget_s)), b.t + interval '1 s'))
-    from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
-    join gangq.live_jobs j on j.incarnation = w.id join gangq.shapes s on s.id = j.shape_id
+    select 0, 0, j.worker, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
+      max(greatest(j.claimed_at + make_interval(secs => e.s), b.t + interval '1 s'))
+    from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
+    join gangq.incarnations i on i.id = b.worker_ids[j.worker] join gangq.shapes s on s.id = j.shape_id
     where s.plain and j.gang_id is null
-    group by w.n
+    group by j.worker
     order by 1, 2, 3) x;
   select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),
-    array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost)
-  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost
+    array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost), array_agg(u.since)
+  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
   from (
     select coalesce(j.gang_id, -j.id) as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
-      bool_and(j.state = 'running') and bool_and(coalesce(g.preemptible, true) and q.preemptible)
+      -- All of it runs (a gang of which a member is done could not run again), and stopping once more would not end it.
+      bool_and(j.state = 'running') and coalesce(count(*) = max(g.world_size), true) and bool_and(j.stops < c.max_stops)
+        and bool_and(coalesce(g.preemptible, true) and q.preemptible)
         and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
-      bool_or(j.state = 'preempting') as leaving,
+      bool_or(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
       sum(greatest(s.gpus, 1) * extract(epoch from b.t - greatest(coalesce(g.go_at, j.claimed_at, b.t), (
         select max(p.saved_at) from gangq.checkpoints p
         where p.job_id = coalesce((select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0 and g.checkpoint_mode = 'rank0'), j.id)))))::float8 as lost
     from (select distinct u.unit from unnest(b.held_unit) as u(unit) where u.unit <> 0) d
     join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
     join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
+    cross join gangq.settings c
     where j.incarnation is not null
     group by coalesce(j.gang_id, -j.id)
     order by 1) u;
@@ -420,25 +495,27 @@ end $$;
 comment on function gangq.look_at_work(gangq.board) is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
 
-create function gangq.look(most integer default 200) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
+create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
 declare
   b gangq.board;
 begin
   b.t := gangq.now();
-  select s.reservations, s.preemptions_per_pass, s.topology into b.reservations, b.preemptions, b.levels from gangq.settings s;
+  select s.reservations, s.preemptions_per_pass, s.grace_s, s.topology into b.reservations, b.preemptions, b.grace_s, b.levels from gangq.settings s;
   if not exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
-    and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.failure_policy = 'restart_member') then
+    and not exists (select 1 from gangq.live_gangs g where g.state = 'running' and g.missing_since is not null)
+    and not exists (select 1 from gangq.cordons c where c.drain) then
     return b;
   end if;
   b := gangq.look_at_gangs(gangq.look_at_queues(b), look.most);
-  if b.gang_ids is null then
+  if b.gang_ids is null and b.move_units is null then
     return b;
   end if;
-  b := gangq.look_at_workers(b);
+  b := gangq.look_at_workers(b, look.sample);
   if b.worker_ids <> '{}' then
     b := gangq.look_at_work(b);
   end if;
   return b;
 end $$;
-comment on function gangq.look(integer) is
-  'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. gang_ids is null when nothing waits.';
+comment on function gangq.look(integer, integer) is
+  'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. '
+  'sample: not all workers, but about so many. gang_ids is null when nothing waits, move_units when nothing is to be moved.';

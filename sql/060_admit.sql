@@ -30,12 +30,14 @@ create type gangq.decision as (
   victims bigint[],
   kept jsonb,
   gate text,
-  numbers jsonb
+  numbers jsonb,
+  turn integer
 );
 comment on type gangq.decision is
-  'One decision of a pass. action: start, plan, preempt or wait. members: how many of each role. incarnations: the worker '
+  'One decision of a pass. action: start, plan, preempt, move or wait; stop: its time was up. turn: the how manyth gang it looked at. members: how many of each role. incarnations: the worker '
   'of each, ranks in order. devices: theirs, in the same order. kept: [incarnation, slots, memory_mb, thousandths of a CPU, '
-  'GPUs] that each of its workers must have for it at starts_at.';
+  'GPUs] that each of its workers must have for it at starts_at. victims of a preempt, and the solo job of a move (negative '
+  'ids: solo jobs), are told to stop.';
 
 -- Why so much more may not be placed in a queue, its ancestors considered, or null when it may.
 create function gangq.limit_on(
@@ -189,8 +191,9 @@ comment on function gangq.plan_start(gangq.board, integer, integer[], integer[],
 -- The decision. One pass over what waits, in the order of the queues' policies; each gang is placed if it fits without
 -- delaying those before it that have a planned start, else gets such a start itself while there are fewer than
 -- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
-create function gangq.decide_on(b gangq.board, max_gangs integer default 200, budget_ms integer default null)
-returns setof gangq.decision language plpgsql volatile set search_path = ''
+create function gangq.decide_on(
+  b gangq.board, max_gangs integer default 200, budget_ms integer default null, max_turns integer default null, each_gang boolean default false
+) returns setof gangq.decision language plpgsql volatile set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -245,6 +248,15 @@ declare
   w integer; taken integer; e integer; r integer;
   apart_hosts integer[];
   place integer := 0;
+  -- who is told to stop for others
+  told integer := 0;
+  refused integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);  -- in vain, at this priority
+  refusals integer := 0;
+  stops record;
+  covered integer;
+  beside timestamptz[];
+  plan_queue integer[] := '{}';
+  plan_owed boolean[] := '{}';
   started integer := 0;
   looked integer := 0;
   -- the quick way: hosts of one shape by the room they have, as linked lists; 0: end
@@ -257,7 +269,7 @@ declare
   top integer; h integer; left_over integer; c integer; low_room integer;
   full_hosts integer[]; full_takes integer[];
 begin
-  if b.gang_ids is null then
+  if n = 0 and b.gang_ids is null then
     return;
   end if;
   select sum(x.s), sum(x.m), sum(x.c) into total_slots, total_memory, total_mcpus from unnest(b.all_slots, b.all_memory, b.all_mcpus) as x(s, m, c);
@@ -269,7 +281,17 @@ begin
     kept_mcpus[w] := kept_mcpus[w] + b.escrow_mcpus[e];
     kept_gpus[w] := kept_gpus[w] + b.escrow_gpus[e];
     promised := true;
+    plan_worker := plan_worker || w;
+    plan_slots := plan_slots || b.escrow_slots[e];
+    plan_memory := plan_memory || b.escrow_memory[e];
+    plan_mcpus := plan_mcpus || b.escrow_mcpus[e];
+    plan_gpus := plan_gpus || b.escrow_gpus[e];
+    plan_ends := plan_ends || b.t + make_interval(secs => b.grace_s + coalesce(b.gang_estimate[array_position(b.gang_ids, b.escrow_gang[e])], 86400));
   end loop;
+  if b.gang_ids is null then
+    return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
+    return;
+  end if;
 
   for q in 1 .. cardinality(b.queue_names) loop
     limited[q] := coalesce(limited[b.queue_parent[q]], false) or coalesce(b.queue_max_gangs[q], b.queue_max_jobs[q]) is not null
@@ -313,7 +335,16 @@ begin
 
   loop
     exit when started >= decide_on.max_gangs;
-    exit when budget_ms is not null and looked > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0);
+    exit when looked >= max_turns;
+    -- Only who has placed something may leave early: the next pass begins at the front, and would never get past those
+    -- that do not fit if looking at them alone used up its time.
+    if started > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0) then
+      d := null;
+      d.action := 'stop';
+      d.turn := looked;
+      return next d;
+      exit;
+    end if;
     -- Whose turn it is: the highest priority; among those, from the root of the tree down, whom each node's policy prefers.
     lane := null;
     if lanes = 1 then
@@ -390,8 +421,11 @@ begin
     d := null;
     d.gang_id := b.gang_ids[g];
     d.kind_id := b.kind_ids[k];
+    d.turn := looked;
     if not b.queue_open[q] then
-      lane_next[lane] := lane_last[lane] + 1;
+      if not each_gang then
+        lane_next[lane] := lane_last[lane] + 1;
+      end if;
       d.action := 'wait';
       d.gate := 'paused';
       d.numbers := jsonb_build_object('queue', b.queue_names[q]);
@@ -410,13 +444,13 @@ begin
       need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
     end loop;
     said := k || '/' || b.gang_submitter[g];
-    continue when gated ? said;
-    hit := null;
-    if limited[q] then
+    continue when gated ? said and not each_gang;
+    hit := gated -> said;
+    if hit is null and limited[q] then
       hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
     end if;
     if hit is not null then
-      gated := gated || jsonb_build_object(said, true);
+      gated := gated || jsonb_build_object(said, hit);
       d.action := 'wait';
       d.gate := hit ->> 'gate';
       d.numbers := hit - 'gate';
@@ -574,6 +608,90 @@ begin
       failed[k] := least(failed[k], respects);
       d.action := 'wait';
       d.gate := 'capacity';
+      if b.gang_preempting[g] then
+        -- What was told to stop for it is leaving, and its places are kept; so is its part of the queue's limits.
+        d.gate := 'preempting';
+        up := q;
+        while up is not null loop
+          used_gangs[up] := used_gangs[up] + gangs;
+          used_jobs[up] := used_jobs[up] + jobs;
+          used_gpus[up] := used_gpus[up] + gpus;
+          used_memory[up] := used_memory[up] + need_memory;
+          used_mcpus[up] := used_mcpus[up] + need_mcpus;
+          up := b.queue_parent[up];
+        end loop;
+        return next d;
+        continue;
+      end if;
+      if b.queue_preempts[q] and b.gang_missing[g] is null and n > 0 and told < b.preemptions and refusals < 16
+        and (refused[k] is null or b.gang_priority[g] > refused[k]) then
+        covered := gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus);
+        -- Who is owed its place does not wait for the planned start of one that only borrows.
+        beside := plan_starts;
+        for i in 1 .. cardinality(plans) loop
+          if covered is not null and not plan_owed[i] and not gangq.lies_below(b, plan_queue[i], covered) then
+            beside[i] := 'infinity';
+          end if;
+        end loop;
+        select v.* into stops from gangq.choose_victims(b, g, counts, gangq.spare_beside(b,
+          b.t + make_interval(secs => b.grace_s + b.gang_estimate[g]), slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
+          plans, beside), covered) v;
+        if stops.victims is null then
+          refused[k] := b.gang_priority[g];
+          refusals := refusals + 1;
+        elsif stops.victims <> '{}' then
+          told := told + cardinality(stops.victims);
+          d.action := 'preempt';
+          d.gate := 'preempting';
+          d.members := counts;
+          d.victims := stops.victims;
+          d.starts_at := b.t + make_interval(secs => b.grace_s);
+          d.incarnations := array(select b.worker_ids[s.w] from unnest(stops.seats) with ordinality as s(w, n) order by s.n);
+          hit := gangq.need_of(b, k, counts, stops.seats);
+          d.kept := (select jsonb_agg(jsonb_build_array(b.worker_ids[(v.value ->> 0)::integer], v.value -> 1, v.value -> 2, v.value -> 3, v.value -> 4) order by v.n)
+            from jsonb_array_elements(hit) with ordinality as v(value, n));
+          d.numbers := (select jsonb_build_object('victims', count(*), 'lost_s', jsonb_object_agg(u.id, round(u.lost::numeric, 1)))
+            from unnest(b.unit_ids, b.unit_lost) as u(id, lost) where u.id = any (stops.victims));
+          -- Promised from now on, and whom it displaces is neither displaced again nor counted on for longer.
+          promised := true;
+          quick_shape := 0;
+          for planned in select (v.value ->> 0)::integer as w, v.value as need from jsonb_array_elements(hit) as v loop
+            w := planned.w;
+            kept_slots[w] := kept_slots[w] + (planned.need ->> 1)::integer;
+            kept_memory[w] := kept_memory[w] + (planned.need ->> 2)::bigint;
+            kept_mcpus[w] := kept_mcpus[w] + (planned.need ->> 3)::bigint;
+            kept_gpus[w] := kept_gpus[w] + (planned.need ->> 4)::integer;
+            plan_worker := plan_worker || w;
+            plan_slots := plan_slots || (planned.need ->> 1)::integer;
+            plan_memory := plan_memory || (planned.need ->> 2)::bigint;
+            plan_mcpus := plan_mcpus || (planned.need ->> 3)::bigint;
+            plan_gpus := plan_gpus || (planned.need ->> 4)::integer;
+            plan_ends := plan_ends || d.starts_at + make_interval(secs => b.gang_estimate[g]);
+          end loop;
+          for i in 1 .. cardinality(b.unit_ids) loop
+            if b.unit_ids[i] = any (stops.victims) then
+              b.unit_movable[i] := false;
+              b.unit_leaving[i] := true;
+            end if;
+          end loop;
+          for i in 1 .. cardinality(b.held_unit) loop
+            if b.held_unit[i] = any (stops.victims) then
+              b.held_ends[i] := least(b.held_ends[i], d.starts_at);
+            end if;
+          end loop;
+          up := q;
+          while up is not null loop
+            used_gangs[up] := used_gangs[up] + gangs;
+            used_jobs[up] := used_jobs[up] + jobs;
+            used_gpus[up] := used_gpus[up] + gpus;
+            used_memory[up] := used_memory[up] + need_memory;
+            used_mcpus[up] := used_mcpus[up] + need_mcpus;
+            up := b.queue_parent[up];
+          end loop;
+          return next d;
+          continue;
+        end if;
+      end if;
       if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
         if began_job <> '{}' then
           b.held_job := b.held_job || began_job;
@@ -602,6 +720,8 @@ begin
             from jsonb_array_elements(planned.kept) with ordinality as v(value, n));
           plans := plans || planned.kept;
           plan_starts := plan_starts || planned.starts_at;
+          plan_queue := plan_queue || q;
+          plan_owed := plan_owed || (gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus) is not null);
           promised := true;
           quick_shape := 0;
           for hit in select v.value from jsonb_array_elements(planned.kept) as v loop
@@ -618,14 +738,26 @@ begin
             plan_ends := plan_ends || planned.starts_at + make_interval(secs => b.gang_estimate[g]);
           end loop;
         end if;
-      elsif failed[k] < respects then
+      elsif failed[k] < respects and not each_gang then
         continue;  -- its kind has been judged
       end if;
       return next d;
       continue;
     end if;
 
-    -- It starts: what it takes is gone for whoever comes after it.
+    -- It starts: what it takes is gone for whoever comes after it, and what was kept for it is not kept any more.
+    if b.gang_preempting[g] then
+      for e in 1 .. coalesce(cardinality(b.escrow_gang), 0) loop
+        if b.escrow_gang[e] = b.gang_ids[g] then
+          w := b.escrow_worker[e];
+          kept_slots[w] := kept_slots[w] - b.escrow_slots[e];
+          kept_memory[w] := kept_memory[w] - b.escrow_memory[e];
+          kept_mcpus[w] := kept_mcpus[w] - b.escrow_mcpus[e];
+          kept_gpus[w] := kept_gpus[w] - b.escrow_gpus[e];
+          plan_ends[e] := b.t;
+        end if;
+      end loop;
+    end if;
     d.action := 'start';
     d.members := counts;
     d.devices := '{}';
@@ -732,10 +864,15 @@ begin
     started := started + 1;
     return next d;
   end loop;
+  if n > 0 and b.move_units is not null then
+    return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
+  end if;
 end $$;
-comment on function gangq.decide_on(gangq.board, integer, integer) is
-  'Internal. What a pass would do with this board: starts, planned starts, and for each kind that waits the gate that holds '
-  'it. budget_ms: stop after so long, for the rest the next pass is there; null: go through all of it.';
+comment on function gangq.decide_on(gangq.board, integer, integer, integer, boolean) is
+  'Internal. What a pass would do with this board: starts, planned starts, preemptions, moves, and for each kind that waits the gate that holds '
+  'it. budget_ms: once something is placed, stop after so long and say so, for the rest the next pass is there; null: go '
+  'through all of it. max_turns: look at so many gangs, as a pass that was stopped did. each_gang: a decision for every gang, '
+  'also for those of a kind that has been judged; it changes no other.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
 language sql volatile security definer set search_path = '' as $$
@@ -745,88 +882,33 @@ comment on function gangq.decide(integer) is
   'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
   'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
-create function gangq.candidates(t timestamptz) returns bigint[] language sql stable as $$
-  select coalesce(array_agg(i.id), '{}')
-  from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
-  where i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t)
-    and l.renewed_at > t - make_interval(secs => s.candidate_silence_s)
+create function gangq.takes_work(
+  i gangq.incarnations, renewed_at timestamptz, t timestamptz, heard_since timestamptz, hosts text[], workers text[]
+) returns boolean language sql immutable as $$
+  select i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t) and renewed_at > heard_since
+    and i.host <> all (hosts) and i.name <> all (workers)
 $$;
-comment on function gangq.candidates(timestamptz) is
-  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not passed over.';
+comment on function gangq.takes_work(gangq.incarnations, timestamptz, timestamptz, timestamptz, text[], text[]) is
+  'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
 
-create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  s gangq.shapes;
-  locked bigint[];
-  wanted bigint[];
+  heard_since timestamptz := t - (select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
+  hosts text[] := array(select c.name from gangq.cordons c where c.kind = 'host');
+  workers text[] := array(select c.name from gangq.cordons c where c.kind = 'worker');
 begin
-  perform gangq.require_read_committed('reserve_gang');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  if among is null then
+    return array(
+      select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+      where i.ended_at is null and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers) order by i.id);
   end if;
-  if g.state <> 'blocked' then
-    perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
-  end if;
-  if coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
-    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
-      'Pass the worker''s incarnation for each rank, in rank order.');
-  end if;
-  select x.* into s from gangq.shapes x where x.id = g.shape_id;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  wanted := array(select distinct w from unnest(reserve_gang.incarnations) w order by w);
-  -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
-  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) and i.id = any (gangq.candidates(t)) order by i.id for no key update skip locked);
-  if locked <> wanted or exists (
-    select 1 from gangq.free_capacity(wanted) f join gangq.incarnations i on i.id = f.incarnation
-    join (select w.id, count(*) as members from unnest(reserve_gang.incarnations) as w(id) group by w.id) m on m.id = f.incarnation
-    where not gangq.serves(i, s) or gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids) < m.members
-  ) then
-    return false;
-  end if;
-  if s.gpus > 0 then
-    insert into gangq.device_holds (device_id, kind, job_id, since)
-    select d.device_id, 'job', m.job_id, t
-    from (
-      select j.id as job_id, w.id as incarnation, row_number() over (partition by w.id order by w.rank) - 1 as nth
-      from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-      join gangq.live_jobs j on j.gang_id = g.id and j.rank = w.rank - 1) m
-    join (
-      select f.incarnation, e.device_id, row_number() over (partition by f.incarnation order by e.n) - 1 as nth
-      from gangq.free_capacity(wanted) f
-      cross join lateral unnest(f.device_ids, f.vrams) with ordinality as e(device_id, vram_mb, n)
-      where e.vram_mb >= s.vram_mb and (s.avoid is null or e.device_id <> all (s.avoid))) d
-      on d.incarnation = m.incarnation and d.nth / s.gpus = m.nth;
-  end if;
-  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
-  g.restore_step := gangq.restore_step(g);
-  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
-  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  update gangq.live_jobs j set state = 'reserved', incarnation = w.id, deadline_at = g.deadline_at
-  from unnest(reserve_gang.incarnations) with ordinality as w(id, rank)
-  where j.gang_id = g.id and j.rank = w.rank - 1;
-  update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = x.size, reserved_at = t, deadline_at = g.deadline_at,
-    go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
-  where x.id = g.id;
-  delete from gangq.earmarks e where e.incarnation = any (array(
-    select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
-  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
-    'size', g.size, 'restore_step', g.restore_step,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members from unnest(reserve_gang.incarnations) as w(id)
-      join gangq.incarnations i on i.id = w.id group by i.host) h)));
-  perform gangq.wake(wanted, 'claim');
-  return true;
+  return array(
+    select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+    where i.id = any (among) and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers) order by i.id);
 end $$;
-comment on function gangq.reserve_gang(bigint, bigint[]) is
-  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
-  'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
-  'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
+comment on function gangq.candidates(timestamptz, bigint[]) is
+  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, not passed over.';
 
 -- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
 -- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
@@ -911,7 +993,7 @@ comment on function gangq.keep_verdicts(gangq.decision[], integer[], timestamptz
 
 -- All the gangs of a pass in a few statements, each gang still whole or not at all: one that anything of is busy this moment
 -- (its row, a member, a worker that is claiming, a limited queue) is left for the next pass.
-create function gangq.reserve_decided(starts gangq.decision[], digest text, t timestamptz) returns bigint[]
+create function gangq.reserve_decided(b gangq.board, starts gangq.decision[], digest text) returns bigint[]
 language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -920,18 +1002,47 @@ declare
   wanted bigint[];
   locked bigint[];
   gang_ids bigint[]; job_ids bigint[]; incarnations bigint[]; ranks integer[]; first_device integer[]; gpus integer[];
+  limited text[];
+  t timestamptz := gangq.now();
 begin
   ids := array(
-    select g.id from gangq.live_gangs g where g.id = any (ids) and g.state in ('blocked', 'running') order by g.id for update skip locked);
+    select g.id from gangq.live_gangs g where g.id = any (ids) and (g.state = 'blocked' or g.state = 'running' and g.missing_since is not null)
+    order by g.id for update skip locked);
   locked := array(select j.id from gangq.live_jobs j where j.gang_id = any (ids) order by j.id for update skip locked);
   busy := array(
     select distinct j.gang_id from gangq.live_jobs j left join unnest(locked) as l(id) on l.id = j.id where j.gang_id = any (ids) and l.id is null);
   ids := array(select i from unnest(ids) as i except select k from unnest(busy) as k);
   wanted := array(
     select distinct w from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id cross join unnest(d.incarnations) as w order by w);
-  locked := array(
-    select i.id from gangq.incarnations i join unnest(gangq.candidates(t)) as c(id) on c.id = i.id
-    where i.id = any (wanted) order by i.id for no key update of i skip locked);
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) order by i.id for no key update skip locked);
+  -- A statement of its own: what was cordoned while this one locked is seen.
+  locked := gangq.candidates(t, locked);
+
+  -- Limits were judged by what the board counted. Where a claim has placed more since, the next pass counts again.
+  limited := array(
+    select q.name from gangq.queues_table q
+    where q.limited and q.name in (
+      select p.name from (
+        select distinct k.queue from gangq.gang_kinds k join unnest(reserve_decided.starts) d on d.kind_id = k.id join unnest(ids) as i(id) on i.id = d.gang_id) u
+      cross join lateral unnest(gangq.queue_path(u.queue)) as p(name)));
+  if limited <> '{}' then
+    if gangq.lock_limited(limited, false) then
+      limited := array(
+        select u.queue from (
+          select x.queue, x.submitter, x.jobs, x.gpus, sum(x.jobs) over q as all_jobs, sum(x.gpus) over q as all_gpus, sum(x.memory_mb) over q as all_memory,
+            sum(x.cpus) over q as all_cpus, sum(x.gangs) over q as all_gangs, x.gangs
+          from gangq.queue_usage(limited) x window q as (partition by x.queue)) u
+        cross join lateral (select array_position(b.queue_names, u.queue) as q) n
+        where u.all_jobs > b.used_jobs[n.q] or u.all_gpus > b.used_gpus[n.q] or u.all_memory > b.used_memory[n.q] or u.all_cpus * 1000 > b.used_mcpus[n.q]
+          or u.all_gangs > b.used_gangs[n.q] or (b.queue_submitter_maximum[n.q] is not null and (
+            u.jobs > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'jobs')::bigint, 0)
+            or u.gpus > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'gpus')::bigint, 0)
+            or u.gangs > coalesce((b.usage_submitters -> (n.q || '/' || u.submitter) ->> 'gangs')::bigint, 0))));
+    end if;
+    ids := array(
+      select d.gang_id from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id join gangq.gang_kinds k on k.id = d.kind_id
+      where not gangq.below(k.queue, limited) order by d.gang_id);
+  end if;
 
   -- Who sits where: of each role its first members, ranks in order; of a gang that runs, those that are missing.
   select array_agg(s.gang_id), array_agg(s.job_id), array_agg(s.incarnation), array_agg(s.rank), array_agg(s.first_device), array_agg(s.gpus)
@@ -946,7 +1057,7 @@ begin
         select j.gang_id, j.id as job_id, j.rank, s.gpus::integer as gpus, coalesce(j.role, 1) as role,
           row_number() over (partition by j.gang_id, coalesce(j.role, 1) order by j.rank) as nth
         from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.live_gangs g on g.id = j.gang_id
-        where g.id in (select i from unnest(ids) as i) and j.state = 'blocked' and (g.state = 'blocked' or j.epoch_rank is not null or g.world_size = g.size)) x
+        where g.id in (select i from unnest(ids) as i) and j.state = 'blocked' and (g.state = 'blocked' or gangq.in_epoch(j, g))) x
       join unnest(reserve_decided.starts) e on e.gang_id = x.gang_id
       where x.nth <= e.members[x.role]) m on m.gang_id = d.gang_id
     order by m.gang_id, m.seat) s;
@@ -994,13 +1105,13 @@ begin
     state = case x.state when 'blocked' then 'reserved' else x.state end, epoch = x.epoch + 1,
     world_size = case x.state when 'blocked' then cardinality(d.incarnations) else x.world_size end,
     reserved_at = case x.state when 'blocked' then t else x.reserved_at end,
-    deadline_at = case x.state when 'blocked' then t + make_interval(secs => x.claim_deadline_s) else x.deadline_at end,
+    deadline_at = case x.state when 'running' then least(x.deadline_at, t + make_interval(secs => x.claim_deadline_s)) else t + make_interval(secs => x.claim_deadline_s) end,
     go_at = case x.state when 'blocked' then null else x.go_at end, not_before = null,
     restore_step = gangq.restore_step(x), drain_cause = null, drain_trigger = null
   from unnest(reserve_decided.starts) d
   where x.id = d.gang_id and x.id in (select i from unnest(ids) as i);
   update gangq.live_jobs j set state = 'reserved', incarnation = p.incarnation, deadline_at = t + make_interval(secs => g.claim_deadline_s),
-    epoch_rank = case when g.state = 'running' then j.epoch_rank when g.world_size < g.size or p.rank <> j.rank then p.rank end
+    epoch_rank = case when g.state = 'running' then j.epoch_rank when gangq.elastic(g.kind_id) then p.rank end
   from unnest(gang_ids, job_ids, incarnations, ranks) as p(gang_id, job_id, incarnation, rank)
   join gangq.live_gangs g on g.id = p.gang_id
   where j.id = p.job_id and p.gang_id in (select i from unnest(ids) as i);
@@ -1011,8 +1122,10 @@ begin
   delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
     select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
   insert into gangq.events (at, kind, gang_id, epoch, reason, data)
-  select t, case g.state when 'running' then 'replace' else 'reserve' end, g.id, g.epoch, null, jsonb_build_object(
-    'size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
+  select t, 'reserve', g.id, g.epoch, null, jsonb_build_object(
+    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
+    'replaces', case g.state when 'running' then (
+      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
     'hosts', (select jsonb_object_agg(h.host, h.members) from (
       select i.host, count(*) as members from unnest(d.incarnations) as w(id)
       join gangq.incarnations i on i.id = w.id group by i.host) h))
@@ -1022,11 +1135,11 @@ begin
     select distinct p.incarnation from unnest(gang_ids, incarnations) as p(gang_id, incarnation) where p.gang_id = any (ids)), 'claim');
   return ids;
 end $$;
-comment on function gangq.reserve_decided(gangq.decision[], text, timestamptz) is
+comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) is
   'Internal. Carries out the starts of a pass: new epochs, claim deadlines, devices held, workers woken. Returns the gangs '
   'that were reserved. The caller holds no locks.';
 
-create function gangq.admit(max_gangs integer default 200) returns table (placed integer, again boolean)
+create function gangq.admit(max_gangs integer default 200, budget_ms integer default null) returns table (placed integer, again boolean)
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
@@ -1034,60 +1147,46 @@ declare
   b gangq.board;
   ds gangq.decision[];
   starts gangq.decision[];
+  stops gangq.decision[];
+  digest text;
 begin
   perform gangq.require_read_committed('admit');
   placed := 0;
   again := false;
-  b := gangq.look(admit.max_gangs);
-  if b.gang_ids is not null then
-    ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
+  -- The usual case of a large fleet, a few gangs and plenty of room, needs no look at all of it: if what a sample has room
+  -- for is everything that waits, that is the decision.
+  if (select count(*) from (select 1 from gangq.incarnations i where i.ended_at is null limit 1025) x) > 1024
+    and (select count(*) from (select 1 from gangq.live_gangs g where g.state = 'blocked' limit 9) x) < 9
+    and not exists (select 1 from gangq.cordons c where c.drain) and not exists (select 1 from gangq.earmarks e) then
+    b := gangq.look(admit.max_gangs, 128);
+    if b.gang_ids is not null then
+      ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
+    end if;
+  end if;
+  if ds is null or exists (select 1 from unnest(ds) x where x.action <> 'start') then
+    b := gangq.look(admit.max_gangs);
+    ds := null;
+  end if;
+  if b.gang_ids is not null or b.move_units is not null then
+    ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, admit.budget_ms) x));
+    stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
     starts := array(select x from unnest(ds) x where x.action = 'start');
+    if starts <> '{}' or stops <> '{}' then
+      digest := gangq.record_pass(b, ds, admit.max_gangs);
+    end if;
     if starts <> '{}' then
-      placed := cardinality(gangq.reserve_decided(starts, null, t));
-      again := placed < cardinality(starts);
+      placed := cardinality(gangq.reserve_decided(b, starts, digest));
+      again := placed < cardinality(starts) or exists (select 1 from unnest(ds) x where x.action = 'stop');
+    end if;
+    if stops <> '{}' then
+      again := gangq.displace_decided(stops, digest, t) < cardinality(stops) or again;
     end if;
   end if;
   perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
-  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action <> 'start'), b.kind_ids, t);
+  perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'stop', 'move')), b.kind_ids, t);
   return next;
 end $$;
-comment on function gangq.admit(integer) is
+comment on function gangq.admit(integer, integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
-  'transaction. again: something was busy, ask again soon. Raises GQ008.';
-
-create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  g gangq.live_gangs;
-  cfg gangq.settings;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  if g.state <> 'reserved' or exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'reserved') then
-    return false;
-  end if;
-  select x.* into cfg from gangq.settings x;
-  delete from gangq.device_holds h where h.job_id = any (array(select j.id from gangq.live_jobs j where j.gang_id = g.id));
-  -- Whoever did not claim in time is not asked again for a while. A worker that is claiming right now is not silent.
-  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
-  where g.deadline_at <= t and i.id = any (array(
-    select z.id from gangq.incarnations z
-    where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = g.id)
-    order by z.id for no key update skip locked));
-  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null where j.gang_id = g.id;
-  update gangq.live_gangs x set state = 'blocked', world_size = null, deadline_at = null, reserved_at = null, master_host = null, master_addr = null, master_port = null,
-    placement_misses = x.placement_misses + 1,
-    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
-  where x.id = g.id;
-  perform gangq.log_event(t, 'rollback', g.id, g.epoch, reason => coalesce(rollback_gang.reason, 'not claimed in time'));
-  return true;
-end $$;
-comment on function gangq.rollback_gang(bigint, text) is
-  'Takes back a reservation that nobody has started on: the whole gang is blocked again, nobody is charged, a miss is '
-  'counted and backs the gang off; workers that missed the deadline are passed over for a while. False when a member '
-  'was claimed (then it drains) or nothing is reserved. Raises GQ002.';
+  'transaction. budget_ms: once something is placed, it looks no further after so long. again: something was busy, or the '
+  'time was up; ask again soon. Raises GQ008.';

@@ -1,6 +1,6 @@
 -- A worker takes work: claim, and the barrier that lets a gang begin.
--- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then pending
--- jobs with skip locked only.
+-- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then queues that
+-- have limits, by name; pending jobs with skip locked only.
 
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
@@ -20,7 +20,20 @@ declare
   took bigint[];
   room record;
   want integer := claim.max_jobs;
-  kept_from bigint;  -- jobs from this key on come after the gang this worker is kept for
+  open boolean;  -- takes new work; what is reserved here is claimed in any case
+  marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
+  paused text[];
+  limited text[];
+  fair text[];
+  counted text[];  -- queues whose usage decides something here, and that usage
+  used jsonb;
+  limits jsonb;
+  total jsonb;
+  mosts integer[];  -- per shape, where anything is watched: how many may be taken, and up to which key
+  stops bigint[];
+  full_submitters text[];
+  turn record;
+  contenders bigint;
   heads record;
   warm record;
   upto bigint;
@@ -92,9 +105,17 @@ begin
     want := want - cardinality(taken);
   end if;
 
-  if want > 0 and me.state = 'live' and me.quarantined is null then
+  open := me.state = 'live' and me.quarantined is null
+    and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
+  if want > 0 and open then
     select f.* into room from gangq.free_capacity(array[me.id]) f;
-    kept_from := coalesce((select min(e.order_key) from gangq.earmarks e where e.incarnation = me.id), 9223372036854775807);
+    if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
+      marks := gangq.marks_now(me.id, t);
+    end if;
+    select array_agg(q.name) filter (where q.paused), array_agg(q.name) filter (where q.limited),
+      array_agg(q.name) filter (where q.policy = 'fair')
+    into paused, limited, fair
+    from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair';
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     with recursive waiting(id) as (
@@ -107,34 +128,91 @@ begin
     from (
       select z.id, (
         select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) as order_key
-      from waiting w join gangq.shapes z on z.id = w.id join gangq.queues_table q on q.name = z.queue
-      where gangq.serves(me, z) and not q.paused
+      from waiting w join gangq.shapes z on z.id = w.id
+      where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
-    ) h where h.order_key < kept_from;
+    ) h where h.order_key is not null;
+    if shape_ids is not null and (limited is not null or fair is not null) then
+      counted := array(
+        select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
+      limited := nullif(array(select l.name from unnest(limited) as l(name) where l.name = any (counted)), '{}');
+      fair := nullif(array(select f.name from unnest(fair) as f(name) where f.name = any (counted)), '{}');
+      if limited is not null then
+        -- Wait as long as somebody else's claim may take; then leave these queues for the next call, not the others.
+        begin
+          perform set_config('lock_timeout', '200ms', true);
+          perform gangq.lock_limited(limited, true);
+        exception when lock_not_available then
+          select array_agg(e.id), array_agg(e.key) into shape_ids, keys
+          from unnest(shape_ids, keys) as e(id, key) join gangq.shapes z on z.id = e.id where not gangq.below(z.queue, limited);
+          limited := null;
+        end;
+        perform set_config('lock_timeout', '2s', true);
+      end if;
+      if limited is not null or fair is not null then
+        counted := array(select c.name from unnest(counted) as c(name) where c.name = any (limited) or gangq.below(c.name, fair));
+        used := coalesce((select jsonb_agg(to_jsonb(u)) from gangq.queue_usage(counted) u), '[]');
+        limits := (select jsonb_agg(to_jsonb(l)) from gangq.limits_of(limited) l);
+      end if;
+      if fair is not null then
+        select jsonb_build_object('jobs', sum(i.slots), 'memory_mb', sum(i.memory_mb), 'cpus', sum(i.cpus),
+          'gpus', (select count(*) from gangq.device_registry r where r.offered_by is not null))
+        into total from gangq.incarnations i where i.ended_at is null;
+      end if;
+    end if;
     -- Merge the heads: take from the first shape up to where the next one begins.
     while want > 0 and shape_ids is not null loop
+      if marks is not null or limits is not null then
+        select array_agg(o.key order by e.n), array_agg(o.most order by e.n), array_agg(o.stop order by e.n) into keys, mosts, stops
+        from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
+        cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb,
+          room.cpus, room.vrams, room.device_ids, t) o;
+      end if;
       select h.n, h.id, h.key, lead(h.key) over (order by h.key) as next_key into heads
       from (
         select e.n, e.id, e.key
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
-        where e.key is not null and e.key < kept_from
+        where e.key is not null
           and case when z.plain then room.plain_room > 0
             else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
       order by h.key limit 1;
       exit when not found;
       select z.* into s from gangq.shapes z where z.id = heads.id;
-      bound := least(coalesce(heads.next_key, kept_from), kept_from);
+      bound := coalesce(heads.next_key, 9223372036854775807);
+      contenders := 1;
+      -- A fair queue's turn comes with its oldest job; whose job that is, of those of its priority, the shares say.
+      -- Nobody goes past what was put at the front.
+      if fair is not null and gangq.below(s.queue, fair) and heads.key & 1125899906842623 >= 562949953421312 then
+        select h.n, h.id, h.key, count(*) over () as contenders into turn
+        from (
+          select e.n, e.id, e.key, z.queue, (
+            select j.submitter from gangq.live_jobs j where j.shape_id = e.id and j.state = 'pending' and j.order_key = e.key limit 1) as submitter
+          from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
+          where e.key >> 50 = heads.key >> 50 and gangq.below(z.queue, array[gangq.fair_root(s.queue, fair)])
+            and case when z.plain then room.plain_room > 0
+              else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
+        order by gangq.fair_shares(h.queue, h.submitter, fair, used, total), h.key limit 1;
+        contenders := turn.contenders;
+        if contenders > 1 then
+          heads.n := turn.n;
+          heads.id := turn.id;
+          heads.key := turn.key;
+          bound := heads.key + 1;
+          select z.* into s from gangq.shapes z where z.id = heads.id;
+        end if;
+      end if;
       -- A job whose model is loaded may go first, within one priority and only past jobs about as old as it is. Nobody
       -- goes past what was put at the front. Positions follow the time of submission, so who may go past the head may
       -- go past all between the two.
-      if claim.model is not null and s.model is distinct from claim.model and heads.key & 1125899906842623 >= 562949953421312 then
+      if claim.model is not null and s.model is distinct from claim.model and heads.key & 1125899906842623 >= 562949953421312
+        and contenders = 1 then
         select h.n, h.id, h.key, h.plain, lead(h.key) over (order by h.key) as next_key into warm
         from (
           select e.n, e.id, e.key, z.plain
           from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
-          where z.model = claim.model and e.key < kept_from and e.key >> 50 = heads.key >> 50
+          where z.model = claim.model and e.key >> 50 = heads.key >> 50
             and case when z.plain then room.plain_room > 0
               else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
         order by h.key limit 1;
@@ -154,18 +232,24 @@ begin
             heads.n := warm.n;
             heads.id := warm.id;
             heads.key := warm.key;
-            bound := least(upto, warm.next_key, kept_from, (warm.key >> 50) + 1 << 50);
+            bound := least(upto, warm.next_key, (warm.key >> 50) + 1 << 50);
             select z.* into s from gangq.shapes z where z.id = warm.id;
           end if;
         end if;
       end if;
       n := case when s.plain then least(want, room.plain_room) else 1 end;
+      if mosts is not null then
+        n := least(n, mosts[heads.n]);
+        bound := least(bound, stops[heads.n]);
+        full_submitters := case when limits is not null then (select r.full_submitters from gangq.room_below(s, limits, used) r) end;
+      end if;
       with started as (
         update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
           claimed_at = t, due_at = null, request_id = claim.request_id
         where j.id = any (array(
           select z.id from gangq.live_jobs z
           where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
           order by z.order_key limit n for update skip locked))
         returning j.id
       )
@@ -173,6 +257,14 @@ begin
       want := want - coalesce(cardinality(took), 0);
       if took is not null then
         taken := taken || took;
+        if used is not null then
+          used := used || coalesce((
+            select jsonb_agg(jsonb_build_object('queue', c.name, 'submitter', j.submitter, 'jobs', j.jobs, 'gpus', j.jobs * s.gpus,
+              'memory_mb', j.jobs * s.memory_mb, 'cpus', j.jobs * s.cpus))
+            from unnest(counted) as c(name)
+            cross join (select x.submitter, count(*) as jobs from gangq.live_jobs x where x.id = any (took) group by x.submitter) j
+            where gangq.below(s.queue, array[c.name])), '[]');
+        end if;
         if s.plain then
           room.plain_room := room.plain_room - cardinality(took);
           room.slots := room.slots - ceil(cardinality(took)::numeric / me.prefetch);
@@ -205,7 +297,7 @@ begin
   end if;
 
   if taken = '{}' then
-    if claim.sleep and me.state = 'live' then
+    if claim.sleep and open then
       insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict (incarnation) do nothing;
     end if;
@@ -216,12 +308,189 @@ begin
 end $$;
 comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text) is
   'A worker takes work: first its members of reserved gangs, then up to max_jobs solo jobs that fit its free capacity, '
-  'by priority, first in first out within one. model: what this worker has loaded; a job that needs it may go before '
+  'by priority, first in first out within one (policies fifo and largest_first too: a solo job has no size). Below a queue '
+  'whose policy is fair, the child queue or submitter with the least dominant share goes first within one priority, '
+  'whenever the oldest job there would. Nothing is taken that breaks a limit of its queue or an ancestor, or needs what an '
+  'earmark keeps for a gang, unless it ends before that gang''s planned start. model: what this worker has loaded; a job that needs it may go before '
   'others of its priority that were submitted at most settings.warm_s before it, and before no others. Repeating '
   'request_id after a lost reply returns the same claims. '
   'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
   'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
   'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008.';
+
+-- An earmark says what its gang will need here in all. What this worker's own work will have set free by then need not be
+-- kept now; of two gangs that wait for the same end, only the first may count on it.
+create function gangq.marks_now(incarnation bigint, t timestamptz) returns gangq.earmarks[]
+language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  e gangq.earmarks;
+  marks gangq.earmarks[];
+  freed record;
+  slots integer := 0; gpus integer := 0; memory_mb bigint := 0; cpus numeric := 0;  -- needed by those before, and kept for them
+  kept_slots integer := 0; kept_gpus integer := 0; kept_memory bigint := 0; kept_cpus numeric := 0;
+begin
+  for e in
+    select x.* from gangq.earmarks x
+    where x.incarnation = marks_now.incarnation and (x.kind = 'plan' or x.until > t) order by x.kind, x.until, x.gang_id
+  loop
+    slots := slots + e.slots;
+    gpus := gpus + e.gpus;
+    memory_mb := memory_mb + e.memory_mb;
+    cpus := cpus + e.cpus;
+    select count(*) as slots, coalesce(sum(h.gpus), 0) as gpus, coalesce(sum(h.memory_mb), 0) as memory_mb, coalesce(sum(h.cpus), 0) as cpus
+    into freed
+    from (
+      select s.gpus, s.memory_mb, s.cpus, j.state,
+        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, t) + make_interval(secs => gangq.estimate_s(s.queue, s.task, s.gpus, j.budget_s)) as ends
+      from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id
+      where j.incarnation = marks_now.incarnation and not (s.plain and j.gang_id is null)) h
+    where h.state = 'preempting' or (e.kind = 'plan' and h.ends <= e.until);
+    e.slots := greatest(0, slots - freed.slots::integer - kept_slots);
+    e.gpus := greatest(0, gpus - freed.gpus::integer - kept_gpus);
+    e.memory_mb := greatest(0, memory_mb - freed.memory_mb - kept_memory);
+    e.cpus := greatest(0, cpus - freed.cpus - kept_cpus);
+    kept_slots := kept_slots + e.slots;
+    kept_gpus := kept_gpus + e.gpus;
+    kept_memory := kept_memory + e.memory_mb;
+    kept_cpus := kept_cpus + e.cpus;
+    marks := marks || e;
+  end loop;
+  return marks;
+end $$;
+comment on function gangq.marks_now(bigint, timestamptz) is
+  'Internal. The earmarks of a worker, with what each of them needs to be free there this moment.';
+
+-- What a claim asks of each shape while limits or earmarks are in force. Within one claim room only shrinks and usage
+-- only grows, so what has been stepped over once need not be looked at again.
+create function gangq.open_head(
+  s gangq.shapes, from_key bigint, limits jsonb, used jsonb, marks gangq.earmarks[], prefetch integer, plain_room integer,
+  slots integer, memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[], t timestamptz,
+  out key bigint, out most integer, out stop bigint
+) language plpgsql stable set search_path = '' as $$
+declare
+  full_submitters text[];
+  beside integer;
+begin
+  key := from_key;
+  if key is null then
+    return;
+  end if;
+  if limits is not null then
+    select r.most, r.full_submitters into most, full_submitters from gangq.room_below(s, limits, used) r;
+    if most = 0 or s.submitter = any (full_submitters) then
+      key := null;
+      return;
+    elsif full_submitters is not null and s.submitter is null then
+      -- Jobs from before the queue told submitters apart.
+      key := (
+        select min(w.order_key) from (
+          select j.order_key, j.submitter from gangq.live_jobs j
+          where j.shape_id = s.id and j.state = 'pending' and j.order_key >= from_key order by j.order_key limit 10000) w
+        where w.submitter <> all (full_submitters));
+    end if;
+  end if;
+  if key is null or marks is null then
+    return;
+  end if;
+  beside := gangq.fits_beside(s, key, 'infinity', marks, prefetch, plain_room, slots, memory_mb, cpus, vrams, device_ids);
+  if beside > 0 then
+    -- However long it runs; a job behind the next planned gang has less room.
+    most := least(most, beside);
+    stop := (select min(e.order_key) from unnest(marks) e where e.kind = 'plan' and e.order_key > open_head.key);
+  elsif gangq.fits_beside(s, key, '-infinity', marks, prefetch, plain_room, slots, memory_mb, cpus, vrams, device_ids) = 0 then
+    key := null;
+  else
+    key := (
+      select min(w.order_key) from (
+        select j.order_key, j.submitter, gangq.estimate_s(s.queue, s.task, s.gpus, j.budget_s) as run_s from gangq.live_jobs j
+        where j.shape_id = s.id and j.state = 'pending' and j.order_key >= open_head.key order by j.order_key limit 200) w
+      where (full_submitters is null or w.submitter <> all (full_submitters))
+        and gangq.fits_beside(s, w.order_key, t + make_interval(secs => w.run_s), marks, prefetch, plain_room, slots, memory_mb, cpus,
+          vrams, device_ids) > 0);
+    most := 1;
+    stop := key + 1;
+  end if;
+end $$;
+comment on function gangq.open_head(gangq.shapes, bigint, jsonb, jsonb, gangq.earmarks[], integer, integer, integer, bigint, numeric, integer[], bigint[], timestamptz) is
+  'Internal. The first job of a shape, from a key on, that limits and earmarks let start on a worker; how many from there, '
+  'and before which key. Of jobs that fit only if they end in time the first 200 are looked at, and one is taken at a time.';
+
+create function gangq.room_below(s gangq.shapes, limits jsonb, used jsonb, out most integer, out full_submitters text[])
+language sql immutable as $$
+  with l as (
+    select x.queue, x.by_submitter, x.most, x.resource,
+      case x.resource when 'jobs' then 1 when 'gpus' then s.gpus when 'memory_mb' then s.memory_mb when 'cpus' then s.cpus end as asked
+    from jsonb_to_recordset(limits) as x(queue text, resource text, by_submitter boolean, most numeric)
+    where gangq.below(s.queue, array[x.queue])
+  ),
+  u as (
+    select l.queue, l.resource, x.submitter,
+      sum(case l.resource when 'jobs' then x.jobs when 'gpus' then x.gpus when 'memory_mb' then x.memory_mb when 'cpus' then x.cpus end) as used
+    from jsonb_to_recordset(used) as x(queue text, submitter text, jobs numeric, gpus numeric, memory_mb numeric, cpus numeric)
+    join (select distinct l.queue, l.resource from l where l.asked > 0) l on l.queue = x.queue
+    group by l.queue, l.resource, x.submitter
+  ),
+  rooms as (
+    select null::text as submitter, l.most - coalesce((select sum(u.used) from u where u.queue = l.queue and u.resource = l.resource), 0) as room, l.asked
+    from l where not l.by_submitter
+    union all
+    select null, l.most, l.asked from l where l.by_submitter
+    union all
+    select u.submitter, l.most - u.used, l.asked from l join u on u.queue = l.queue and u.resource = l.resource where l.by_submitter
+  )
+  select coalesce(greatest(0, least(1000, min(floor(r.room / r.asked)) filter (where r.submitter is null or r.room >= r.asked))), 1000)::integer,
+    array_agg(distinct r.submitter) filter (where r.submitter is not null and r.room < r.asked)
+  from rooms r where r.asked > 0
+$$;
+comment on function gangq.room_below(gangq.shapes, jsonb, jsonb) is
+  'Internal. How many more jobs of a shape fit below these limits (rows of limits_of) beside what is used (rows of '
+  'queue_usage), whoever submitted them, and the submitters of whom none does.';
+
+create function gangq.fits_beside(
+  s gangq.shapes, key bigint, ends_at timestamptz, marks gangq.earmarks[], prefetch integer, plain_room integer, slots integer,
+  memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[]
+) returns integer language sql immutable as $$
+  select case
+    -- Plain jobs behind one another in a slot end later than their own time says: only the first of a slot may count on it.
+    when s.plain then greatest(0, fits_beside.plain_room - k.all_slots * prefetch, case when fits_beside.slots > k.slots then 1 else 0 end)
+    else gangq.members_that_fit(s, fits_beside.slots - k.slots, fits_beside.memory_mb - k.memory_mb, fits_beside.cpus - k.cpus,
+      vrams[1:cardinality(vrams) - k.gpus], device_ids[1:cardinality(device_ids) - k.gpus]) end
+  from (
+    select coalesce(sum(e.slots), 0)::integer as all_slots, coalesce(sum(e.slots) filter (where e.late), 0)::integer as slots,
+      coalesce(sum(e.memory_mb) filter (where e.late), 0)::bigint as memory_mb, coalesce(sum(e.cpus) filter (where e.late), 0) as cpus,
+      coalesce(sum(e.gpus) filter (where e.late), 0)::integer as gpus
+    from (
+      select m.slots, m.memory_mb, m.cpus, m.gpus, m.kind = 'escrow' or ends_at > m.until as late
+      from unnest(marks) m where m.kind = 'escrow' or fits_beside.key >= m.order_key) e) k
+$$;
+comment on function gangq.fits_beside(gangq.shapes, bigint, timestamptz, gangq.earmarks[], integer, integer, integer, bigint, numeric, integer[], bigint[]) is
+  'Internal. How many jobs of this shape, place in the order and end fit into this much free capacity beside what earmarks '
+  'keep: escrow keeps it from all, a plan from those that come later in the order and would not end before it.';
+
+create function gangq.fair_root(queue text, fair text[]) returns text language sql immutable as $$
+  select f.name from unnest(fair) as f(name) where gangq.below(queue, array[f.name]) order by length(f.name) limit 1
+$$;
+comment on function gangq.fair_root(text, text[]) is 'Internal. The highest of these queues on the path of a queue.';
+
+create function gangq.fair_shares(queue text, submitter text, fair text[], used jsonb, total jsonb) returns numeric[]
+language sql stable as $$
+  select array_agg(coalesce(u.share, 0) / coalesce(q.weight, 1)::numeric order by length(f.name))
+  from unnest(fair) as f(name)
+  cross join lateral (
+    select case when fair_shares.queue <> f.name
+      then f.name || '.' || split_part(substr(fair_shares.queue, length(f.name) + 2), '.', 1) end as child) c
+  left join gangq.queues_table q on q.name = c.child
+  cross join lateral (
+    select greatest(sum(x.jobs) / nullif((total ->> 'jobs')::numeric, 0), sum(x.gpus) / nullif((total ->> 'gpus')::numeric, 0),
+      sum(x.memory_mb) / nullif((total ->> 'memory_mb')::numeric, 0), sum(x.cpus) / nullif((total ->> 'cpus')::numeric, 0)) as share
+    from jsonb_to_recordset(used) as x(queue text, submitter text, jobs numeric, gpus numeric, memory_mb numeric, cpus numeric)
+    where x.queue = coalesce(c.child, f.name) and (c.child is not null or x.submitter = fair_shares.submitter)) u
+  where gangq.below(fair_shares.queue, array[f.name])
+$$;
+comment on function gangq.fair_shares(text, text, text[], jsonb, jsonb) is
+  'Internal. For each fair queue on the path of a queue, from the top: the dominant share of the fleet held by its child '
+  'there, by that child''s weight, or in the fair queue itself by this submitter. The least goes first.';
 
 create function gangq.hold_devices(job_id bigint, s gangq.shapes, device_ids bigint[], vrams integer[], t timestamptz)
 returns void language sql volatile as $$
@@ -239,7 +508,8 @@ create function gangq.claimed(ids bigint[]) returns table (
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer,
-    j.budget_s, j.gang_id, g.epoch, j.rank, g.size, case when j.rank = 0 then g.master_port end,
+    j.budget_s, j.gang_id, g.epoch, coalesce(j.epoch_rank, j.rank), g.world_size,
+    case when coalesce(j.epoch_rank, j.rank) = 0 then g.master_port end,
     case when j.gang_id is not null then g.restore_step
       else (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
     case when s.gpus = 0 then '[]' else (
@@ -263,7 +533,8 @@ declare
   nth integer := 0;
 begin
   for m in
-    select j.id, j.gang_id, j.rank, j.token, x.epoch from gangq.live_jobs j join gangq.live_gangs x on x.id = j.gang_id
+    select j.id, j.gang_id, coalesce(j.epoch_rank, j.rank) as rank, j.token, x.epoch
+    from gangq.live_jobs j join gangq.live_gangs x on x.id = j.gang_id
     where j.id = any (taken) order by j.id
   loop
     perform gangq.log_event(t, 'claim', m.gang_id, m.epoch, m.id, m.token, me.id, data => jsonb_build_object('rank', m.rank));
@@ -278,23 +549,30 @@ begin
     end if;
   end loop;
   for g in
-    select x.id, x.epoch from gangq.live_gangs x
-    where x.id = any (gang_ids) and x.state = 'reserved'
-      and not exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state <> 'running')
+    select x.id, x.epoch, x.state,
+      (select min(j.deadline_at) from gangq.live_jobs j where j.gang_id = x.id and j.state = 'reserved') as deadline_at,
+      exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x)) as missing
+    from gangq.live_gangs x
+    where x.id = any (gang_ids) and (x.state = 'reserved' or x.missing_since is not null)
     order by x.id
   loop
-    update gangq.live_gangs x set state = 'running', go_at = t, deadline_at = null where x.id = g.id;
-    perform gangq.log_event(t, 'go', g.id, g.epoch);
-    perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id), 'go');
+    if g.deadline_at is null and not g.missing then
+      update gangq.live_gangs x set state = 'running', go_at = coalesce(x.go_at, t), deadline_at = null, missing_since = null where x.id = g.id;
+      perform gangq.log_event(t, 'go', g.id, g.epoch);
+      perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'running'), 'go');
+    elsif g.state = 'running' then
+      update gangq.live_gangs x set deadline_at = g.deadline_at where x.id = g.id;
+    end if;
   end loop;
 end $$;
 comment on function gangq.open_barriers(gangq.incarnations, bigint[], bigint[], integer[], timestamptz) is
-  'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed.';
+  'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed: at '
+  'first, and again when a running gang has got back all it missed.';
 
-create function gangq.barrier(job_id bigint, token bigint) returns table (
+create function gangq.barrier(job_id bigint, token bigint, port integer default null) returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
-  node_rank integer, local_world_size integer, master_addr text, master_port integer
-) language plpgsql stable security definer set search_path = '' as $$
+  node_rank integer, local_world_size integer, master_addr text, master_port integer, role text, role_rank integer
+) language plpgsql volatile security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   mine gangq.live_jobs;
@@ -303,23 +581,43 @@ begin
   if not found or mine.token is distinct from barrier.token or mine.state <> 'running' or mine.gang_id is null then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
+  if barrier.port is not null then
+    -- Which of the others is rank 0 may change until this lock is held.
+    perform 1 from gangq.live_gangs g where g.id = mine.gang_id for update;
+    begin
+      update gangq.live_gangs g set master_host = i.host, master_addr = i.address, master_port = barrier.port
+      from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
+      where g.id = mine.gang_id and g.state = 'running' and g.master_host is null
+        and j.id = mine.id and j.token = barrier.token and j.state = 'running' and coalesce(j.epoch_rank, j.rank) = 0;
+    exception when unique_violation then
+      perform gangq.refuse('GQ004', format('port %s of this host serves another gang''s rendezvous', barrier.port), 'Bind another and ask again.');
+    end;
+    if found then
+      perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = mine.gang_id and j.state = 'running'), 'go');
+    end if;
+  end if;
   return query
-  select g.go_at is not null, g.epoch, j.rank, j.id, i.name, i.host,
-    (row_number() over (partition by i.host order by j.rank) - 1)::integer,
+  select g.go_at is not null and g.missing_since is null and g.master_host is not null, g.epoch, n.rank, j.id, i.name, i.host,
+    (row_number() over (partition by i.host order by n.rank) - 1)::integer,
     (dense_rank() over (order by f.first_rank) - 1)::integer,
-    (count(*) over (partition by i.host))::integer, g.master_addr, g.master_port
-  from gangq.live_jobs j
-  join gangq.live_gangs g on g.id = j.gang_id
+    (count(*) over (partition by i.host))::integer, g.master_addr, g.master_port, r.name,
+    (row_number() over (partition by r.ordinal order by n.rank) - 1)::integer
+  from gangq.live_gangs g
+  join gangq.live_jobs j on j.gang_id = g.id and gangq.in_epoch(j, g)
+  cross join lateral (select coalesce(j.epoch_rank, j.rank) as rank) n
+  join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
   left join gangq.incarnations i on i.id = j.incarnation
   left join lateral (
-    select min(z.rank) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
-    where z.gang_id = j.gang_id and k.host = i.host) f on true
-  where j.gang_id = mine.gang_id
-  order by j.rank;
+    select min(coalesce(z.epoch_rank, z.rank)) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
+    where z.gang_id = g.id and k.host = i.host and gangq.in_epoch(z, g)) f on true
+  where g.id = mine.gang_id
+  order by n.rank;
 end $$;
-comment on function gangq.barrier(bigint, bigint) is
-  'Who is who in this epoch, one row per member in rank order; go is true once every member has been claimed: only '
-  'then may a member''s code begin. Raises GQ003 when the claim is not ours any more or was told to stop.';
+comment on function gangq.barrier(bigint, bigint, integer) is
+  'Who is who in this epoch, one row per member in rank order, with its role and its rank within that. go is true once every '
+  'member has been claimed: only then may a member''s code begin. Called again when heartbeat names a newer epoch, it is '
+  'true once that one is whole. port: given by the new rank 0 of a gang that shrank, which was claimed without one: a port it '
+  'holds bound. Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves another gang).';
 
 create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = '' as $$
 declare

@@ -9,6 +9,8 @@ create function gangq.leave(
 set plan_cache_mode = force_generic_plan as $$
 declare
   left_ids bigint[];
+  ran integer[];
+  runs double precision[];
 begin
   perform set_config('gangq.leaving', 'with history', true);
   with leaving as (
@@ -35,12 +37,21 @@ begin
       case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
       g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
     from gone g join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
-    returning job_id
+    returning job_id, shape_id, gang_id, state, claimed_at, finished_at
   )
-  select array_agg(k.job_id) into left_ids from kept k;
+  -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
+  select array_agg(k.job_id), array_agg(k.shape_id) filter (where s.id is not null),
+    array_agg(extract(epoch from k.finished_at - k.claimed_at)) filter (where s.id is not null)
+  into left_ids, ran, runs
+  from kept k left join gangq.shapes s
+    on s.id = k.shape_id and k.state = 'done' and k.claimed_at is not null and (k.gang_id is not null or s.gpus > 0);
   perform set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
+  end if;
+  -- Not in a caller's REPEATABLE READ transaction: a row that somebody else has changed since would fail it.
+  if ran is not null and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+    perform gangq.learn_runtimes(ran, runs, t);
   end if;
   delete from gangq.device_holds h where h.job_id = any (left_ids);
   delete from gangq.progress p where p.job_id = any (left_ids);
@@ -65,9 +76,18 @@ comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timest
   'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
   'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
 
+-- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and lets nobody down.
+create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
+  select case when h.state = 'cancelled' and h.gang_id is not null and (
+      select k.state from gangq.gang_history k where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
+    then 'done' else h.state end
+  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
+$$;
+comment on function gangq.ended_as(bigint) is
+  'Internal. How this job''s latest ending counts for those who wait for it; null: it has not ended.';
+
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  update gangq.dependencies d set outcome = (
-    select h.state from gangq.history h where h.job_id = d.on_job_id order by h.finished_at desc limit 1)
+  update gangq.dependencies d set outcome = gangq.ended_as(d.on_job_id)
   where d.ctid = any (array(
     select z.ctid from gangq.dependencies z where z.on_job_id = any (settle.ended) and z.outcome is null
     order by z.on_job_id, z.job_id for update skip locked))
@@ -229,7 +249,7 @@ begin
     return gangq.stopped(j, coalesce(fail.error, '{}'), t);
   end if;
   if j.gang_id is not null then
-    perform gangq.drain(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
+    perform gangq.lose_members(j.gang_id, array[j.id], case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
       coalesce(fail.error ->> 'type', 'failed'), t, not retryable);
     return 'preempted';
   end if;
@@ -253,8 +273,8 @@ begin
 end $$;
 comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
   'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or retryable is false. '
-  'error: {"type", "message", "traceback", "host", "log_tail"}. A member''s failure drains its gang with it as the culprit. '
-  'Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
+  'error: {"type", "message", "traceback", "host", "log_tail"}. What a member''s failure means its gang''s failure policy '
+  'says: by default the gang drains with it as the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
 returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -275,7 +295,7 @@ begin
     return gangq.stopped(j, requeue.error, t);
   end if;
   if j.gang_id is not null then
-    perform gangq.drain(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
     return 'preempted';
   end if;
   if j.trips >= j.max_trips then
@@ -295,7 +315,7 @@ begin
 end $$;
 comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
   'A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the front of its priority, or '
-  'fails it when its trips are spent. A member''s trip drains its gang. Returns pending, failed, preempted or repeated. '
+  'fails it when its trips are spent. A member''s trip is judged by its gang''s failure policy. Returns pending, failed, preempted or repeated. '
   'Raises GQ002, GQ003.';
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
@@ -339,7 +359,8 @@ comment on function gangq.release(bigint[], bigint[], text) is
   'stale. A member''s release drains its gang. Raises GQ001.';
 
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
-create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz) returns text
+-- gone_at: it is not stopped yet, but will be then.
+create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null) returns text
 language plpgsql set search_path = '' as $$
 begin
   perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
@@ -355,17 +376,22 @@ begin
       jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason, 'crashes', (j).crashes + 1), t);
     return 'failed';
   end if;
-  update gangq.live_jobs x set state = 'pending', attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null,
-    request_id = null, told_at = null, stop_reason = null,
+  update gangq.live_jobs x set state = case when gone_at is null then 'pending' else 'scheduled' end, due_at = gone_at,
+    ran_on = case when gone_at is not null then x.incarnation end,
+    attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null, request_id = null, told_at = null, stop_reason = null,
     crashes = x.crashes + case how when 'crash' then 1 else 0 end, stops = x.stops + case how when 'crash' then 0 else 1 end,
     error = case how when 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason) else x.error end
   where x.id = (j).id;
   delete from gangq.device_holds h where h.job_id = (j).id;
+  if gone_at is not null then
+    return 'scheduled';
+  end if;
   perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
   return 'pending';
 end $$;
-comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz) is
-  'Internal. Back to pending without charging an attempt; a crash counts as one and fails the job when those are spent.';
+comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz, timestamptz) is
+  'Internal. Back to pending, or scheduled for when its process is gone, without charging an attempt; a crash counts as one '
+  'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
 language sql volatile security definer set search_path = '' as $$

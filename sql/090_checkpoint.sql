@@ -5,14 +5,15 @@ create function gangq.restore_step(g gangq.live_gangs) returns bigint language s
   select case (g).checkpoint_mode
     when 'rank0' then (
       select max(c.step) from gangq.checkpoints c join gangq.live_jobs j on j.id = c.job_id
-      where c.gang_id = (g).id and j.rank = 0)
+      where c.gang_id = (g).id and (j.rank = 0 or gangq.elastic((g).kind_id)))
     else (
       select c.step from gangq.checkpoints c where c.gang_id = (g).id
       group by c.step having count(*) = (g).size order by c.step desc limit 1)
   end
 $$;
 comment on function gangq.restore_step(gangq.live_gangs) is
-  'Internal. The highest step that every member saved (mode each) or rank 0 saved (mode rank0); null: none.';
+  'Internal. The highest step that every member saved (mode each) or rank 0 saved (mode rank0; of an elastic gang whoever '
+  'was rank 0 at the time: nobody else''s bytes are kept); null: none.';
 
 create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -35,6 +36,12 @@ begin
   if not found or j.token is distinct from save_checkpoint.token or j.state not in ('running', 'preempting') then
     perform gangq.refuse_stale(save_checkpoint.job_id, save_checkpoint.token);
   end if;
+  if j.gang_id is not null then
+    select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+    if g.checkpoint_mode = 'rank0' and coalesce(j.epoch_rank, j.rank) <> 0 then
+      return;
+    end if;
+  end if;
   insert into gangq.checkpoints as c (job_id, step, gang_id, token, saved_at, data)
   values (j.id, save_checkpoint.step, j.gang_id, j.token, gangq.now(), save_checkpoint.data)
   on conflict (job_id, step) do update set token = excluded.token, saved_at = excluded.saved_at, data = excluded.data;
@@ -43,10 +50,9 @@ begin
   if j.gang_id is null then
     delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
   else
-    select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
     complete_step := gangq.restore_step(g);
     if g.checkpoint_mode = 'each' and (select count(*) from gangq.checkpoints c where c.job_id = j.id and c.step > coalesce(complete_step, -1)) > 64 then
-      perform gangq.refuse('GQ004', format('rank %s of gang %s has saved more than 64 steps that other ranks have not', j.rank, g.id),
+      perform gangq.refuse('GQ004', format('rank %s of gang %s has saved more than 64 steps that other ranks have not', coalesce(j.epoch_rank, j.rank), g.id),
         'In checkpoint mode each a step counts when every rank saved it. If rank 0 saves for all, submit with checkpoint_mode => ''rank0''.');
     end if;
     delete from gangq.checkpoints c
@@ -55,7 +61,7 @@ begin
 end $$;
 comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea) is
   'Saves opaque bytes at a step, while running or told to stop, with the present token. The same step again replaces it. '
-  'Older steps are kept until a newer one is complete. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
+  'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
 language plpgsql stable security definer set search_path = '' as $$
@@ -75,9 +81,11 @@ begin
     return query
     select c.step, c.data from gangq.checkpoints c join gangq.live_jobs x on x.id = c.job_id
     where c.gang_id = g.id and c.step = g.restore_step
-      and case g.checkpoint_mode when 'rank0' then x.rank = 0 else x.id = j.id end;
+      and case g.checkpoint_mode when 'rank0' then x.rank = 0 or gangq.elastic(g.kind_id) else x.id = j.id end
+    -- Two who were rank 0 one after the other may have saved the same step.
+    order by c.saved_at desc limit 1;
   end if;
 end $$;
 comment on function gangq.load_checkpoint(bigint, bigint) is
   'The checkpoint this attempt starts from: no row when there is none. All members of an epoch get the same step, chosen '
-  'when the epoch was reserved. Raises GQ002, GQ003.';
+  'when the epoch began. Raises GQ002, GQ003.';

@@ -38,6 +38,9 @@ begin
     told_at = case when j.id = any (culprits) then null else t end,
     stop_reason = case when j.id = any (culprits) then null when g.cancelling then 'cancel' else 'drain' end
   where j.gang_id = g.id and j.state = 'running';
+  if g.cancelling then
+    update gangq.live_jobs j set stop_reason = 'cancel' where j.gang_id = g.id and j.state = 'preempting' and j.stop_reason <> 'cancel';
+  end if;
   update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null
   where j.gang_id = g.id and j.state = 'reserved';
   get diagnostics back = row_count;
@@ -50,7 +53,7 @@ begin
     never_started = x.never_started + case when how = 'never_started' then 1 else 0 end,
     placement_misses = x.placement_misses + case when how = 'placement_miss' then 1 else 0 end,
     preemptions = x.preemptions + case when how = 'preempt' then 1 else 0 end,
-    deadline_at = null, master_host = null, master_addr = null, master_port = null
+    deadline_at = null, missing_since = null, not_before = null, master_host = null, master_addr = null, master_port = null
   where x.id = g.id;
   select count(*) into told from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting';
   perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(culprits[1], drain.blamed), reason => drain.reason, data => jsonb_build_object(
@@ -61,14 +64,210 @@ begin
   end if;
 end $$;
 comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean, bigint) is
-  'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, cancel, placement_miss, '
-  'never_started. Ends in complete_drain when nobody is left to wait for.';
+  'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, move, cancel, placement_miss, '
+  'never_started, completed (the rest is not needed any more), no_replacement. Ends in complete_drain when nobody is left to '
+  'wait for.';
+
+-- Members that ran and are proven stopped, because they failed, tripped or lost their worker: what that means to the others
+-- is the gang's failure policy. It can spare the others the restart, not the gang its budgets: when those of a culprit or
+-- the gang's own are spent, it drains and fails like any other. So it does before the barrier has opened, and when nobody
+-- would be left to go on.
+create function gangq.lose_members(
+  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false
+) returns void language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+  cfg gangq.settings;
+  q gangq.queues_table;
+  delay interval := '0';
+  others boolean;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id for update;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  others := exists (
+    select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done') and gangq.in_epoch(j, g));
+  if not others or g.go_at is null or g.state <> 'running' or g.failure_policy in ('restart_gang', 'fail')
+    or cause not in ('fail', 'crash', 'trip', 'never_started')
+    or (case cause when 'fail' then g.attempts + 1 >= g.max_attempts when 'crash' then g.crashes >= g.max_crashes
+      when 'trip' then g.trips >= g.max_trips else g.failure_policy = 'shrink' end)
+    or exists (
+      select 1 from gangq.live_jobs j
+      where j.id = any (culprits) and case cause when 'fail' then lose_members.final or j.attempts >= j.max_attempts
+        when 'crash' then j.crashes >= j.max_crashes when 'trip' then j.trips >= j.max_trips end)
+    or g.failure_policy = 'shrink' and exists (
+      select 1 from gangq.kind_roles r
+      where r.kind_id = g.kind_id
+        and exists (select 1 from gangq.live_jobs j where j.id = any (culprits) and coalesce(j.role, 1) = r.ordinal)
+        and r.min_members > (
+          select count(*) from gangq.live_jobs j
+          where j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.id <> all (culprits)
+            and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
+  then
+    perform gangq.drain(lose_members.gang_id, culprits, cause, error, reason, t, final);
+    return;
+  end if;
+  update gangq.live_jobs j set state = 'preempted',
+    attempts = case cause when 'fail' then j.attempts else j.attempts - 1 end,
+    crashes = j.crashes + case cause when 'crash' then 1 else 0 end,
+    trips = j.trips + case cause when 'trip' then 1 else 0 end,
+    final_token = j.token, token = null, incarnation = null, request_id = null, error = coalesce(lose_members.error, j.error)
+  where j.id = any (culprits) and j.state = 'running';
+  update gangq.live_jobs j set state = 'blocked' where j.id = any (culprits) and j.state = 'preempted';
+  delete from gangq.device_holds h where h.job_id = any (culprits) and h.kind = 'job';
+  update gangq.live_gangs x set
+    attempts = x.attempts + case cause when 'fail' then 1 else 0 end,
+    crashes = x.crashes + case cause when 'crash' then 1 else 0 end,
+    trips = x.trips + case cause when 'trip' then 1 else 0 end,
+    never_started = x.never_started + case cause when 'never_started' then 1 else 0 end
+  where x.id = g.id returning x.* into g;
+  if g.failure_policy = 'shrink' then
+    perform gangq.go_on_without(g, culprits, jsonb_build_object('cause', cause, 'error', gangq.for_events(error)), reason, t);
+    return;
+  end if;
+  select x.* into cfg from gangq.settings x;
+  select x.* into q from gangq.queues_table x join gangq.shapes s on s.queue = x.name where s.id = g.shape_id;
+  delay := case cause when 'never_started' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.never_started)
+    when 'crash' then '0' else gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips) end;
+  -- Its worker may have tripped and be gone a little later: not beside its successor.
+  delay := greatest(delay, (
+    select max(i.exits_at) from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on where j.id = any (culprits)) - t);
+  update gangq.live_gangs x set missing_since = coalesce(x.missing_since, t), not_before = case when delay > '0' then t + delay end
+  where x.id = g.id;
+  if exists (select 1 from gangq.live_jobs j where j.id = any (culprits) and coalesce(j.epoch_rank, j.rank) = 0) then
+    update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null where x.id = g.id;
+  end if;
+  perform gangq.log_event(t, 'replace', g.id, g.epoch, culprits[1], reason => lose_members.reason, data => jsonb_build_object(
+    'cause', cause, 'culprits', culprits, 'error', gangq.for_events(error), 'not_before', case when delay > '0' then t + delay end));
+  perform gangq.wake_tick(true);
+end $$;
+comment on function gangq.lose_members(bigint, bigint[], text, jsonb, text, timestamptz, boolean) is
+  'Internal. culprits are proven stopped. restart_gang and fail: the gang drains. restart_member: they wait, blocked, for a '
+  'place of their own, the others run on. shrink: they leave the epoch, as long as their roles keep their minimum. cause as '
+  'for drain.';
+
+-- The others of the epoch are told by its number, which their next heartbeat brings; the database opens no barrier for them.
+create function gangq.go_on_without(g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz)
+returns void language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  rest bigint[];
+  led boolean;
+  kept bigint;
+begin
+  led := exists (select 1 from gangq.live_jobs j where j.id = any (leaving) and coalesce(j.epoch_rank, j.rank) = 0);
+  -- Who is done has no part in what the others still do together. If nobody else is left, that was all.
+  rest := array(
+    select j.id from gangq.live_jobs j
+    where j.gang_id = g.id and j.id <> all (leaving) and gangq.in_epoch(j, g) and j.state = 'running' order by j.rank);
+  if rest = '{}' then
+    rest := array(
+      select j.id from gangq.live_jobs j
+      where j.gang_id = g.id and j.id <> all (leaving) and gangq.in_epoch(j, g) and j.state = 'done' order by j.rank);
+  else
+    led := led or (select coalesce(j.epoch_rank, j.rank) <> 0 from gangq.live_jobs j where j.id = rest[1]);
+  end if;
+  update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
+  where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
+  kept := gangq.restore_step(g);
+  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(kept, -1);
+  update gangq.live_gangs x set epoch = x.epoch + 1, world_size = cardinality(rest), restore_step = kept,
+    master_host = case when not led then x.master_host end, master_addr = case when not led then x.master_addr end,
+    master_port = case when not led then x.master_port end
+  where x.id = g.id;
+  perform gangq.log_event(t, 'shrink', g.id, g.epoch + 1, leaving[1], reason => go_on_without.reason,
+    data => go_on_without.why || jsonb_build_object('members', leaving, 'world_size', cardinality(rest), 'restore_step', kept));
+  if gangq.fulfilled(g.id) then
+    perform gangq.wind_up(g.id, t);
+  else
+    perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (rest)), 'go');
+    perform gangq.wake_tick();
+  end if;
+end $$;
+comment on function gangq.go_on_without(gangq.live_gangs, bigint[], jsonb, text, timestamptz) is
+  'Internal. These members leave the epoch: the others get the next one at once, ranks renumbered in order. Where rank 0 is '
+  'another one from now on, it says by barrier where it is to be found.';
+
+create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  leaving bigint[];
+begin
+  select x.* into g from gangq.live_gangs x where x.id = shrink_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', shrink_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  leaving := array(
+    select j.id from gangq.live_jobs j
+    where j.gang_id = g.id and j.id = any (shrink_gang.job_ids) and j.state = 'running' and gangq.in_epoch(j, g) order by j.rank);
+  if g.state <> 'running' or leaving = '{}' or cardinality(leaving) <> cardinality(shrink_gang.job_ids) or g.missing_since is not null
+    or not exists (
+      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state = 'running' and gangq.in_epoch(j, g) and j.id <> all (leaving))
+    or exists (
+      select 1 from gangq.kind_roles r
+      where r.kind_id = g.kind_id
+        and exists (select 1 from gangq.live_jobs j where j.id = any (leaving) and coalesce(j.role, 1) = r.ordinal)
+        and r.min_members > (
+          select count(*) from gangq.live_jobs j
+          where j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.id <> all (leaving)
+            and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
+  then
+    return false;
+  end if;
+  update gangq.live_jobs j set state = 'preempting', told_at = t, stop_reason = 'preempt', attempts = j.attempts - 1, stops = j.stops + 1
+  where j.id = any (leaving);
+  perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (leaving)), 'stop');
+  perform gangq.go_on_without(g, leaving, '{"cause": "preempt"}', coalesce(shrink_gang.reason, 'surplus members are displaced'), t);
+  return true;
+end $$;
+comment on function gangq.shrink_gang(bigint, bigint[], text) is
+  'Tells surplus members of a running elastic gang to stop; the others run on, in a new epoch without them. Nobody is '
+  'charged. What they hold is free once they are proven stopped; they come back when the gang is placed anew. False, and '
+  'nothing changes, when one of them is not running, a role would fall below its minimum, or a member is being replaced. '
+  'Raises GQ002.';
+
+create function gangq.fulfilled(gang_id bigint) returns boolean language plpgsql stable set search_path = ''
+set plan_cache_mode = force_generic_plan as $$
+declare
+  g gangq.live_gangs;
+  deciding smallint;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = fulfilled.gang_id;
+  if g.completion is not null then
+    select r.ordinal into deciding from gangq.kind_roles r where r.kind_id = g.kind_id and r.name = g.completion;
+  end if;
+  return exists (
+      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state = 'done' and (deciding is null or coalesce(j.role, 1) = deciding))
+    and not exists (
+      select 1 from gangq.live_jobs j
+      where j.gang_id = g.id and j.state <> 'done' and gangq.in_epoch(j, g) and (deciding is null or coalesce(j.role, 1) = deciding));
+end $$;
+comment on function gangq.fulfilled(bigint) is
+  'Internal. Whether all that a placed gang is for is done: every member of this epoch, or of the role its completion names.';
+
+create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql set search_path = '' as $$
+begin
+  if exists (select 1 from gangq.live_jobs j where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting')) then
+    perform gangq.drain(wind_up.gang_id, '{}', 'completed', null, 'what it is for is done', t);
+  else
+    perform gangq.end_gang(wind_up.gang_id, 'done', null, t);
+  end if;
+end $$;
+comment on function gangq.wind_up(bigint, timestamptz) is
+  'Internal. Ends a fulfilled gang, once whoever still runs has stopped.';
 
 -- A member, or a solo job, that had been told to stop is proven stopped.
 create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack') returns text
 language plpgsql set search_path = '' as $$
 declare
-  epoch integer;
+  g gangq.live_gangs;
 begin
   if (j).gang_id is null then
     if (j).stop_reason = 'cancel' then
@@ -79,13 +278,19 @@ begin
     end if;
     return gangq.hand_back(j, 'release', 'told to stop', t);
   end if;
-  select g.epoch into epoch from gangq.live_gangs g where g.id = (j).gang_id;
+  select x.* into g from gangq.live_gangs x where x.id = (j).gang_id;
   update gangq.live_jobs x set state = 'preempted', final_token = x.token, token = null, incarnation = null, request_id = null,
     told_at = null, stop_reason = null, error = coalesce(stopped.error, x.error)
   where x.id = (j).id;
   delete from gangq.device_holds h where h.job_id = (j).id and h.kind = 'job';
-  perform gangq.log_event(t, how, (j).gang_id, epoch, (j).id, (j).token, (j).incarnation,
-    data => jsonb_build_object('rank', (j).rank, 'seconds', extract(epoch from t - (j).told_at)));
+  perform gangq.log_event(t, how, (j).gang_id, g.epoch, (j).id, (j).token, (j).incarnation,
+    data => jsonb_build_object('rank', coalesce((j).epoch_rank, (j).rank), 'seconds', extract(epoch from t - (j).told_at)));
+  if g.state = 'running' then
+    -- It had left the epoch: see shrink_gang. The others go on, and what it held is for somebody who waits.
+    update gangq.live_jobs x set state = 'blocked' where x.id = (j).id;
+    perform gangq.wake_tick();
+    return 'preempted';
+  end if;
   perform gangq.complete_drain((j).gang_id);
   return 'preempted';
 end $$;
@@ -125,15 +330,16 @@ begin
   select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
   perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token,
     (select j.ran_on from gangq.live_jobs j where j.id = member_ended.job_id),
-    data => jsonb_build_object('rank', (select j.rank from gangq.live_jobs j where j.id = member_ended.job_id)));
+    data => jsonb_build_object('rank', (select coalesce(j.epoch_rank, j.rank) from gangq.live_jobs j where j.id = member_ended.job_id)));
   if g.state = 'draining' then
     perform gangq.complete_drain(g.id);
-  elsif not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'done') then
-    perform gangq.end_gang(g.id, 'done', null, t);
+  elsif gangq.fulfilled(g.id) then
+    perform gangq.wind_up(g.id, t);
   end if;
 end $$;
 comment on function gangq.member_ended(bigint, bigint, bigint, text, timestamptz) is
-  'Internal. The last done member ends its gang; a member done during a drain may complete the drain.';
+  'Internal. The last done member, or the last of the role that the gang''s completion names, ends its gang; a member done '
+  'during a drain may complete the drain.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
@@ -156,8 +362,9 @@ begin
     select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved')) then
     return null;
   end if;
-  if not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state <> 'done') then
-    perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => 'every member had finished', data => '{"outcome": "done"}');
+  if gangq.fulfilled(g.id) then
+    perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => case when g.completion is null then 'every member had finished'
+      else format('every member of role %s had finished', g.completion) end, data => '{"outcome": "done"}');
     perform gangq.end_gang(g.id, 'done', null, t);
     return 'done';
   end if;
@@ -166,11 +373,17 @@ begin
     perform gangq.end_gang(g.id, 'cancelled', 'cancelled', t);
     return 'cancelled';
   end if;
-  select j.rank, j.state, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips into m
+  select coalesce(j.epoch_rank, j.rank) as rank, j.state, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips into m
   from gangq.live_jobs j
   where j.gang_id = g.id and (j.state in ('done', 'failed') or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
   order by j.state not in ('done', 'failed'), j.rank limit 1;
-  if found then
+  if g.failure_policy = 'fail' and g.drain_cause in ('fail', 'crash', 'trip') then
+    why := (
+      select format('rank %s %s%s, and the gang''s failure policy is fail', coalesce(j.epoch_rank, j.rank),
+        case g.drain_cause when 'fail' then 'failed' when 'crash' then 'lost its worker' else 'tripped a watchdog' end,
+        ': ' || left(j.error ->> 'message', 200))
+      from gangq.live_jobs j where j.id = g.drain_trigger);
+  elsif m.rank is not null then
     why := case
       when m.state in ('done', 'failed') then format('rank %s was already %s when the gang drained (%s)', m.rank, m.state, g.drain_cause)
       when m.attempts >= m.max_attempts then format('rank %s spent its %s attempts', m.rank, m.max_attempts)
@@ -200,7 +413,8 @@ begin
   -- A member whose worker tripped counts as stopped at once, and is gone a little later: not beside its successor.
   delay := greatest(delay, (
     select max(i.exits_at) from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on where j.gang_id = g.id) - t);
-  update gangq.live_jobs j set state = 'blocked' where j.gang_id = g.id and j.state = 'preempted';
+  update gangq.live_jobs j set state = 'blocked', epoch_rank = null
+  where j.gang_id = g.id and (j.state = 'preempted' or j.epoch_rank is not null);
   update gangq.live_gangs x set state = 'blocked', world_size = null, drain_started_at = null, go_at = null, reserved_at = null,
     not_before = case when delay > '0' then t + delay end
   where x.id = g.id;
@@ -210,9 +424,9 @@ begin
   return 'blocked';
 end $$;
 comment on function gangq.complete_drain(bigint) is
-  'When the last member is proven stopped: the gang is blocked again as a whole, or ends: done if every member had '
-  'finished, cancelled if that was asked, failed when a member''s attempts, crashes or trips or the gang''s launches are '
-  'spent, or a sibling is already done or failed. Returns the outcome, or null while somebody is still stopping. '
+  'When the last member is proven stopped: the gang is blocked again as a whole, or ends: done if every member of the epoch '
+  'had finished or every one of the role that its completion names, cancelled if that was asked, failed when a member''s attempts, crashes or trips or the gang''s launches are '
+  'spent, its failure policy is fail, or a sibling is already done or failed. Returns the outcome, or null while somebody is still stopping. '
   'Raises GQ002.';
 
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz) returns void
@@ -224,16 +438,11 @@ declare
   ids bigint[];
 begin
   select x.* into g from gangq.live_gangs x where x.id = end_gang.gang_id;
-  if end_gang.final_state <> 'done' then
-    update gangq.live_jobs j set state = end_gang.final_state, finished_at = t, waits_on = 0,
-      error = case when end_gang.final_state = 'failed' then coalesce(j.error, jsonb_build_object('type', 'GangFailed', 'message', end_gang.reason)) else j.error end
-    where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
-  end if;
-  ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
-  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null, array_fill(null::jsonb, array[cardinality(ids)]), null, t, end_gang.final_state);
-  if end_gang.final_state <> 'failed' then
-    delete from gangq.checkpoints c where c.gang_id = g.id;
-  end if;
+  -- Of a done gang those that it could spare are cancelled.
+  update gangq.live_jobs j set state = case end_gang.final_state when 'done' then 'cancelled' else end_gang.final_state end, finished_at = t, waits_on = 0,
+    error = case when end_gang.final_state = 'failed' then coalesce(j.error, jsonb_build_object('type', 'GangFailed', 'message', end_gang.reason)) else j.error end
+  where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
+  -- Before its members leave: how they count for their dependents hangs on it.
   insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts,
     crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter,
     kind_id, world_size, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style)
@@ -243,6 +452,11 @@ begin
     g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter,
     g.kind_id, g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s, g.timeout_style
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue where s.id = g.shape_id;
+  ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
+  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null, array_fill(null::jsonb, array[cardinality(ids)]), null, t, end_gang.final_state);
+  if end_gang.final_state <> 'failed' then
+    delete from gangq.checkpoints c where c.gang_id = g.id;
+  end if;
   delete from gangq.earmarks e where e.gang_id = g.id;
   delete from gangq.live_gangs x where x.id = g.id;
   perform gangq.log_event(t, 'end', g.id, g.epoch, reason => end_gang.reason, data => jsonb_build_object('outcome', end_gang.final_state));

@@ -129,29 +129,33 @@ begin
   loop
     continue when not gangq.try_lock_gang(w.gang_id);
     select x.* into g from gangq.live_gangs x where x.id = w.gang_id;
-    if g.state = 'draining' then
-      for j in
-        select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-        where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null and not gangq.may_still_run(i, t) order by x.id
-      loop
-        perform gangq.keep_doubtful(j, t);
-        perform gangq.stopped(j, null, t, 'dead');
-        freed := freed + 1;
-      end loop;
-    elsif not gangq.rollback_gang(g.id, 'a worker ended before it claimed') then
-      -- Whoever tripped has said so, and was not lost.
-      select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead' else 'retired' end
-      into gone, how
-      from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-      where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
-      perform gangq.keep_doubtful(x, t) from gangq.live_jobs x where x.id = any (gone);
-      perform gangq.drain(g.id, coalesce(gone, '{}'),
-        case when gone is null then 'placement_miss' when how = 'dead' then 'crash' else 'release' end,
-        case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
-        case when gone is null then 'a worker ended before it claimed its member' when how = 'dead' then 'a member''s worker was lost'
-          else 'a member''s worker stopped' end, t);
-      freed := freed + coalesce(cardinality(gone), 0);
+    for j in
+      select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+      where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null and not gangq.may_still_run(i, t) order by x.id
+    loop
+      perform gangq.keep_doubtful(j, t);
+      perform gangq.stopped(j, null, t, 'dead');
+      freed := freed + 1;
+    end loop;
+    continue when g.state = 'draining';
+    if g.state = 'reserved' or exists (
+      select 1 from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+      where x.gang_id = g.id and x.state = 'reserved' and i.ended_at is not null) then
+      continue when gangq.rollback_gang(g.id, 'a worker ended before it claimed') and g.state = 'reserved';
     end if;
+    -- Whoever tripped has said so, and was not lost.
+    select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead' else 'retired' end
+    into gone, how
+    from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+    where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
+    continue when gone is null and g.state = 'running';
+    perform gangq.keep_doubtful(x, t) from gangq.live_jobs x where x.id = any (gone);
+    perform gangq.lose_members(g.id, coalesce(gone, '{}'),
+      case when gone is null then 'placement_miss' when how = 'dead' then 'crash' else 'release' end,
+      case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
+      case when gone is null then 'a worker ended before it claimed its member' when how = 'dead' then 'a member''s worker was lost'
+        else 'a member''s worker stopped' end, t);
+    freed := freed + coalesce(cardinality(gone), 0);
   end loop;
   for w in
     select x.id, i.id as incarnation, i.name, i.state, i.exit_code, x.claimed_at,
@@ -336,25 +340,34 @@ comment on function gangq.bounced(bigint, boolean, jsonb) is
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql set search_path = '' as $$
+#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   w record;
+  g gangq.live_gangs;
   n integer := 0;
 begin
   for w in
-    select g.id from gangq.live_gangs g
-    where g.state = 'reserved' and (g.deadline_at <= t or exists (
+    select x.id from (
+      select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
+      union all
+      select g.id, least(g.deadline_at, g.missing_since + make_interval(secs => g.timeout_s))
+      from gangq.live_gangs g where g.missing_since is not null) x
+    where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-      where j.gang_id = g.id and j.state = 'reserved' and (i.state <> 'live' or i.quarantined is not null)))
-    order by g.id limit most
+      where j.gang_id = x.id and j.state = 'reserved' and (i.state <> 'live' or i.quarantined is not null))
+    order by x.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
-    continue when not exists (select 1 from gangq.live_gangs g where g.id = w.id and g.state = 'reserved');
-    if not gangq.rollback_gang(w.id) then
+    select x.* into g from gangq.live_gangs x where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
+    continue when not found;
+    if g.missing_since + make_interval(secs => g.timeout_s) <= t then
+      perform gangq.drain(g.id, '{}', 'no_replacement', null, format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
+    elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
       -- Some were claimed and wait at the barrier for one that will not come. Only a missed deadline is held against
       -- whoever has not claimed: a reservation may also be over because another of its workers stops.
       update gangq.incarnations i set passed_over_until = t + make_interval(secs => (select s.pass_over_s from gangq.settings s))
-      where exists (select 1 from gangq.live_gangs g where g.id = w.id and g.deadline_at <= t) and i.id = any (array(
+      where g.deadline_at <= t and i.id = any (array(
         select z.id from gangq.incarnations z
         where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = w.id and j.state = 'reserved')
         order by z.id for no key update skip locked));
@@ -366,7 +379,8 @@ begin
 end $$;
 comment on function gangq.rollback_stale(integer) is
   'Internal. Reservations past their deadline, or on workers that take nothing any more: rolled back when nobody has '
-  'claimed, drained uncharged when somebody has. The silent worker is passed over for a while.';
+  'claimed, or when they replace members of a running gang; drained uncharged when somebody has. The silent worker is passed '
+  'over for a while. A running gang that has missed a member for its whole timeout drains, to be placed as a whole.';
 
 create function gangq.promote_due(most integer default 200) returns integer
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$

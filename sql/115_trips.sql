@@ -17,7 +17,7 @@ begin
   select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
   perform gangq.log_event(t, witness.kind, (j).gang_id, (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
     (j).token, (j).incarnation, witness.reason,
-    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', (j).rank));
+    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', coalesce((j).epoch_rank, (j).rank)));
   -- A trip must not fail because a log was long.
   if pg_column_size(what) > 4194304 then
     what := jsonb_build_object('dropped', format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
@@ -75,11 +75,12 @@ begin
   from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
     and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
     and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
+    and n.submitter is not distinct from s.submitter
   where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, avoid)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, wanted
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter, avoid)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, s.submitter, wanted
     from gangq.shapes s where s.id = shape_avoiding.shape_id
     returning id into found_id;
   end if;
@@ -311,8 +312,8 @@ begin
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'
-    when j.state = 'preempting' then 'cancelled'
-    when j.trips >= j.max_trips then 'failed'
+    when j.stop_reason = 'cancel' then 'cancelled'
+    when j.state = 'running' and j.trips >= j.max_trips then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
   said := said || jsonb_build_object('outcome', outcome,
@@ -377,10 +378,12 @@ begin
     if j.state = 'preempting' then
       perform gangq.stopped(j, trip.error, t);
     else
-      perform gangq.drain(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
+      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
     end if;
-  elsif j.state = 'preempting' then
+  elsif j.stop_reason = 'cancel' or (j.state = 'preempting' and gone_at is null) then
     outcome := gangq.stopped(j, trip.error, t);
+  elsif j.state = 'preempting' then
+    outcome := gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
   elsif outcome = 'failed' then
     update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
     perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], trip.error || jsonb_build_object('code', trip.code), t);
@@ -516,7 +519,7 @@ begin
   begin
     perform set_config('lock_timeout', '500ms', true);
     perform 1 from gangq.live_gangs g
-    where (g.state = 'draining' or (g.state = 'blocked' and g.not_before is not null))
+    where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null) and g.not_before is not null)
       and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.ran_on = report_stuck.incarnation)
     order by g.id for update;
   exception when lock_not_available then
@@ -583,7 +586,7 @@ begin
     update gangq.live_gangs g set not_before = lease_ends
     where g.id = any (array(
       select z.id from gangq.live_gangs z
-      where z.state = 'blocked' and z.not_before >= i.exits_at and z.not_before < lease_ends
+      where (z.state = 'blocked' or z.missing_since is not null) and z.not_before >= i.exits_at and z.not_before < lease_ends
         and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
       order by z.id for update skip locked));
     update gangq.live_jobs j set due_at = lease_ends

@@ -74,7 +74,9 @@ begin
   update gangq.tick_state x set judged_at = t,
     judged_gang = case when cardinality(ids) < most then 0 else ids[most] end;
   for w in
-    select g.id, max(p.step_at) as step_at, count(p.rate) as rates
+    -- While a lost member is replaced the others may have to wait for it; once it is claimed they get the whole time again.
+    select g.id, case when g.missing_since is null and max(p.step_at) is not null then greatest(max(p.step_at), (
+        select max(z.claimed_at) from gangq.live_jobs z where z.gang_id = g.id and z.state = 'running')) end as step_at, count(p.rate) as rates
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
     join gangq.progress p on p.job_id = j.id and p.token = j.token
@@ -110,14 +112,15 @@ begin
   if not gangq.try_lock_gang(judge_standstill.gang_id) then
     return 0;
   end if;
-  select x.* into g from gangq.live_gangs x where x.id = judge_standstill.gang_id and x.state = 'running';
+  select x.* into g from gangq.live_gangs x where x.id = judge_standstill.gang_id and x.state = 'running' and x.missing_since is null;
   if not found then
     return 0;
   end if;
   -- Looked at again under the locks: a step, or a phase that takes its time, may have come in between.
-  select max(p.step_at) as step_at, bool_or(p.phase in ('load', 'save', 'long')) as busy,
-    jsonb_object_agg(x.rank, p.step) filter (where p.step is not null and x.rank < 256) as steps,
-    jsonb_agg(jsonb_build_object('rank', x.rank, 'worker', i.name, 'host', i.host, 'step', p.step, 'step_at', p.step_at, 'phase', p.phase,
+  select case when max(p.step_at) is not null then greatest(max(p.step_at), (
+      select max(z.claimed_at) from gangq.live_jobs z where z.gang_id = g.id and z.state = 'running')) end as step_at, bool_or(p.phase in ('load', 'save', 'long')) as busy,
+    jsonb_object_agg(coalesce(x.epoch_rank, x.rank), p.step) filter (where p.step is not null and x.rank < 256) as steps,
+    jsonb_agg(jsonb_build_object('rank', coalesce(x.epoch_rank, x.rank), 'worker', i.name, 'host', i.host, 'step', p.step, 'step_at', p.step_at, 'phase', p.phase,
       'rate', p.rate, 'beat_at', p.beat_at) order by x.rank) filter (where x.rank < 256) as members
   into last
   from gangq.live_jobs x join gangq.progress p on p.job_id = x.id and p.token = x.token
@@ -138,7 +141,7 @@ begin
     return 0;
   end if;
   why := format('no member of the gang has made a step for %s s; rank %s stopped first, at step %s',
-    round(extract(epoch from t - last.step_at)), j.rank, first.step);
+    round(extract(epoch from t - last.step_at)), coalesce(j.epoch_rank, j.rank), first.step);
   perform gangq.witness(t, case when only_told then 'notify' else 'trip' end, j, 'NoCollectiveProgress', jsonb_build_object(
       'code', 76, 'class', 'gang', 'message', why, 'trips', j.trips + case when only_told then 0 else 1 end,
       'outcome', case when only_told then 'notify' else 'preempted' end, 'step', first.step, 'step_at', first.step_at, 'steps', last.steps,
@@ -168,7 +171,7 @@ declare
 begin
   for w in
     with members as (
-      select j.id, j.rank, j.token, j.incarnation, p.lags_since,
+      select j.id, coalesce(j.epoch_rank, j.rank) as rank, j.token, j.incarnation, p.lags_since,
         case when t - p.step_at > make_interval(secs => 3 * (cfg).heartbeat_s)
           then least(p.rate, 1 / (extract(epoch from t - p.step_at) - 2 * (cfg).heartbeat_s)) else p.rate end as rate
       from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token

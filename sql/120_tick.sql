@@ -42,10 +42,10 @@ begin
   if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
-  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'admit', 'keep_partitions'] loop
+  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'] loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
-    busy := busy or done < 0;
+    busy := busy or done = -1;
     again := again or done < 0 or done >= case step when 'admit' then 50 else 200 end;
   end loop;
   ran := true;
@@ -55,7 +55,10 @@ begin
       (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' order by j.due_at limit 1)
       union all
       (select g.not_before from gangq.live_gangs g
-        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
+        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)
+      union all
+      (select g.not_before from gangq.live_gangs g
+        where g.missing_since is not null and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
   if again then
     -- What somebody holds locked may stay so: asking at once would be asking all the time.
@@ -65,7 +68,7 @@ begin
 end $$;
 comment on function gangq.tick(boolean) is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
+  'avoided devices that are the last ones left, gangs that wait for too long, hosts to be left by now, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
   'next_in_s: when to call again; '
   'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
@@ -82,10 +85,12 @@ begin
     when 'promote_due' then return gangq.promote_due();
     when 'judge_progress' then return gangq.judge_progress();
     when 'lift_avoided' then return gangq.lift_avoided();
+    when 'time_out' then return gangq.time_out();
+    when 'move_away' then return gangq.move_away();
     when 'keep_partitions' then return gangq.keep_partitions();
     when 'admit' then
-      select x.placed, x.again into a from gangq.admit() x;
-      return case when a.again then -1 else a.placed end;
+      select x.placed, x.again into a from gangq.admit(budget_ms => 50) x;
+      return case when a.again and a.placed > 0 then -2 when a.again then -1 else a.placed end;
   end case;
 exception
   when lock_not_available or deadlock_detected then
@@ -97,7 +102,8 @@ exception
     return 0;
 end $$;
 comment on function gangq.tick_step(text) is
-  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again". '
+  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again", '
+  '-2 for "there is more, ask again at once". '
   'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
 create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = '' as $$
@@ -179,7 +185,7 @@ begin
   delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
-    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null);
+    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
   delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
   delete from gangq.progress p where not exists (select 1 from gangq.live_jobs j where j.id = p.job_id);
   delete from gangq.retried r

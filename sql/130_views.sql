@@ -7,11 +7,47 @@ create function gangq.may_read_payloads() returns boolean language sql stable se
 $$;
 comment on function gangq.may_read_payloads() is 'Internal. A viewer alone sees no payloads, results or errors.';
 
+create function gangq.queue_load()
+returns table (
+  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
+  waiting_gangs bigint, waiting_jobs bigint
+) language sql stable security definer set search_path = '' as $$
+  with used as (
+    select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs, sum(u.gpus)::bigint as gpus,
+      sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
+    from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u group by u.queue
+  ),
+  waits as (
+    select s.queue, 0 as gangs, count(*) as jobs
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.state = 'pending' group by s.queue
+    union all
+    select k.queue, count(*), 0
+    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id where g.state = 'blocked' group by k.queue
+  )
+  select q.name, cardinality(gangq.queue_path(q.name)) - 1,
+    (select p.name from gangq.queues_table p where p.paused and gangq.below(q.name, array[p.name]) order by length(p.name) desc limit 1),
+    coalesce(u.gangs, 0), coalesce(u.jobs, 0), coalesce(u.gpus, 0), coalesce(u.memory_mb, 0), coalesce(u.cpus, 0),
+    coalesce(w.gangs, 0)::bigint, coalesce(w.jobs, 0)::bigint
+  from gangq.queues_table q
+  left join used u on u.queue = q.name
+  left join lateral (
+    select sum(x.gangs) as gangs, sum(x.jobs) as jobs from waits x where gangq.below(x.queue, array[q.name])) w on true
+$$;
+comment on function gangq.queue_load() is
+  'Internal, for the view queues: where each queue stands in the tree, what is placed in it and its children, and what waits there to be placed.';
+
 create view gangq.queues as
 select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s, q.backoff_max_s, q.budget_s,
-  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at
-from gangq.queues_table q;
-comment on view gangq.queues is 'Queues and the defaults their jobs inherit.';
+  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at,
+  l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight, q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
+  q.timeout_style, q.preempts, q.preemptible, q.min_run_s,
+  l.running_gangs, l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb, l.cpus as used_cpus, l.waiting_gangs, l.waiting_jobs
+from gangq.queues_table q join gangq.queue_load() l on l.queue = q.name
+order by string_to_array(q.name, '.') collate "C";
+comment on view gangq.queues is
+  'Queues as a tree, each parent before its children: the defaults their jobs inherit, what they may hold, what is placed '
+  'and what waits there to be placed, children included. paused_by: the nearest queue on its path that is paused. used_gpus, '
+  'used_memory_mb, used_cpus, running_jobs count against maximum.';
 
 create view gangq.tasks as
 select coalesce(ts.task, b.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
@@ -26,33 +62,42 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
   case when (select gangq.may_read_payloads()) then k.payload end as payload,
   case when (select gangq.may_read_payloads()) then k.result end as result,
-  case when (select gangq.may_read_payloads()) then k.error end as error, s.model
+  case when (select gangq.may_read_payloads()) then k.error end as error, s.model,
+  case when k.gang_id is not null then (
+    select r.name from gangq.kind_roles r
+    where r.kind_id = coalesce((select g.kind_id from gangq.live_gangs g where g.id = k.gang_id),
+        (select g.kind_id from gangq.gang_history g where g.gang_id = k.gang_id order by g.finished_at desc limit 1))
+      and r.first_rank <= k.rank order by r.first_rank desc limit 1) end as role, k.epoch_rank
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
     j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
-    j.payload, j.result, j.error
+    j.payload, j.result, j.error, j.epoch_rank
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts, h.max_attempts, h.crashes, h.trips,
     h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz, null::text, h.token, h.budget_s,
-    h.submitter, h.payload, h.result, h.error
+    h.submitter, h.payload, h.result, h.error, null::integer
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
 left join gangq.incarnations i on i.id = k.incarnation
 left join gangq.progress p on p.job_id = k.id and p.token = k.token
 where not exists (select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
-comment on view gangq.jobs is 'Every job, live or ended: its live row, else its latest ending.';
+comment on view gangq.jobs is
+  'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its gang at its largest; '
+  'epoch_rank: of an elastic gang, its rank in the present epoch, null while it has no part in it.';
 
 create view gangq.gangs as
 select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
   g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
   g.drain_cause, g.note, null::text as reason, g.submitter,
-  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts
+  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts,
+  g.world_size, g.failure_policy, g.completion, g.missing_since
 from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
 union all
 select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
-  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}'
+  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}',
+  h.world_size, h.failure_policy, h.completion, null
 from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
 where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
@@ -63,7 +108,8 @@ select i.name, i.host, case when i.ended_at is not null then i.state when i.flag
   (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
   i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
+  (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned
 from gangq.incarnations i
 left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
@@ -72,7 +118,9 @@ cross join lateral (
   select max(p.beat_at) as last_beat_at, sum(p.rate) as step_rate from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
   where j.incarnation = i.id) b
 where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
-comment on view gangq.workers is 'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.';
+comment on view gangq.workers is
+  'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead. quarantined, cordoned '
+  '(it or its host): why it is given nothing new.';
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
@@ -115,13 +163,17 @@ comment on view gangq.trips is
 create view gangq.capacity as
 select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(greatest(f.slots, 0)) as free_slots,
   sum(d.gpus)::bigint as gpus, sum(cardinality(f.device_ids)) as free_gpus,
-  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus
+  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus,
+  count(*) filter (where exists (
+    select 1 from gangq.cordons x where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))) as cordoned
 from gangq.queues_table q
 join gangq.incarnations i on q.name = any (i.queues) and i.ended_at is null
 cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
 group by q.name, i.host;
-comment on view gangq.capacity is 'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each.';
+comment on view gangq.capacity is
+  'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each. cordoned: '
+  'how many of these workers are given nothing new, whatever they have free.';
 
 create view gangq.timeline as
 select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
@@ -129,7 +181,7 @@ select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
 from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
 where e.gang_id is not null
 order by e.id;
-comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, drain, ack, drained, end. Filter by gang_id.';
+comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end. Filter by gang_id.';
 
 create view gangq.drains as
 select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job, (d.data ->> 'told')::integer as moved,
@@ -148,16 +200,33 @@ select 'members match size' as rule, 'gang ' || g.id as subject, format('%s memb
 from gangq.live_gangs g cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
 where m.n <> g.size
 union all
-select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s', g.state, m.states)
+select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s, and %s outside of the epoch', g.state, m.states, m.others)
 from gangq.live_gangs g cross join lateral (
-  select array_agg(distinct j.state) as states from gangq.live_jobs j where j.gang_id = g.id) m
+  select coalesce(array_agg(distinct j.state) filter (where x.member), '{}') as states,
+    coalesce(array_agg(distinct j.state) filter (where not x.member), '{}') as others
+  from gangq.live_jobs j cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x where j.gang_id = g.id) m
 where not case g.state
   when 'waiting' then m.states <@ '{waiting}'
   when 'blocked' then m.states <@ '{blocked}'
-  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
-  when 'running' then m.states <@ '{running,done}' and m.states && '{running}'
-  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.states && '{preempting}'
+  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}' and m.others <@ '{blocked}'
+  when 'running' then m.others <@ '{blocked,preempting,done}' and case
+    when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
+    else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}' and m.states && '{running,done}'
+      and m.states && '{blocked,reserved}' end
+  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.others <@ '{preempting,preempted,blocked,done}'
+    and m.states || m.others && '{preempting}'
   else false end
+union all
+select 'placed gangs have an epoch', 'gang ' || g.id, format('%s with world size %s', g.state, g.world_size)
+from gangq.live_gangs g
+where (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining')) or (g.missing_since is not null and g.state <> 'running')
+union all
+select 'ranks of an epoch are contiguous', 'gang ' || g.id, format('world size %s, ranks %s', g.world_size, m.ranks)
+from gangq.live_gangs g cross join lateral (
+  select coalesce(array_agg(j.epoch_rank order by j.epoch_rank), '{}') as ranks
+  from gangq.live_jobs j where j.gang_id = g.id and j.epoch_rank is not null) m
+where m.ranks <> '{}' and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
+  or m.ranks = '{}' and g.world_size <> g.size
 union all
 select 'member of a live gang', 'job ' || j.id, 'gang ' || j.gang_id || ' is not live'
 from gangq.live_jobs j where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)
@@ -188,7 +257,8 @@ where r.vram_mb < s.vram_mb
 union all
 select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = j.incarnation
-where not gangq.serves(i, s)
+-- What runs on a worker when an operator taints it runs on.
+where i.operator_taints = '{}' and not gangq.serves(i, s)
 union all
 select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
 from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1

@@ -25,24 +25,27 @@ revoke all on all sequences in schema gangq from public;
 revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
-grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains,
-  gangq.trips, gangq.device_trips, gangq.flagged, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
+grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions,
+  gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
+grant select on gangq.passes to gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
-grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint),
-  gangq.caller(), gangq.may_read_payloads(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
-  gangq.infeasible(integer, integer)
+grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint), gangq.plan(jsonb, integer),
+  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
+  gangq.in_epoch(gangq.live_jobs, gangq.live_gangs),
+  gangq.infeasible(integer, integer, boolean), gangq.gate_text(text, jsonb)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text),
-  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text),
+  gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]),
+  gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text,
+    jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean, boolean),
   gangq.set_priority(integer, bigint[], bigint[]), gangq.cancel(bigint[], bigint[], text), gangq.retry(bigint[], bigint[])
 to gangq_submitter, gangq_admin;
 
 grant execute on function
-  gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real),
-  gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint),
+  gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real, text[]),
+  gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint, integer),
   gangq.complete(bigint[], bigint[], jsonb[], boolean), gangq.fail(bigint, bigint, jsonb, boolean, text),
   gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
   gangq.save_checkpoint(bigint, bigint, bigint, bytea), gangq.load_checkpoint(bigint, bigint),
@@ -50,16 +53,18 @@ grant execute on function
   gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text), gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean),
   gangq.predecessor(text), gangq.unproven(text), gangq.report_stuck(text, bigint, jsonb), gangq.bounce(bigint, text, boolean), gangq.bounced(bigint, boolean, jsonb),
   gangq.append_log(bigint[], bigint[], integer[], text[]), gangq.retire_worker(bigint, boolean), gangq.report_dead(text, bigint, jsonb),
-  gangq.tick(boolean), gangq.admit(integer), gangq.reserve_gang(bigint, bigint[]), gangq.rollback_gang(bigint, text),
-  gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer)
+  gangq.tick(boolean), gangq.admit(integer, integer), gangq.reserve_gang(bigint, bigint[]), gangq.reserve_members(bigint, bigint[], bigint[]), gangq.rollback_gang(bigint, text),
+  gangq.complete_drain(bigint), gangq.reap_expired(integer), gangq.flag_dead_workers(), gangq.promote_due(integer), gangq.time_out(integer)
 to gangq_worker, gangq_admin;
 
 grant execute on function
-  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text),
+  gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer,
+    jsonb, real, text, boolean, boolean, real, text[]),
   gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer,
-    real, real, real, real, real, real, real, real, real, integer, integer, real, text[]),
+    real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
-  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.preempt_gang(bigint, bigint, text), gangq.decide(integer),
+  gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.set_taints(text, text[]), gangq.preempt_gang(bigint, bigint, text),
+  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text, jsonb), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer), gangq.replay(timestamptz, timestamptz),
   gangq.keep_partitions(boolean)
 to gangq_admin;
 

@@ -11,7 +11,7 @@ alter table gangq.settings
 comment on column gangq.settings.topology is 'Topology levels, broad to narrow. host is the worker''s host; any other is the value of the worker''s label of that name.';
 comment on column gangq.settings.reservations is 'How many waiting gangs, in order, get a planned start that others may not delay; 0: none, first come what fits.';
 comment on column gangq.settings.placement_timeout_s is 'Seconds a gang may wait for placement while eligible, when neither it nor its queue says.';
-comment on column gangq.settings.preemptions_per_pass is 'Most gangs and jobs one admission pass tells to stop for others; 0: never.';
+comment on column gangq.settings.preemptions_per_pass is 'An admission pass that has told so many gangs and jobs to stop for others begins with no further gang; 0: never.';
 comment on column gangq.settings.record_decisions is 'True: every pass that decides something keeps what it saw, so that it can be replayed.';
 
 -- Queues ----------------------------------------------------------------------------------------------------------
@@ -31,7 +31,11 @@ alter table gangq.queues_table
   add column timeout_style text check (timeout_style in ('requeue', 'hard', 'soft')),
   add column preempts boolean not null default true,
   add column preemptible boolean not null default true,
-  add column min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7);
+  add column min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7),
+  add column limited boolean not null generated always as (
+    maximum <> '{}' or submitter_maximum <> '{}' or max_running_gangs is not null or max_running_jobs is not null) stored;
+-- What a claim must know of the queues: nothing at all, as a rule.
+create index queues_table_watched on gangq.queues_table (name) where paused or limited or policy = 'fair';
 -- largest_first was what every queue had without anybody having asked for it: planned starts serve large gangs better.
 update gangq.queues_table set policy = 'priority' where policy = 'largest_first';
 comment on column gangq.queues_table.name is 'The queue''s name; a queue named a.b is a child of queue a.';
@@ -50,18 +54,25 @@ comment on column gangq.queues_table.timeout_style is 'What that timeout does: r
 comment on column gangq.queues_table.preempts is 'Whether its gangs may displace others.';
 comment on column gangq.queues_table.preemptible is 'Whether its work may be displaced.';
 comment on column gangq.queues_table.min_run_s is 'Seconds that its work runs undisturbed before it may be displaced.';
+comment on column gangq.queues_table.limited is 'Whether it has any limit itself: only then is it locked and counted.';
 
 -- What a gang asks for --------------------------------------------------------------------------------------------
 
 alter table gangq.shapes
   add column selector jsonb check (jsonb_typeof(selector) = 'array'),
-  add column tolerates text[];
+  add column tolerates text[],
+  add column selects jsonpath,
+  add column submitter text;
 comment on column gangq.shapes.selector is 'Conditions on labels beyond equality: [{"key", "op", "values"}], all of which must hold; null: none.';
 comment on column gangq.shapes.tolerates is 'Taints it may run in spite of: key, key=value, or *; null: none.';
+comment on column gangq.shapes.selects is 'selector and tolerates as one predicate on a worker; null: it has neither, and no taint is tolerated.';
+comment on column gangq.shapes.submitter is 'Whose solo jobs, in queues that tell submitters apart (a fair order, or limits of each); null: anybody''s.';
 
 alter table gangq.incarnations
-  add column taints text[] not null default '{}';
-comment on column gangq.incarnations.taints is 'Keeps off every job that does not tolerate them: key or key=value.';
+  add column taints text[] not null default '{}',
+  add column operator_taints text[] not null default '{}';
+comment on column gangq.incarnations.taints is 'Keeps off every job that does not tolerate them: key or key=value. The worker''s own, then the operator''s.';
+comment on column gangq.incarnations.operator_taints is 'The last of taints: set by an operator for the worker by name, so that they outlive its restart.';
 
 create table gangq.gang_kinds (
   id integer generated always as identity primary key,
@@ -126,7 +137,9 @@ alter table gangq.live_gangs
   add column timeout_s real,
   add column timeout_style text not null default 'requeue' check (timeout_style in ('requeue', 'hard', 'soft')),
   add column timeout_at timestamptz,
-  add column timeouts integer not null default 0;
+  add column timeouts integer not null default 0,
+  add column held_s double precision not null default 0,
+  add column missing_since timestamptz;
 update gangq.live_gangs g set kind_id = k.id,
   world_size = case when g.state in ('reserved', 'running', 'draining') then g.size end,
   timeout_s = 900, timeout_at = clock_timestamp() + interval '900 s'
@@ -134,8 +147,9 @@ from gangq.gang_kinds k where k.spec = format('v1 %s %s', g.shape_id, g.size);
 alter table gangq.live_gangs alter column kind_id set not null, alter column timeout_s set not null;
 drop index gangq.live_gangs_blocked;
 create index live_gangs_blocked on gangq.live_gangs (kind_id, order_key) where state = 'blocked';
+create index live_gangs_missing on gangq.live_gangs (id) where missing_since is not null;
 create index live_gangs_timeout on gangq.live_gangs (timeout_at) where state = 'blocked';
-create index live_gangs_replaced on gangq.live_gangs (id) where state = 'running' and failure_policy = 'restart_member';
+create index live_gangs_kind_timeout on gangq.live_gangs (kind_id, timeout_at) where state = 'blocked';
 comment on column gangq.live_gangs.shape_id is 'What each member of its first role needs.';
 comment on column gangq.live_gangs.size is 'Members at most; world_size says how many of them this epoch has.';
 comment on column gangq.live_gangs.kind_id is 'Everything it asks for.';
@@ -148,8 +162,11 @@ comment on column gangq.live_gangs.preemptible is 'Whether it may be displaced, 
 comment on column gangq.live_gangs.budget_s is 'Longest wall-clock budget among its members, seconds; null: the installation''s default.';
 comment on column gangq.live_gangs.timeout_s is 'Seconds it may wait for placement while eligible.';
 comment on column gangq.live_gangs.timeout_style is 'What happens then: requeue, hard (it fails), soft (its members run as single jobs).';
-comment on column gangq.live_gangs.timeout_at is 'When that is looked at next; time in which it was not eligible is added then.';
+comment on column gangq.live_gangs.timeout_at is 'When that is over, counting as not eligible what held_s includes; what has come since is added when it is looked at.';
 comment on column gangq.live_gangs.timeouts is 'How often it has timed out.';
+comment on column gangq.live_gangs.held_s is 'Seconds in which its kind had not been eligible when timeout_at was set: only what comes later counts.';
+comment on column gangq.live_gangs.missing_since is
+  'Running: since when this epoch lacks a member that is to be replaced (restart_member); null once every member is claimed.';
 
 alter table gangq.live_jobs
   add column epoch_rank integer,
@@ -219,7 +236,7 @@ create table gangq.verdicts (
 );
 comment on table gangq.verdicts is 'Why gangs of one kind were not placed by the last pass; one row per kind that waits.';
 comment on column gangq.verdicts.kind_id is 'The kind.';
-comment on column gangq.verdicts.gate is 'paused, quota, running_limit, submitter_limit, infeasible, capacity, reserved, or unknown.';
+comment on column gangq.verdicts.gate is 'paused, quota, running_limit, submitter_limit, infeasible, capacity, preempting, reserved, or unknown.';
 comment on column gangq.verdicts.since is 'Since when it is this one.';
 comment on column gangq.verdicts.held_s is 'Seconds in which its gangs were not eligible (paused or over a limit) before since.';
 comment on column gangq.verdicts.numbers is 'The numbers of that gate.';

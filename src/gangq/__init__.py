@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions
     from gangq.client import AsyncClient, Client
+    from gangq.client.roles import Role
+    from gangq.client.selectors import parse_selector
     from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer, current
     from gangq.errors import (
         Busy,
@@ -63,6 +65,7 @@ _HOME = {
     "NotFound": "gangq.errors",
     "NotSerializable": "gangq.errors",
     "Peer": "gangq.context",
+    "Role": "gangq.client.roles",
     "SchemaMismatch": "gangq.errors",
     "StaleToken": "gangq.errors",
     "Stopped": "gangq.errors",
@@ -74,6 +77,7 @@ _HOME = {
     "WrongIsolation": "gangq.errors",
     "WrongState": "gangq.errors",
     "current": "gangq.context",
+    "parse_selector": "gangq.client.selectors",
 }
 
 try:
@@ -107,6 +111,7 @@ __all__ = [
     "NotFound",
     "NotSerializable",
     "Peer",
+    "Role",
     "SchemaMismatch",
     "StaleToken",
     "Stopped",
@@ -118,6 +123,7 @@ __all__ = [
     "WrongIsolation",
     "WrongState",
     "current",
+    "parse_selector",
 ]
 
 

@@ -22,6 +22,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 from gangq import embedded
 from gangq.client import AsyncClient, Client
 from gangq.client.encoding import as_object
+from gangq.client.roles import Role, as_role
+from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context
 from gangq.errors import InvalidInput, NotFound, UnknownTask
 from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
@@ -40,6 +42,8 @@ class TaskOptions:
     - `gpus` (whole devices), `vram_mb` (MiB on each), `memory_mb` (MiB), `cpus` (may be fractional), `labels`
       (which the worker must carry): what one job, or one member of a gang, needs.
     - `budget`: wall-clock seconds an attempt may take.
+    - `selector`: conditions on the worker, "gpu=h100,zone!=eu,!spot" (see `gangq.parse_selector`); `tolerates`:
+      taints it may run in spite of.
     - `model`: what it needs loaded; of jobs of one priority and about one age a worker takes those first whose
       model it has.
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
@@ -55,6 +59,8 @@ class TaskOptions:
     memory_mb: int = 0
     cpus: float = 0
     labels: Mapping[str, Any] | None = None
+    selector: Selector | None = None
+    tolerates: Sequence[str] | None = None
     budget: float | None = None
     model: str | None = None
     max_attempts: int | None = None
@@ -63,6 +69,10 @@ class TaskOptions:
     due_at: datetime | None = None
     after: Sequence[Handle | AsyncHandle | int] = ()
     connection: object | None = None
+
+    def __post_init__(self) -> None:
+        # What cannot be read is said where it is written, not at the first submit.
+        as_selector(self.selector)
 
     def changed(self, options: Mapping[str, Any]) -> TaskOptions:
         """Return a copy with `options` in place. Raises `InvalidInput` for a name that is no option."""
@@ -78,6 +88,46 @@ class TaskOptions:
         given["budget_s"] = given.pop("budget")
         given["after"] = [job if isinstance(job, int) else job.id for job in self.after] or None
         return given
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """How a gang is submitted, beside the `TaskOptions` of its members. None means the default.
+
+    - `name` of the gang. `roles`: instead of a size; ranks follow their order. A role whose task is a task of the
+      App, or its name, needs what that was declared with, unless the role says otherwise.
+    - `min_size`: how many of `size` members are enough to start [all].
+    - `strategy` [pack], `require`, `prefer`, `balanced`, `apart`: where members are placed.
+    - `checkpoint_mode`: "each" (every member saves its part) or "rank0" [each; rank0 for an elastic gang].
+    - `failure_policy` [restart_gang]: restart_gang, restart_member, shrink, fail. `completion`: the role whose end is
+      the gang's [all members'].
+    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for its place, and what then: requeue, hard,
+      soft.
+    - `preemptible` [True]: whether others may displace it. `claim_deadline_s`: how long it may stay reserved.
+    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
+
+    `Client.submit_gang` says more.
+    """
+
+    name: str | None = None
+    roles: Sequence[Role] | None = None
+    min_size: int | None = None
+    strategy: str | None = None
+    require: str | None = None
+    prefer: str | None = None
+    balanced: bool = False
+    apart: str | None = None
+    checkpoint_mode: str | None = None
+    failure_policy: str | None = None
+    completion: str | None = None
+    timeout_s: float | None = None
+    timeout_style: str | None = None
+    preemptible: bool = True
+    wait_for_hardware: bool = False
+    claim_deadline_s: float | None = None
+
+
+_GANG_OPTIONS = frozenset(option.name for option in dataclasses.fields(GangOptions))
 
 
 @dataclass(frozen=True)
@@ -103,6 +153,10 @@ class WatchOptions:
                 raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0")
 
 
+_RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
+"""What a role has of its task."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Declaration(Generic[P, R]):
     """What a task is, whoever submits it."""
@@ -120,21 +174,37 @@ class _Declaration(Generic[P, R]):
 
     def _gang(
         self,
-        size: int,
+        size: int | None,
         payload: Mapping[str, Any] | None,
         payloads: Sequence[Mapping[str, Any]] | None,
-        more: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
         each = None if payloads is None else [as_object(p, f"payloads[{i}]") for i, p in enumerate(payloads)]
+        gang = GangOptions(**{key: value for key, value in options.items() if key in _GANG_OPTIONS})
+        members = {key: value for key, value in options.items() if key not in _GANG_OPTIONS}
+        given = {option.name: getattr(gang, option.name) for option in dataclasses.fields(gang)}
+        if gang.roles is not None:
+            given["roles"] = [self._role(as_role(role, n), members) for n, role in enumerate(gang.roles)]
         return {
             "task": self.name,
             "size": size,
             "payload": None if payload is None else as_object(payload, "payload"),
             "payloads": each,
-            **more,
-            **self.defaults.changed(options).arguments(),
+            **given,
+            **self.defaults.changed(members).arguments(),
         }
+
+    def _role(self, role: Role, options: Mapping[str, Any]) -> Role:
+        """The role with what its task was declared with, where neither it nor the call says."""
+        declared = role.task if isinstance(role.task, _Declaration) else self.app.tasks.get(role.task)
+        if declared is None:
+            return role
+        theirs = declared.defaults.arguments()
+        unsaid = (key for key in _RESOURCES if getattr(role, key) is None)
+        # The option budget is the argument budget_s.
+        return dataclasses.replace(
+            role, **{key: theirs[key] for key in unsaid if key.removesuffix("_s") not in options}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,22 +246,18 @@ class Task(_Declaration[P, R]):
 
     def submit_gang(
         self,
-        size: int,
+        size: int | None = None,
         payload: Mapping[str, Any] | None = None,
         *,
         payloads: Sequence[Mapping[str, Any]] | None = None,
-        name: str | None = None,
-        checkpoint_mode: str = "each",
-        claim_deadline_s: float | None = None,
         **options: Any,
     ) -> GangHandle:
-        """Submit `size` members that start together or not at all (SQL: gangq.submit_gang).
+        """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
 
-        `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode`: "each" (every
-        member saves its part) or "rank0". `options` are those of the task, per member.
+        `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
+        (`TaskOptions`), and those of the gang (`GangOptions`).
         """
-        more = {"name": name, "checkpoint_mode": checkpoint_mode, "claim_deadline_s": claim_deadline_s}
-        made = self.app.client.submit_gang(**self._gang(size, payload, payloads, more, options))
+        made = self.app.client.submit_gang(**self._gang(size, payload, payloads, options))
         return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
 
 
@@ -216,18 +282,14 @@ class AsyncTask(_Declaration[P, R]):
 
     async def submit_gang(
         self,
-        size: int,
+        size: int | None = None,
         payload: Mapping[str, Any] | None = None,
         *,
         payloads: Sequence[Mapping[str, Any]] | None = None,
-        name: str | None = None,
-        checkpoint_mode: str = "each",
-        claim_deadline_s: float | None = None,
         **options: Any,
     ) -> AsyncGangHandle:
         """Submit `size` members that start together or not at all; see `Task.submit_gang`."""
-        more = {"name": name, "checkpoint_mode": checkpoint_mode, "claim_deadline_s": claim_deadline_s}
-        made = await self.app.aio.client.submit_gang(**self._gang(size, payload, payloads, more, options))
+        made = await self.app.aio.client.submit_gang(**self._gang(size, payload, payloads, options))
         return AsyncGangHandle(self.app.aio._client, made.gang_id, made.job_ids, made.note)
 
 
@@ -384,9 +446,6 @@ class App:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: int,
-        name: str | None = None,
-        checkpoint_mode: str = "each",
-        claim_deadline_s: float | None = None,
         **options: Any,
     ) -> GangHandle: ...
 
@@ -404,7 +463,7 @@ class App:
 
         `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
         worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: see `TaskOptions`; with `gang` also name, checkpoint_mode, claim_deadline_s.
+        `options`: see `TaskOptions`; with `gang` also `GangOptions`, but no roles.
         """
         payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
         task: Task[..., Any] = Task(self, COMMAND, None, TaskOptions())
@@ -497,9 +556,6 @@ class AsyncApp:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: int,
-        name: str | None = None,
-        checkpoint_mode: str = "each",
-        claim_deadline_s: float | None = None,
         **options: Any,
     ) -> AsyncGangHandle: ...
 

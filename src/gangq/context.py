@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextvars
 import importlib
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -48,13 +49,15 @@ class Peer:
     job_id: int
     host: str
     worker: str
+    role: str = "member"
 
 
 @dataclass(frozen=True)
 class GangInfo:
     """Who this member is in its gang. `epoch` rises with every reservation: fence side effects with it.
 
-    `peers` lists every member by rank; rank 0 is to be found at `master_addr`:`master_port`.
+    `peers` lists every member of this epoch by rank; rank 0 is to be found at `master_addr`:`master_port`.
+    `role_rank` is this member's rank among those of its role.
     """
 
     id: int
@@ -67,6 +70,8 @@ class GangInfo:
     peers: tuple[Peer, ...]
     master_addr: str
     master_port: int
+    role: str = "member"
+    role_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,20 @@ class Context(ABC):
     @property
     @abstractmethod
     def gang(self) -> GangInfo | None:
-        """Its place in its gang; None for a solo job."""
+        """Its place in its gang; None for a solo job. Replaced as a whole when a new epoch begins around it."""
+
+    @property
+    def gang_changed(self) -> threading.Event:
+        """Set when `gang` has become another one while this member runs; clear it before you look.
+
+        That is so when another member was replaced (failure policy restart_member) or the gang goes on with fewer
+        (shrink, or surplus members displaced). From then on `checkpoint` is what the new epoch restores. Never
+        set for a solo job.
+        """
+        return threading.Event()
+
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:  # noqa: B027 - a solo job has no gang
+        """Have `callback` called with each new `gang`, in a thread of gangq; what it raises is only logged."""
 
     @property
     @abstractmethod
@@ -122,7 +140,7 @@ class Context(ABC):
     @property
     @abstractmethod
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to resume from; None: start from the beginning."""
+        """The checkpoint to resume from, of the present epoch; None: start from the beginning."""
 
     @property
     @abstractmethod

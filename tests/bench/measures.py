@@ -26,9 +26,17 @@ class Sizes:
     enqueue_many: int = 10_000
     pickups: int = 100
     gangs: int = 200
+    hosts: int = 5_000
+    pass_gangs: tuple[int, ...] = (1_000, 2_000, 3_000)
+    passes: int = 3
+    alone: int = 50
+    backlog: int = 100_000
 
 
-QUICK = Sizes(drain=5_000, drain_single=500, enqueue_single=500, pickups=40, gangs=50)
+QUICK = Sizes(
+    drain=5_000, drain_single=500, enqueue_single=500, pickups=40, gangs=50,
+    hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gang
 import measures
+import placement
 import report
 from machine import describe, fsync_ms
 from measures import Measure, Sizes
@@ -32,6 +33,10 @@ MEASURES = (
     Measure("enqueue", "enqueue one by one and in one call", measures.enqueue),
     Measure("pickup", "pick-up latency of an idle worker", measures.pickup),
     Measure("gang", "placing a gang on an idle fleet", gang.admission, ("gangq",)),
+    Measure("claimed", "a gang from submission to its last claim", placement.claimed, ("gangq",)),
+    Measure("alone", "a pass for one gang on a large fleet", placement.alone, ("gangq",)),
+    Measure("backlog", "a pass over a long backlog and a full fleet", placement.backlog, ("gangq",)),
+    Measure("pass", "a pass that places thousands of gangs", placement.passes, ("gangq",)),
 )
 _RESULTS = Path(__file__).parents[2] / "bench-results"
 

@@ -130,6 +130,66 @@ def test_queues_are_made_changed_paused_and_never_by_a_slip(dsn: str, client: Cl
     assert [q.name for q in client.queues()] == ["default", "gpu"]
 
 
+def test_the_tree_of_queues_shows_what_each_holds_and_may_hold(dsn: str, client: Client) -> None:
+    ok(dsn, "queue", "create", "lab.vision.train", "--guaranteed", "gpus=1", "--maximum", "gpus=2,cpus=1.5")
+    ok(
+        dsn,
+        "queue",
+        "set",
+        "lab",
+        "--policy",
+        "fair",
+        "--max-running-jobs",
+        "9",
+        "--submitter-maximum",
+        "jobs=4",
+    )
+    ok(dsn, "queue", "pause", "lab.vision")
+    devices = [{"uuid": "G0", "index": 0, "vram_mb": 1, "model": "test", "source": "nvml"}]
+    worker = client.register_worker(name="w", host="h", queues=["lab"], devices=devices)
+    ok(dsn, "submit", "a", "--queue", "lab", "--gpus", "1")
+    ok(dsn, "submit", "a", "--queue", "lab.vision.train")
+    assert len(client.claim(incarnation=worker.incarnation)) == 1
+    ok(dsn, "queue", "drain", "lab")
+    lines = [line.split() for line in ok(dsn, "queue").splitlines()]
+    assert lines[0][:3] == ["QUEUE", "STATE", "POLICY"]
+    assert lines[1:] == [
+        ["default", "priority", "0", "0", "0", "0", "0", "0"],
+        ["lab", "draining", "fair", "1", "0", "1/-/9", "0", "jobs", "4", "1", "0"],
+        ["vision", "paused", "priority", "0", "0", "0", "0", "1", "0"],
+        ["train", "paused", "by", "lab.vision", "priority", "0/1/2", "0/-/1.5", "0", "0", "1", "0"],
+    ]
+    assert [line[: len(line) - len(line.lstrip())] for line in ok(dsn, "queue").splitlines()[1:]] == [
+        "", "", "  ", "    "
+    ]  # fmt: skip
+
+
+def test_settings_of_a_queue_are_put_back_and_wrong_amounts_refused(dsn: str, client: Client) -> None:
+    ok(dsn, "queue", "create", "gpu", "--maximum", "gpus=2", "--max-running-gangs", "1", "--timeout", "5m")
+    ok(
+        dsn,
+        "queue",
+        "set",
+        "gpu",
+        "--no-preempts",
+        "--timeout-style",
+        "hard",
+        "--min-run",
+        "1m",
+        "--weight",
+        "2",
+    )
+    (queue,) = client.queues(name="gpu")
+    assert (queue.maximum, queue.max_running_gangs, queue.placement_timeout_s) == ({"gpus": 2}, 1, 300)
+    assert (queue.preempts, queue.timeout_style, queue.min_run_s, queue.weight) == (False, "hard", 60, 2)
+    ok(dsn, "queue", "set", "gpu", "--reset", "maximum", "--reset", "timeout_style")
+    (queue,) = client.queues(name="gpu")
+    assert (queue.maximum, queue.timeout_style, queue.max_running_gangs) == ({}, None, 1)
+    for given in ("gpus", "gpus=", "gpus=many", "=2", "gpus=1,gpus=2", "gpus=true"):
+        assert "no list of amounts" in gangq(dsn, "queue", "set", "gpu", "--maximum", given).output
+    assert "'tpus'" in gangq(dsn, "queue", "set", "gpu", "--maximum", "tpus=1").output
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

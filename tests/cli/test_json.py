@@ -56,6 +56,20 @@ _TRIP = {
     "devices",
     "evidence",
 }
+_CORDON = {
+    "kind",
+    "name",
+    "state",
+    "drain",
+    "since",
+    "deadline",
+    "reason",
+    "operator",
+    "workers",
+    "gangs",
+    "jobs",
+}
+_OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
 # In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
@@ -80,8 +94,10 @@ CASES: list[tuple[str, set[str]]] = [
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
     ("queue pause q2", _QUEUE),
+    ("queue drain q2", _QUEUE),
     ("queue resume q2", _QUEUE),
     ("queue ls", _QUEUE),
+    ("queue", _QUEUE),
     ("task set train --budget 5m", _TASK),
     ("task list", _TASK),
     ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
@@ -104,6 +120,15 @@ CASES: list[tuple[str, set[str]]] = [
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
     ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+    ("cordon h1", _CORDON),
+    ("uncordon h1", _OPENED),
+    ("drain-host h1 --deadline 30m --wait", _CORDON),
+    ("undrain h1", _OPENED),
+    ("worker off gone", _CORDON),
+    ("worker on gone", _OPENED),
+    ("worker drain gone", _CORDON),
+    ("taint w1 repair", {"worker", "taints"}),
+    ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("tick", {"ran", "again", "next_in_s", "detail"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
@@ -118,7 +143,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("checkpoint load state", {"step", "bytes", "file"}),
 ]
 # psql has formats of its own; the others are run by tests of their own.
-_WITHOUT = {"db psql", "demo", "bounce", "systemd install", "systemd show", "systemd report-death"}
+_WITHOUT = {"db psql", "demo", "gang", "bounce", "systemd install", "systemd show", "systemd report-death"}
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +214,8 @@ def test_no_command_is_left_out() -> None:
     def leaves(command: click.Command, name: str) -> list[str]:
         if isinstance(command, click.Group):
             context = click.Context(command)
-            return [
+            alone = [name.strip()] if name and command.invoke_without_command else []
+            return alone + [
                 leaf
                 for child in command.list_commands(context)
                 for leaf in leaves(command.get_command(context, child), f"{name} {child}")  # type: ignore[arg-type]

@@ -50,9 +50,9 @@ def test_the_defaults_it_names_are_those_of_a_fresh_installation(
 
 def test_every_command_it_names_exists() -> None:
     context = click.Context(main)
-    named = {tuple(found) for found in re.findall(r"gangq ([a-z]+)(?: ([a-z-]+))?", README)}
+    named = {tuple(found) for found in re.findall(r"gangq ([a-z-]+)(?: ([a-z-]+))?", README)}
     code = {words for words in named if words[0] in main.list_commands(context)}
-    quoted = {words[0] for words in re.findall(r"`gangq ([a-z]+)( [a-z]+)?", README)}
+    quoted = {words[0] for words in re.findall(r"`gangq ([a-z-]+)( [a-z]+)?", README)}
     assert quoted <= set(main.list_commands(context))
     for command, child in code:
         group = main.get_command(context, command)

@@ -130,6 +130,27 @@ def test_queues_are_rows_with_their_settings(client: Client) -> None:
     client.set_queue(name="gpu", max_attempts=7, budget_s=60.0)
     assert [queue.name for queue in client.queues()] == ["default", "gpu"]
     assert client.queues(name="gpu")[0].max_attempts == 7
+    limits: dict[str, Any] = {
+        "draining": True,
+        "guaranteed": {"gpus": 1},
+        "maximum": {"gpus": 2, "cpus": 0.5},
+        "weight": 2.0,
+        "max_running_gangs": 3,
+        "max_running_jobs": 4,
+        "submitter_maximum": {"jobs": 5},
+        "placement_timeout_s": 6.0,
+        "timeout_style": "soft",
+        "preempts": False,
+        "preemptible": False,
+        "min_run_s": 7.0,
+    }
+    client.set_queue(name="gpu.train", **limits)
+    (train,) = client.queues(name="gpu.train")
+    assert {key: getattr(train, key) for key in limits} == limits
+    assert (train.depth, train.paused_by, train.used_cpus, train.waiting_jobs) == (1, None, 0.0, 0)
+    client.set_queue(name="gpu.train", reset=["maximum", "max_running_jobs"])
+    (train,) = client.queues(name="gpu.train")
+    assert (train.maximum, train.max_running_jobs, train.max_running_gangs) == ({}, None, 3)
     client.configure(lease_s=99.0, retention_short=timedelta(days=3))
     assert client.register_worker(name="w", host="h", queues=["gpu"]).lease_granted_s == 99.0
 
@@ -213,6 +234,27 @@ def test_devices_and_capacity_are_read_with_their_types(client: Client) -> None:
     client.unquarantine(device_uuid="GPU-1")
     (worker,) = client.workers()
     assert (worker.name, worker.cpus, worker.gpus) == ("w1", 2.5, 1)
+
+
+def test_hosts_are_cordoned_drained_and_left(client: Client) -> None:
+    incarnation = register(client)
+    (job,) = client.submit(task="t")
+    (claim,) = client.claim(incarnation=incarnation)
+    (worker,) = client.workers()
+    deadline = datetime(2999, 1, 1, tzinfo=timezone.utc)
+    with pytest.raises(InvalidInput, match=r"deadline is 2999.* without a time zone"):
+        client.cordon(host=worker.host, drain=True, deadline=deadline.replace(tzinfo=None))
+    client.cordon(host=worker.host, drain=True, deadline=deadline, reason="fan")
+    (found,) = client.cordoned(kind="host", name=worker.host)
+    assert (found.state, found.jobs, found.deadline, found.workers) == ("draining", [job], deadline, 1)
+    assert client.workers()[0].cordoned == "fan"
+    assert client.capacity()[0].cordoned == 1
+    assert client.displace_job(job_id=job) is True
+    assert client.ack_preempted(job_id=job, token=claim.token) == "pending"
+    assert client.cordoned()[0].state == "drained"
+    client.uncordon(host=worker.host)
+    assert client.cordoned() == []
+    assert client.time_out() == 0
 
 
 # Errors

@@ -94,7 +94,7 @@ class Q:
         ids = [row["submit"] for row in self.call("submit", task=task, **options)]
         return ids[0] if count == 1 and len(ids) == 1 else ids
 
-    def submit_gang(self, size: int, task: str = "train", **options: Any) -> Gang:
+    def submit_gang(self, size: int | None = None, task: str = "train", **options: Any) -> Gang:
         row = self.one("submit_gang", task=task, size=size, **options)
         return Gang(self, row["gang_id"], row["job_ids"], row["note"])
 

@@ -262,7 +262,7 @@ def test_a_stream_of_smaller_work_does_not_starve_a_gang(q: Q) -> None:
     gang = q.submit_gang(3)
     q.tick()
     for _ in range(10):  # there is always another solo job, and it always fits at once
-        q.submit(count=3)
+        q.submit(count=3, budget_s=1e6)
         if running:
             running.pop().complete()
         for worker in workers:
@@ -282,9 +282,9 @@ def test_a_higher_priority_solo_job_still_runs_on_an_earmarked_worker(q: Q) -> N
     q.submit_gang(2)
     q.tick()
     assert q.value("select count(*) from gangq.earmarks") == 2
-    q.submit()
+    q.submit(budget_s=1e6)
     assert workers[1].claim() == []
-    urgent = q.submit(priority=1)
+    urgent = q.submit(priority=1, budget_s=1e6)
     assert workers[1].take().job_id == urgent
     busy.complete()
 
@@ -310,13 +310,13 @@ def test_workers_beyond_what_the_first_gang_needs_are_not_kept(q: Q) -> None:
     q.submit_gang(3)
     q.tick()
     assert q.value("select count(*) from gangq.earmarks") == 3
-    q.submit(count=4)
+    q.submit(count=4, budget_s=1e6)
     assert sum(len(w.claim()) for w in workers) == 1
 
 
 def test_a_gang_that_could_never_fit_keeps_nothing(q: Q) -> None:
-    workers = q.workers(2)
     q.submit_gang(5)
+    workers = q.workers(2)
     q.tick()
     q.submit(count=2)
     assert [len(w.claim()) for w in workers] == [1, 1]

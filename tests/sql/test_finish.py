@@ -184,8 +184,9 @@ def test_a_pair_named_twice_in_one_batch_is_done_once(q: Q) -> None:
     rows = q.call("complete", job_ids=[claim.job_id] * 2, tokens=[claim.token] * 2)
     assert {row["outcome"] for row in rows} <= {"done", "repeated"}
     assert q.value("select count(*) from gangq.history") == 1
+    workers = [q.worker("a"), q.worker("b")]
     gang = q.submit_gang(2)
-    members = gang.start(q.worker("a"), q.worker("b"))
+    members = gang.start(*workers)
     for member in members:
         q.call("complete", job_ids=[member.job_id] * 2, tokens=[member.token] * 2)
         assert member.complete(strict=False) == "repeated"

@@ -59,15 +59,20 @@ def full(server: Server, template: str) -> Iterator[str]:
 def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
     """Buffers touched by a warm run of `sql`, and rows it reads by scanning tables that must not be scanned.
 
-    `{idle}`, `{busy}`, `{job}` and `{token}` in it: an idle worker, a busy one, a running job and its token.
+    `{idle}`, `{limited}`, `{promised}`, `{busy}`, `{job}` and `{token}` in it: an idle worker, one of a queue with
+    limits, one with an earmark, a busy one, a running job and its token.
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         names = conn.execute(
-            "select (select max(id) from gangq.incarnations where name = 'idle'), i.id, j.id, j.token "
+            "select (select max(id) from gangq.incarnations where name = 'idle'), i.id, j.id, j.token, "
+            "(select max(id) from gangq.incarnations where name = 'limited'), "
+            "(select max(id) from gangq.incarnations where name = 'promised') "
             "from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id where i.name = 'busy7' limit 1"
         ).fetchone()
         assert names is not None
-        sql = sql.format(idle=names[0], busy=names[1], job=names[2], token=names[3])
+        sql = sql.format(
+            idle=names[0], busy=names[1], job=names[2], token=names[3], limited=names[4], promised=names[5]
+        )
     with psycopg.connect(dsn, autocommit=True) as counted:
         # The first run warms catalogue caches and plans: a worker's connection is as warm.
         with counted.transaction(force_rollback=True):
@@ -94,6 +99,22 @@ def idle(full: str) -> str:
     """The same database, with one idle worker registered."""
     with psycopg.connect(full, autocommit=True) as conn:
         conn.execute("select gangq.register_worker('idle', 'host0', '{default,gpu}', prefetch => 100)")
+        conn.execute(
+            "select gangq.set_queue('lab', maximum => '{\"jobs\": 500}'), "
+            "gangq.set_queue('lab.limited', submitter_maximum => '{\"jobs\": 400}')"
+        )
+        conn.execute(
+            "select count(*) from gangq.submit('t', 'lab.limited', array_fill('{}'::jsonb, array[30000]))"
+        )
+        conn.execute(
+            "select gangq.register_worker('limited', 'host0', '{lab.limited}', prefetch => 100), "
+            "gangq.register_worker('promised', 'host0', '{default,gpu}', prefetch => 100)"
+        )
+        conn.execute(
+            "insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots) "
+            "select (select max(id) from gangq.incarnations), g.id, 0, clock_timestamp() + interval '1 day', 1 "
+            "from gangq.live_gangs g where g.state = 'blocked' limit 1"
+        )
         conn.execute("vacuum analyze gangq.incarnations, gangq.leases")
     return full
 
@@ -106,6 +127,10 @@ def idle(full: str) -> str:
         ("select * from gangq.claim({idle}, gen_random_uuid(), model => 'm')", 250),
         ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'm')", 3700),
         ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'another')", 3600),
+        ("select * from gangq.claim({limited}, gen_random_uuid())", 250),
+        ("select * from gangq.claim({limited}, gen_random_uuid(), 100)", 3500),
+        ("select * from gangq.claim({promised}, gen_random_uuid())", 800),
+        ("select * from gangq.limit_hit('lab.limited', 'me', 1, 1, 0, 0, 0)", 100),
         ("select * from gangq.complete(array[{job}], array[{token}])", 150),
         ("select * from gangq.fail({job}, {token})", 300),
         ("select * from gangq.requeue({job}, {token})", 300),
@@ -115,7 +140,7 @@ def idle(full: str) -> str:
         ("select * from gangq.submit('fits')", 120),
         ("select * from gangq.submit('fits', model => 'm')", 150),
         ("select * from gangq.watch_terms('fits')", 20),
-        ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8)", 600),
+        ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true)", 600),
         ("select * from gangq.cancel(array[{job}])", 150),
         (
             "select * from gangq.cancel(array[(select min(j.id) from gangq.live_jobs j where j.id < 100)])",
@@ -129,6 +154,8 @@ def idle(full: str) -> str:
         ("select * from gangq.rollback_stale()", 100),
         ("select * from gangq.judge_progress()", 50),
         ("select * from gangq.lift_avoided()", 200),
+        ("select * from gangq.time_out()", 200),
+        ("select * from gangq.move_away()", 50),
         ("select * from gangq.tick(true)", 8000),
     ],
 )

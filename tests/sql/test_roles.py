@@ -12,11 +12,15 @@ LOOK = {
     "schema_version",
     "explain_gang",
     "explain_job",
+    "plan",
+    "gate_text",
     "caller",
     "may_read_payloads",
     "capacity_of",
     "serves",
+    "in_epoch",
     "infeasible",
+    "queue_load",
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
 WORK = {
@@ -46,11 +50,13 @@ WORK = {
     "tick",
     "admit",
     "reserve_gang",
+    "reserve_members",
     "rollback_gang",
     "complete_drain",
     "reap_expired",
     "flag_dead_workers",
     "promote_due",
+    "time_out",
 }
 RUN = {
     "set_queue",
@@ -58,8 +64,14 @@ RUN = {
     "set_task",
     "quarantine",
     "unquarantine",
+    "set_taints",
     "preempt_gang",
+    "displace_job",
+    "cordon",
+    "uncordon",
+    "shrink_gang",
     "decide",
+    "replay",
     "keep_partitions",
 }
 MAY = {
@@ -76,9 +88,11 @@ VIEWS = (
     "waiting",
     "timeline",
     "drains",
+    "preemptions",
     "trips",
     "device_trips",
     "flagged",
+    "cordoned",
     "capacity",
     "violations",
     "queues",

@@ -62,7 +62,7 @@ class TestStore:
     def test_claim_job_empty_store_skips_non_pending_and_blocked(self, q: Q) -> None:
         worker = q.worker()
         assert worker.claim() == []
-        q.submit_gang(2)
+        q.submit_gang(1)
         q.submit(due_at="2999-01-01")
         assert worker.claim() == []
 

@@ -502,7 +502,9 @@ def test_the_socket_answers_nobody_without_the_key_of_a_job(client: Client, tmp_
             stranger.ask("status")
         stranger.close()
         link = Link(str(server.path), job.key)
-        assert link.ask("status") == {"stopping": False, "reason": None, "job": job.id, "token": job.token}
+        status = {"stopping": False, "reason": None, "job": job.id, "token": job.token, "epoch": None}
+        assert link.ask("status") == status
+        assert link.ask("gang") == {"gang": None}
         link.ask("beat", data={"step": 1})
         assert job.take_beat() == {"step": 1}
         with pytest.raises(InvalidInput, match="unknown request 'shutdown'"):

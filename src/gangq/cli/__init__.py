@@ -26,6 +26,8 @@ COMMANDS = {
     "logs": "follow",
     "events": "follow",
     "explain": "look",
+    "plan": "plan",
+    "replay": "plan",
     "cancel": "work",
     "retry": "work",
     "priority": "work",
@@ -38,6 +40,11 @@ COMMANDS = {
     "trips": "trips",
     "quarantine": "operate",
     "unquarantine": "operate",
+    "cordon": "cordons",
+    "uncordon": "cordons",
+    "drain-host": "cordons",
+    "undrain": "cordons",
+    "taint": "operate",
     "tick": "ticker",
     "bounce": "bounce",
     "systemd": "systemd",
@@ -47,6 +54,7 @@ COMMANDS = {
     "demo": "operate",
     "beat": "child",
     "checkpoint": "child",
+    "gang": "child",
 }
 """Command and the module of this package that holds it; imported when it is called."""
 

@@ -54,6 +54,16 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
             f"{len(held)} of {len(present)} workers are quarantined: {listed}",
             f"when it is well: gangq unquarantine --worker {held[0].name}",
         )
+    closed = [w for w in present if w.cordoned is not None]
+    if closed:
+        listed = some([f"{w.name} on {w.host} ({w.cordoned})" for w in closed])
+        return Check(
+            "workers",
+            "warn",
+            f"{len(closed)} of {len(present)} workers are cordoned: {listed}",
+            "select * from gangq.cordoned says what still runs there; when the work there is done: gangq uncordon "
+            "HOST, or gangq worker on NAME",
+        )
     return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
 
 

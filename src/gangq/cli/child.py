@@ -1,10 +1,11 @@
-"""gangq beat and gangq checkpoint: what a command may tell its worker, over GANGQ_SOCKET."""
+"""gangq beat, checkpoint and gang: what a command says to its worker and asks it, over GANGQ_SOCKET."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from gangq.cli.parsing import KeyValue
 from gangq.cli.session import Session, json_option, pass_session
-from gangq.errors import InvalidInput
+from gangq.errors import InvalidInput, NotFound
 
 EXIT_NO_CHECKPOINT = 4
 
@@ -108,6 +109,27 @@ def load(session: Session, file: str) -> None:
     except OSError as e:
         raise InvalidInput(f"cannot write the checkpoint to {file}: {e.strerror}") from e
     session.answer({"step": found["step"], "bytes": len(data), "file": file}, str(found["step"]))
+
+
+@click.command()
+@json_option
+@pass_session
+def gang(session: Session) -> None:
+    """Print who this command is in its gang, as of now.
+
+    The variables that it was started with (RANK, WORLD_SIZE, MASTER_ADDR, GANGQ_EPOCH and the others), with the
+    values of the present epoch: that is another one when a member was replaced or the gang goes on with fewer.
+    In a shell: eval "$(gangq gang | sed 's/^/export /')"
+    """
+    from gangq.worker.child_context import Link
+    from gangq.worker.environment import for_gang
+    from gangq.worker.facts import gang_from_wire
+
+    told = Link.from_environ().ask("gang")["gang"]
+    found = gang_from_wire(told)
+    if found is None:
+        raise NotFound("this job is no member of a gang")
+    session.answer(told, "\n".join(f"{name}={shlex.quote(value)}" for name, value in for_gang(found).items()))
 
 
 def _replace(path: Path, data: bytes) -> None:

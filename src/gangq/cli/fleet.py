@@ -42,7 +42,7 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
     return [
         Column("name", lambda w: w.name),
-        Column("state", lambda w: "quarantined" if w.quarantined else w.state, state=True),
+        Column("state", _state, state=True),
         Column("host", lambda w: w.host),
         Column("kind", lambda w: w.kind),
         Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
@@ -62,6 +62,12 @@ def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]
     ]
 
 
+def _state(worker: WorkerRow) -> str:
+    if worker.quarantined:
+        return "quarantined"
+    return "cordoned" if worker.cordoned is not None and worker.state == "live" else worker.state
+
+
 def why(worker: WorkerRow) -> str:
     """What is wrong with a worker, the worst first; empty: nothing."""
     said = []
@@ -77,6 +83,8 @@ def why(worker: WorkerRow) -> str:
         )
     if worker.quarantined and not worker.reboot_needed:
         said.append(worker.quarantined)
+    if worker.cordoned is not None:
+        said.append(f"given nothing new: {worker.cordoned}")
     return "; ".join(said)
 
 

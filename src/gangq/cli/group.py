@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._commands_in:
             return None
         module = importlib.import_module(f"gangq.cli.{self._commands_in[cmd_name]}")
-        found = getattr(module, cmd_name)
+        found = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -211,7 +215,8 @@ def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
 def explain(session: Session, which: Which | None, gang: int | None) -> None:
     """Say why a job or gang is not running.
 
-    Gate by gate, with numbers. With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
+    Gate by gate, with numbers: ok is passed, no is what holds it. The last two say when it is to start, and what
+    would help. With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
@@ -219,13 +224,35 @@ def explain(session: Session, which: Which | None, gang: int | None) -> None:
     if session.json:
         session.rows(reasons, [], "")
         return
+    width = max(len(reason.gate) for reason in reasons)
     for reason in reasons:
-        click.echo(_gate(reason))
+        click.echo(_gate(reason, width))
 
 
-def _gate(reason: Reason) -> str:
-    mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
-    return f"{mark}  {reason.gate.ljust(8)}  {reason.detail}"
+def _gate(reason: Reason, width: int) -> str:
+    if reason.gate in ("start", "unblock"):
+        mark = output.coloured("->", "cyan")
+    else:
+        mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
+    # Long ones go on below themselves, so that the gates stay a column.
+    indent = " " * (width + 6)
+    room = max(40, shutil.get_terminal_size().columns - len(indent)) if sys.stdout.isatty() else 10**6
+    lines = textwrap.wrap(output.plain(_detail(reason)), room) or [""]
+    return f"{mark}  {reason.gate.ljust(width)}  " + f"\n{indent}".join(lines)
+
+
+def _detail(reason: Reason) -> str:
+    """The detail; a planned start as a length of time from now."""
+    numbers = reason.numbers or {}
+    if reason.gate != "start" or "in_s" not in numbers:
+        return reason.detail
+    ends = [
+        f"{'gang ' + gang(end['gang_id']) if end['gang_id'] else 'job ' + str(end['job_id'] or '?')} ({end['basis']})"
+        for end in numbers["basis"]
+    ]
+    at = when(datetime.fromisoformat(numbers["starts_at"]))
+    when_ends = f", at the end of {', '.join(ends)}" if ends else ""
+    return f"planned in {seconds(numbers['in_s'])} at the latest ({at}){when_ends}"
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""gangq quarantine, unquarantine, demo."""
+"""gangq quarantine, unquarantine, taint, demo."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ def unquarantine(session: Session, device: str | None, worker: str | None) -> No
     given = _one(device, worker)
     session.client().unquarantine(**given)
     session.answer({**given, "quarantined": False, "reason": None}, f"{_whose(given)} may take work")
+
+
+@click.command()
+@click.argument("worker")
+@click.argument("taints", nargs=-1, metavar="[K[=V]...]")
+@common_options
+@pass_session
+def taint(session: Session, worker: str, taints: tuple[str, ...]) -> None:
+    """Keep off a worker what does not tolerate it.
+
+    gangq taint w1 repair spot=yes sets these beside the taints that the worker itself registers with, also for
+    when it comes back after a restart; gangq taint w1 takes them off. What runs there goes on.
+    """
+    session.client().set_taints(worker=worker, taints=taints)
+    said = f"is tainted: {', '.join(taints)}" if taints else "has no taints but its own"
+    session.answer({"worker": worker, "taints": list(taints)}, f"worker {worker} {said}")
 
 
 @click.command()

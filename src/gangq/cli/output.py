@@ -26,6 +26,7 @@ STATE_COLOURS = {
     "exiting": "yellow",
     "degraded": "yellow",
     "silent": "yellow",
+    "cordoned": "yellow",
     "preempting": "yellow",
     "preempted": "yellow",
     "draining": "yellow",

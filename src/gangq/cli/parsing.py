@@ -20,6 +20,7 @@ else:
     _ParamType = click.ParamType
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 
 
@@ -96,6 +97,35 @@ class Due(_ParamType):
             )
 
 
+class NewWorkers(_ParamType):
+    """2x8xH100: two workers of eight devices whose label gpu is h100; 2xw1: two like worker w1."""
+
+    name = "workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Read workers."""
+        match = _NEW_WORKERS.fullmatch(str(value))
+        if match is None:
+            self.fail(
+                f"{value!r} is no number of workers: write 2x8xH100 (two workers of eight such GPUs, "
+                "label gpu=h100), 2x8x80GiB, or 2xNAME for two like worker NAME; then ,vram_mb=81920,slots=8",
+                param,
+                ctx,
+            )
+        more = dict(part.split("=", 1) for part in match[4].split(",") if part)
+        change: dict[str, Any] = {"add_workers": int(match[1])}
+        if match[2] is None:
+            change["like"] = match[3]
+        else:
+            change["gpus"] = int(match[2])
+            size = re.fullmatch(r"(\d+)(MiB|GiB)", match[3])
+            if size:
+                change["vram_mb"] = int(size[1]) * (1024 if size[2] == "GiB" else 1)
+            else:
+                change["labels"] = {"gpu": match[3].lower()}
+        return {**change, **{key: typed(text) for key, text in more.items()}}
+
+
 class KeyValue(_ParamType):
     """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
 
@@ -114,6 +144,88 @@ class KeyValue(_ParamType):
         if not equals or not key:
             self.fail(f"{value!r} is not key=value", param, ctx)
         return key, typed(text) if self._typed else text
+
+
+class Resources(_ParamType):
+    """gpus=8,cpus=2.5. Becomes a dict of numbers; which names there are the database says."""
+
+    name = "gpus=N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, float]:
+        """Read a list of amounts."""
+        if isinstance(value, dict):
+            return value
+        found: dict[str, float] = {}
+        for part in str(value).split(","):
+            key, _, text = part.strip().partition("=")
+            amount = typed(text)
+            if not key or isinstance(amount, bool) or not isinstance(amount, (int, float)) or key in found:
+                self.fail(f"{value!r} is no list of amounts: write gpus=8,cpus=2.5", param, ctx)
+            found[key] = amount
+        return found
+
+
+class RoleType(_ParamType):
+    """A role of a gang: name=executor,count=10,gpus=8, or a JSON object. Becomes a `gangq.Role`."""
+
+    name = "role"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a role."""
+        # Not at the top: they bring the client with them, which not every command needs.
+        from gangq.client.roles import Role, as_role
+        from gangq.errors import GangqError
+
+        if isinstance(value, Role):
+            return value
+        text = str(value).strip()
+        try:
+            return as_role(json.loads(text) if text.startswith("{") else _role_fields(text), 0)
+        except (GangqError, ValueError) as e:
+            self.fail(f"{text!r}: {e}".replace("roles[0] has", "it has"), param, ctx)
+
+
+_WHOLE = frozenset({"count", "min", "gpus", "vram_mb", "memory_mb"})
+
+
+def _role_fields(text: str) -> dict[str, Any]:
+    """The fields of a role out of key=value pairs with commas between. Raises `ValueError`."""
+    found: dict[str, Any] = {}
+    # Commas in quotation marks or brackets belong to a selector.
+    for part in re.findall(r'(?:"(?:[^"\\]|\\.)*"|\([^)]*\)|[^,])+', text):
+        key, equals, given = (word.strip() for word in part.partition("="))
+        key = key.replace("-", "_")
+        if key == "balanced" and not equals:
+            given = "true"
+        elif not equals or not given:
+            raise ValueError(f"{part!r} is not key=value")
+        if len(given) > 1 and given[0] == given[-1] == '"':
+            given = re.sub(r"\\(.)", r"\1", given[1:-1])
+        if key.startswith("label."):
+            found.setdefault("labels", {})[key.removeprefix("label.")] = given
+        elif key == "tolerate":
+            found.setdefault("tolerates", []).append(given)
+        elif key == "select":
+            found.setdefault("selector", []).append(given)
+        elif key in ("budget", "budget_s"):
+            found["budget_s"] = parse_seconds(given)
+            if found["budget_s"] is None:
+                raise ValueError(f"{given!r} is no length of time: write seconds, or 90s, 15m, 2h")
+        elif key in found:
+            raise ValueError(f"{key} is given twice")
+        elif key in _WHOLE or key == "cpus":
+            if not re.fullmatch(r"-?\d+" if key in _WHOLE else r"-?\d+(\.\d+)?", given, re.ASCII):
+                raise ValueError(
+                    f"{key} is {given!r}: it must be a {'whole ' if key in _WHOLE else ''}number"
+                )
+            found[key] = int(given) if key in _WHOLE else float(given)
+        elif key == "balanced":
+            found[key] = given.lower() == "true"
+        else:
+            found[key] = given
+    return found
 
 
 def typed(text: str) -> Any:

@@ -1,14 +1,14 @@
-"""gangq queue: make, list and change queues."""
+"""gangq queue: the tree of queues, what they hold and may hold; make, list and change them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from gangq.cli.output import Column, seconds
-from gangq.cli.parsing import Seconds
+from gangq.cli.parsing import Resources, Seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
@@ -30,11 +30,77 @@ _COLUMNS = [
 ]
 
 
+_RESETTABLE = [
+    "budget_s",
+    "guaranteed",
+    "maximum",
+    "max_running_gangs",
+    "max_running_jobs",
+    "submitter_maximum",
+    "placement_timeout_s",
+    "timeout_style",
+]
+
+
+def _name(q: QueueRow) -> str:
+    # Below its parent only the last part is news; a queue whose parent was never made stands at the top.
+    return "  " * q.depth + (q.name.rpartition(".")[2] if q.depth else q.name)
+
+
+def _state(q: QueueRow) -> str:
+    if q.paused_by is not None:
+        return "paused" if q.paused else f"paused by {q.paused_by}"
+    return "draining" if q.draining else ""
+
+
+def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> str:
+    if guaranteed is None and maximum is None:
+        return f"{used:.12g}"
+    return "/".join("-" if n is None else f"{n:.12g}" for n in (used, guaranteed, maximum))
+
+
+def _resource(name: str, used: Callable[[QueueRow], float]) -> Column:
+    return Column(name, lambda q: _amounts(used(q), q.guaranteed.get(name), q.maximum.get(name)), right=True)
+
+
+def _most_jobs(q: QueueRow) -> float | None:
+    limits = [n for n in (q.maximum.get("jobs"), q.max_running_jobs) if n is not None]
+    return min(limits, default=None)
+
+
+def _tree(queues: Sequence[QueueRow]) -> list[Column]:
+    """The columns of the tree: memory and CPUs only where some queue uses or limits them."""
+    resources: dict[str, Callable[[QueueRow], float]] = {
+        "gpus": lambda q: q.used_gpus,
+        "memory_mb": lambda q: q.used_memory_mb,
+        "cpus": lambda q: q.used_cpus,
+    }
+    return [
+        Column("queue", _name),
+        Column("state", _state),
+        Column("policy", lambda q: q.policy),
+        *(
+            _resource(name, used)
+            for name, used in resources.items()
+            if name == "gpus" or any(used(q) or name in q.guaranteed or name in q.maximum for q in queues)
+        ),
+        Column(
+            "jobs", lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)), right=True
+        ),
+        Column("gangs", lambda q: _amounts(q.running_gangs, None, q.max_running_gangs), right=True),
+        Column("each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items())),
+        Column("waiting jobs", lambda q: q.waiting_jobs, right=True),
+        Column("waiting gangs", lambda q: q.waiting_gangs, right=True),
+    ]
+
+
 def _settings(command: F) -> F:
     retention = click.Choice(["short", "long", "forever"])
     options = [
         click.option(
-            "--policy", type=click.Choice(["largest_first", "fifo"]), help="Order of gangs of one priority."
+            "--policy",
+            type=click.Choice(["priority", "fifo", "fair", "largest_first"]),
+            help="Order of what waits in it [priority].",
         ),
         click.option("--max-attempts", type=int, help="Attempts a job may spend."),
         click.option("--max-crashes", type=int, help="Workers a job may lose."),
@@ -47,15 +113,47 @@ def _settings(command: F) -> F:
         click.option(
             "--retention-failed", type=retention, help="How long failed and cancelled jobs are kept."
         ),
+        click.option("--guaranteed", type=Resources(), help="What it may claim back from others."),
+        click.option(
+            "--maximum", type=Resources(), help="What it may hold at once: gpus, memory_mb, cpus, jobs."
+        ),
+        click.option("--weight", type=float, help="Its share beside its siblings below a fair parent [1]."),
+        click.option("--max-running-gangs", type=int, help="Gangs placed at once."),
+        click.option("--max-running-jobs", type=int, help="Jobs placed at once, members included."),
+        click.option(
+            "--submitter-maximum", type=Resources(), help="What one submitter may hold: gpus, jobs, gangs."
+        ),
+        click.option(
+            "--timeout", "placement_timeout_s", type=Seconds(), help="How long its gangs wait for placement."
+        ),
+        click.option(
+            "--timeout-style",
+            type=click.Choice(["requeue", "hard", "soft"]),
+            help="What happens then: back off, fail, or run as single jobs.",
+        ),
+        click.option("--preempts/--no-preempts", default=None, help="Whether it may displace others."),
+        click.option(
+            "--preemptible/--no-preemptible", default=None, help="Whether its work may be displaced."
+        ),
+        click.option("--min-run", "min_run_s", type=Seconds(), help="How long its work runs undisturbed."),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-@click.group()
-def queue() -> None:
-    """Make, list, change, pause and resume queues."""
+@click.group(invoke_without_command=True)
+@common_options
+@pass_session
+@click.pass_context
+def queue(ctx: click.Context, session: Session) -> None:
+    """Show the queues as a tree, with what each and its children hold, are guaranteed and may hold.
+
+    The commands make, list, change, pause, resume and drain queues.
+    """
+    if ctx.invoked_subcommand is None:
+        queues = session.client().queues()
+        session.rows(queues, _tree(queues), "no queues")
 
 
 @queue.command()
@@ -64,7 +162,7 @@ def queue() -> None:
 @common_options
 @pass_session
 def create(session: Session, /, name: str, **settings: Any) -> None:
-    """Make a queue. What is not given has the installation's default."""
+    """Make a queue, and its parents: those of a.b.c are a.b and a. What is not given has its default."""
     if session.client().queues(name=name):
         raise InvalidInput(f"queue {name!r} exists already; change it with: gangq queue set {name} ...")
     _set(session, name, settings, "made")
@@ -73,11 +171,18 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 @queue.command(name="set")
 @click.argument("name")
 @_settings
+@click.option(
+    "--reset",
+    type=click.Choice(_RESETTABLE),
+    multiple=True,
+    help="Put a setting back to none; may be repeated.",
+)
 @common_options
 @pass_session
-def set_(session: Session, /, name: str, **settings: Any) -> None:
+def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
+    settings["reset"] = list(reset) or None
     if all(value is None for value in settings.values()):
         raise click.UsageError("nothing to change: name at least one option, see gangq queue set --help")
     _set(session, name, settings, "changed")
@@ -88,7 +193,7 @@ def set_(session: Session, /, name: str, **settings: Any) -> None:
 @common_options
 @pass_session
 def pause(session: Session, name: str) -> None:
-    """Start nothing new from a queue; what runs goes on."""
+    """Start nothing new from a queue and its children; what runs goes on."""
     _existing(session, name)
     _set(session, name, {"paused": True}, "paused")
 
@@ -98,16 +203,26 @@ def pause(session: Session, name: str) -> None:
 @common_options
 @pass_session
 def resume(session: Session, name: str) -> None:
-    """Open a paused queue."""
+    """Open a paused or draining queue."""
     _existing(session, name)
-    _set(session, name, {"paused": False}, "open")
+    _set(session, name, {"paused": False, "draining": False}, "open")
+
+
+@queue.command()
+@click.argument("name")
+@common_options
+@pass_session
+def drain(session: Session, name: str) -> None:
+    """Take no new submissions for a queue and its children; what they have is worked off."""
+    _existing(session, name)
+    _set(session, name, {"draining": True}, "draining")
 
 
 @queue.command()
 @common_options
 @pass_session
 def ls(session: Session) -> None:
-    """List the queues and what their jobs inherit."""
+    """List the queues by their whole names, with what their jobs inherit."""
     session.rows(session.client().queues(), _COLUMNS, "no queues")
 
 

@@ -18,7 +18,7 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
 from gangq.cli.parsing import KeyValue, Which
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.work import submission, work_options
+from gangq.cli.work import is_gang, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
@@ -83,9 +83,9 @@ def run(
     where = None if worker_cwd else os.path.abspath(cwd or os.getcwd())
     words = " ".join(argv) if shell else list(argv)
     payload = command_payload(words, shell=shell, env=dict(env), cwd=where)
-    if options["size"] is None and options["max_attempts"] is None:
+    if not is_gang(options) and options["max_attempts"] is None:
         options["max_attempts"] = 1
-    given = submission(session, options)
+    given = submission(session, options, own=("task", "payload", "payloads"))
     with Interrupts() as interrupts:
         watch = _submit(session, payload, given)
         if detach:
@@ -108,7 +108,7 @@ class _Watched:
 
 def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any]) -> _Watched:
     client = session.client()
-    if "size" not in given:
+    if not given.keys() & {"size", "roles"}:
         (id,) = client.submit(task=COMMAND, payloads=[payload], **given)
         watched = _Watched(Which(id, gang=False), {id: None})
         note = None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gangq.cli import parsing, queries
 from gangq.cli.output import Column, gang
-from gangq.cli.parsing import Due, KeyValue, Seconds, Which
+from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import calls
 from gangq.client.rows import StateChange
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,7 +55,79 @@ def work_options(command: F) -> F:
         click.option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
         click.option("--after", type=int, multiple=True, metavar="ID", help="A job that must be done first."),
         click.option(
+            "--select",
+            "selectors",
+            multiple=True,
+            metavar="COND[,COND...]",
+            help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
+        ),
+        click.option(
+            "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
+        ),
+        click.option(
+            "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
+        ),
+        click.option(
             "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
+        ),
+        click.option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
+        click.option(
+            "--role",
+            "roles",
+            type=RoleType(),
+            multiple=True,
+            metavar="K=V,...",
+            help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
+            "JSON object. Keys are the fields of gangq.Role; may be repeated.",
+        ),
+        click.option(
+            "--spec",
+            type=click.File(),
+            metavar="FILE",
+            help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+        ),
+        click.option(
+            "--strategy",
+            type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
+            help="Fewest hosts, most, one, or a host for each member [pack].",
+        ),
+        click.option(
+            "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
+        ),
+        click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
+        click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
+        click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
+        click.option(
+            "--failure-policy",
+            type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
+            help="What a lost or failed member means [restart_gang].",
+        ),
+        click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Seconds(),
+            help="How long the gang may wait for its place while eligible [the queue's].",
+        ),
+        click.option(
+            "--timeout-style",
+            type=click.Choice(["requeue", "hard", "soft"]),
+            help="And then: back off, fail, or run as single jobs [the queue's].",
+        ),
+        click.option(
+            "--no-preempt",
+            "preemptible",
+            flag_value=False,
+            type=bool,
+            default=None,
+            help="Others may not displace it.",
+        ),
+        click.option(
+            "--wait-for-hardware",
+            flag_value=True,
+            type=bool,
+            default=None,
+            help="Take the gang though no workers known could hold it: they are still to come.",
         ),
         click.option("--name", help="A name for the gang."),
         click.option(
@@ -71,19 +147,96 @@ def work_options(command: F) -> F:
     return command
 
 
-def submission(session: Session, options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `Client.submit` or `submit_gang` out of `work_options`."""
-    size, due = options.pop("size"), options.pop("due")
-    for_gangs = {key: options.pop(key) for key in ("name", "checkpoint_mode", "claim_deadline_s")}
-    given = {**options, "labels": dict(options["labels"]), "after": list(options["after"]) or None}
-    given["due_at"] = _due_at(session, due)
-    if size is not None:
-        return {**given, "size": size, **{k: v for k, v in for_gangs.items() if v is not None}}
-    wrong = next((key for key, value in for_gangs.items() if value is not None), None)
+_FOR_GANGS = {
+    "size": "gang",
+    "roles": "role",
+    "min_size": "min",
+    "name": "name",
+    "checkpoint_mode": "checkpoint-mode",
+    "claim_deadline_s": "claim-deadline",
+    "strategy": "strategy",
+    "require": "require",
+    "prefer": "prefer",
+    "balanced": "balanced",
+    "apart": "apart",
+    "failure_policy": "failure-policy",
+    "completion": "completion",
+    "timeout_s": "timeout",
+    "timeout_style": "timeout-style",
+    "preemptible": "no-preempt",
+    "wait_for_hardware": "wait-for-hardware",
+}
+"""Arguments that only gangs have, and the options they come from."""
+
+
+def is_gang(options: Mapping[str, Any]) -> bool:
+    """Whether these `work_options` ask for a gang."""
+    return options["size"] is not None or bool(options["roles"]) or options["spec"] is not None
+
+
+def submission(session: Session, options: dict[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """Keyword arguments of `Client.submit`, or where `is_gang` of `submit_gang`, out of `work_options`.
+
+    `own`: arguments that the command itself gives, and a --spec must not.
+    """
+    spec = options.pop("spec")
+    due, selectors, avoided = (options.pop(key) for key in ("due", "selectors", "avoid_hosts"))
+    avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
+    given = {
+        **options,
+        "labels": dict(options["labels"]),
+        "after": list(options["after"]) or None,
+        "selector": [*selectors, *avoid] or None,
+        "tolerates": list(options["tolerates"]) or None,
+        "roles": list(options["roles"]) or None,
+        "due_at": _due_at(session, due),
+    }
+    if spec is not None:
+        return _over(_read_spec(spec, own), given)
+    for_gangs = {key: value for key in _FOR_GANGS if (value := given.pop(key)) is not None}
+    if "size" in for_gangs or "roles" in for_gangs:
+        return {**given, **for_gangs}
+    wrong = next(iter(for_gangs), None)
     if wrong is not None:
-        flag = wrong.removesuffix("_s").replace("_", "-")
-        raise click.UsageError(f"--{flag} is for gangs: add --gang N, or leave it out")
+        raise click.UsageError(f"--{_FOR_GANGS[wrong]} is for gangs: add --gang N or --role, or leave it out")
     return given
+
+
+def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
+    """The arguments of a gang out of a file."""
+    try:
+        spec = json.load(file)
+    except ValueError as e:
+        raise click.UsageError(f"--spec {file.name} is not JSON: {e}") from None
+    if not isinstance(spec, dict):
+        raise click.UsageError(
+            f'--spec {file.name} must be a JSON object, e.g. {{"task": "train", "size": 4}}'
+        )
+    known = set(inspect.signature(calls.submit_gang).parameters) - {"connection", "due_at", *own}
+    unknown = sorted(set(spec) - known)
+    if unknown:
+        raise click.UsageError(
+            f"--spec {file.name} has the key {unknown[0]!r}; its keys are {', '.join(sorted(known))}"
+        )
+    return spec
+
+
+def _over(spec: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the command line names, over what the file says."""
+    context = click.get_current_context()
+    source = context.get_parameter_source
+    named = {
+        p.name for p in context.command.params if p.name and source(p.name) is ParameterSource.COMMANDLINE
+    }
+    # What one option is made of has another name than the argument it becomes.
+    made_of = {"selector": {"selectors", "avoid_hosts"}, "due_at": {"due"}}
+    said = {key: value for key, value in options.items() if made_of.get(key, {key}) & named}
+    if said.keys() & {"size", "roles"}:
+        spec = {key: value for key, value in spec.items() if key not in ("size", "min_size", "roles")}
+    found = {"queue": "default", **spec, **said}
+    if not found.keys() & {"size", "roles"}:
+        raise click.UsageError('the --spec has neither "size" nor "roles": it describes a gang')
+    return found
 
 
 def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | None:
@@ -92,7 +245,7 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
 
 
 @click.command()
-@click.argument("task")
+@click.argument("task", required=False)
 @click.argument("payload", nargs=-1)
 @click.option(
     "--count", type=click.IntRange(min=1), default=1, show_default=True, help="This many jobs, all alike."
@@ -100,24 +253,31 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
 @work_options
 @common_options
 @pass_session
-def submit(session: Session, /, task: str, payload: tuple[str, ...], count: int, **options: Any) -> None:
-    """Submit a job, or with --gang N a gang.
+def submit(
+    session: Session, /, task: str | None, payload: tuple[str, ...], count: int, **options: Any
+) -> None:
+    """Submit a job, or with --gang N, --role or --spec a gang.
 
     Prints the id. PAYLOAD is one JSON object, or key=value pairs whose values are JSON where they parse as
     such (n=1 is a number, name=a a string), or - for one JSON object per line of standard input: one job
-    each, or one member each.
+    each, or one member each. TASK may be left out where --spec names it; then there is no PAYLOAD.
     """
+    gang_wanted = is_gang(options)
+    if task is None and options["spec"] is None:
+        raise click.UsageError("name the task to run: gangq submit TASK [PAYLOAD]")
     payloads = _payloads(payload, count)
     given = submission(session, options)
     client = session.client()
-    if "size" not in given:
+    if task is not None and not gang_wanted:
         ids = client.submit(task=task, payloads=payloads, **given)
         session.answer({"job_ids": ids}, "\n".join(map(str, ids)))
         return
     if count > 1:
         raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
-    each = {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
-    made = client.submit_gang(task=task, **each, **given)
+    if payload:
+        given = {key: value for key, value in given.items() if key not in ("payload", "payloads")}
+        given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
+    made = client.submit_gang(**given | ({} if task is None else {"task": task}))
     if made.note:
         say(f"gang {gang(made.gang_id)} cannot be placed now: {made.note}")
     session.answer(

@@ -14,6 +14,7 @@ import click
 
 from gangq import embedded
 from gangq.cli import output
+from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
 from gangq.cli.parsing import KeyValue, Seconds
 from gangq.cli.session import Session, common_options, pass_session
@@ -54,7 +55,23 @@ class LogFormat(logging.Formatter):
         return " ".join([line, record.getMessage(), *words]) + (f"\n{trace}" if trace else "")
 
 
-@click.command()
+class _OrVerb(click.Command):
+    """A command that starts a worker, unless its first word is a verb about one: off, on, drain.
+
+    A module of such a name is written off:app, or off.py:app.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the start, or of the verb."""
+        verb = WORKER_VERBS.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+
+@click.command(cls=_OrVerb)
 @click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--queue", "queues", multiple=True, help="A queue to serve [default]; may be repeated.")
 @click.option("--name", help="Unique among live workers, the same over restarts [the host's name].")
@@ -82,6 +99,13 @@ class LogFormat(logging.Formatter):
     multiple=True,
     metavar="K=V",
     help="A label jobs may ask for; may be repeated.",
+)
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="K[=V]",
+    help="Keeps off every job that does not tolerate it; may be repeated.",
 )
 @click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
 @click.option(
@@ -129,7 +153,10 @@ def worker(
     start_s: float | None,
     **options: Any,
 ) -> None:
-    """Run a worker until told to stop.
+    """Run a worker until told to stop; or turn one off, on, or drain it.
+
+    gangq worker off NAME gives a worker nothing new, drain NAME also moves away what it runs, on NAME gives it
+    work again; each has a --help of its own. Everything else starts a worker here.
 
     It runs the tasks of MODULE:APP (training:app, or jobs.py:app), and commands. Without MODULE:APP it runs
     commands only. SIGTERM or Ctrl-C: running jobs finish or are handed back without a charge; a second one

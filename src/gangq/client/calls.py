@@ -17,6 +17,8 @@ from psycopg.rows import args_row, dict_row
 
 from gangq.client import rows
 from gangq.client.encoding import Encoded, dumps, dumps_each
+from gangq.client.roles import Role, encode_roles
+from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput, NotFound
 
 R = TypeVar("R")
@@ -47,31 +49,36 @@ _TYPES: dict[str, str] = {
     **dict.fromkeys(
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
-         "max_stops", "most", "device_trips", "bounces_per_hour", "code"),
+         "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
          "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause", "model",
-         "device_class", "class"),
+         "device_class", "class", "require", "prefer", "strategy", "apart", "failure_policy", "completion",
+         "timeout_style"),
         "text",
     ),
-    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only"), "text[]"),
+    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "reset", "tolerates", "taints", "topology"),
+                    "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
-    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail"), "jsonb"),
+    **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail",
+                     "guaranteed", "maximum", "submitter_maximum", "roles", "selector", "changes"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
          "gang_backoff_max_s", "backoff_s", "backoff_max_s", "budget_gpu_s", "stall_timeout_s", "exit_in_s",
          "load_grace_s", "health_window_s", "long_phase_s", "gang_stall_s", "straggler_s", "brake_share",
-         "warm_s", "longest_s"),
+         "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s", "timeout_s"),
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
-                     "report_only", "ok"), "boolean"),
+                      "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
+                      "record_decisions", "wait_for_hardware"), "boolean"),
+    **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
     "cpus": "numeric",
-    "due_at": "timestamptz",
     "request_id": "uuid",
     "data": "bytea",
     "learn_gap.beats": "bigint",
@@ -131,10 +138,10 @@ def _each_or_null(values: Sequence[object | None] | None, what: str) -> list[str
     ]
 
 
-def _aware(at: datetime | None) -> datetime | None:
+def _aware(at: datetime | None, what: str = "due_at") -> datetime | None:
     if at is not None and at.tzinfo is None:
         raise InvalidInput(
-            f"due_at is {at.isoformat()} without a time zone, which each machine would read differently: use "
+            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
             "datetime.now(timezone.utc) + timedelta(...)"
         )
     return at
@@ -168,12 +175,16 @@ def submit(
     max_trips: int | None = None,
     after: Sequence[int] | None = None,
     model: str | None = None,
+    selector: Selector | None = None,
+    tolerates: Sequence[str] | None = None,
     connection: object | None = None,
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
 
     `vram_mb` is per GPU, `budget_s` wall-clock seconds, `model` what it needs loaded (a worker that has it is
-    preferred, any other may take it). Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    preferred, any other may take it). `selector`: conditions on the worker, such as "gpu=h100,!spot" (see
+    `gangq.parse_selector`). `tolerates`: taints it may run in spite of: "key", "key=value", "*".
+    Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
     """
     text, given = _call(
         "submit",
@@ -195,6 +206,8 @@ def submit(
             "max_trips": max_trips,
             "after": None if after is None else list(after),
             "model": model,
+            "selector": _json(as_selector(selector), "selector"),
+            "tolerates": _texts(tolerates, "tolerates"),
             # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
             # transaction that look would be stale by the time it commits.
             "wake": "sleepers" if connection is None else "commit",
@@ -205,8 +218,8 @@ def submit(
 
 def submit_gang(
     *,
-    task: str,
-    size: int,
+    task: str | None = None,
+    size: int | None = None,
     queue: str = "default",
     payload: object | None = None,
     payloads: Sequence[object] | None = None,
@@ -222,21 +235,57 @@ def submit_gang(
     max_crashes: int | None = None,
     max_trips: int | None = None,
     after: Sequence[int] | None = None,
-    checkpoint_mode: str = "each",
+    checkpoint_mode: str | None = None,
     claim_deadline_s: float | None = None,
     name: str | None = None,
     model: str | None = None,
+    roles: Sequence[Role | Mapping[str, Any]] | None = None,
+    require: str | None = None,
+    prefer: str | None = None,
+    strategy: str | None = None,
+    balanced: bool = False,
+    apart: str | None = None,
+    selector: Selector | None = None,
+    tolerates: Sequence[str] | None = None,
+    min_size: int | None = None,
+    failure_policy: str | None = None,
+    completion: str | None = None,
+    timeout_s: float | None = None,
+    timeout_style: str | None = None,
+    preemptible: bool = True,
+    wait_for_hardware: bool = False,
     connection: object | None = None,
 ) -> Query[rows.GangSubmitted]:
-    """Submit a gang of `size` members that start together or not at all; resources are per member.
+    """Submit a gang: members that start together or not at all; resources are per member.
 
-    `payload` goes to every member, or `payloads` one to each rank. `checkpoint_mode` is "each" or "rank0".
-    `model`: what each member needs loaded, for its workers to know.
-    With `connection`, in its transaction. Raises `InvalidInput`, `NotFound`, `TooLarge`.
+    - `size` members alike, `min_size` of them enough to start [size]; or `roles`, ranks in their order, where
+      what a role does not say is as given here.
+    - `payload` goes to every member, or `payloads` one to each rank. `model`: what each member needs loaded.
+      `selector`, `tolerates`: as in `submit`.
+    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+      `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
+      `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
+    - `checkpoint_mode`: "each" or "rank0" [each; elastic gangs have rank0].
+    - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
+      (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
+    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then:
+      requeue (back off), hard (fail), soft (single jobs). `preemptible`: whether others may displace it.
+    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
+
+    With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
+    hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
     """
     if payload is not None and payloads is not None:
         raise InvalidInput(
             "both payload and payloads are given: payload for all ranks alike, or payloads for each"
+        )
+    if (size is None) == (roles is None):
+        raise InvalidInput(
+            "a gang has either a size or roles: size=4 for members alike, or roles=[Role(...), ...]"
+        )
+    if roles is not None and min_size is not None:
+        raise InvalidInput(
+            "both roles and min_size are given: give the roles that may have fewer members their own min"
         )
     return _row(
         "submit_gang",
@@ -263,6 +312,22 @@ def submit_gang(
         claim_deadline_s=claim_deadline_s,
         name=name,
         model=model,
+        roles=encode_roles(roles),
+        require=require,
+        prefer=prefer,
+        strategy=strategy,
+        # Defaults are left out, so that an older schema answers too.
+        balanced=balanced or None,
+        apart=apart,
+        selector=_json(as_selector(selector), "selector"),
+        tolerates=_texts(tolerates, "tolerates"),
+        min_size=min_size,
+        failure_policy=failure_policy,
+        completion=completion,
+        timeout_s=timeout_s,
+        timeout_style=timeout_style,
+        preemptible=None if preemptible else False,
+        wait_for_hardware=wait_for_hardware or None,
     )
 
 
@@ -309,8 +374,26 @@ def set_queue(
     max_payload_bytes: int | None = None,
     retention_done: str | None = None,
     retention_failed: str | None = None,
+    draining: bool | None = None,
+    guaranteed: Mapping[str, float] | None = None,
+    maximum: Mapping[str, float] | None = None,
+    weight: float | None = None,
+    max_running_gangs: int | None = None,
+    max_running_jobs: int | None = None,
+    submitter_maximum: Mapping[str, int] | None = None,
+    placement_timeout_s: float | None = None,
+    timeout_style: str | None = None,
+    preempts: bool | None = None,
+    preemptible: bool | None = None,
+    min_run_s: float | None = None,
+    reset: Sequence[str] | None = None,
 ) -> Query[None]:
-    """Make a queue, or change what is given of it. For gangq_admin. Raises `InvalidInput`, `NotAllowed`."""
+    """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
+
+    `guaranteed` and `maximum` count gpus, memory_mb, cpus and jobs, `submitter_maximum` gpus, jobs and gangs,
+    each with the queue's children, and replace what was there. `reset`: settings to put back to none. For
+    gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    """
     return _void(
         "set_queue",
         name=name,
@@ -325,6 +408,19 @@ def set_queue(
         max_payload_bytes=max_payload_bytes,
         retention_done=retention_done,
         retention_failed=retention_failed,
+        draining=draining,
+        guaranteed=_json(guaranteed, "guaranteed"),
+        maximum=_json(maximum, "maximum"),
+        weight=weight,
+        max_running_gangs=max_running_gangs,
+        max_running_jobs=max_running_jobs,
+        submitter_maximum=_json(submitter_maximum, "submitter_maximum"),
+        placement_timeout_s=placement_timeout_s,
+        timeout_style=timeout_style,
+        preempts=preempts,
+        preemptible=preemptible,
+        min_run_s=min_run_s,
+        reset=_texts(reset, "reset"),
     )
 
 
@@ -361,10 +457,19 @@ def configure(
     bounces_per_hour: int | None = None,
     warm_s: float | None = None,
     notify_only: Sequence[str] | None = None,
+    topology: Sequence[str] | None = None,
+    reservations: int | None = None,
+    placement_timeout_s: float | None = None,
+    preemptions_per_pass: int | None = None,
+    record_decisions: bool | None = None,
 ) -> Query[None]:
-    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
 
     `notify_only`: watchdog classes that report and stop nothing (budget, stall, health, fault, gang); [] for none.
+    `topology`: levels, broad to narrow, e.g. ["zone", "rack", "host"]: host is the worker's, any other its label of
+    that name; one that a live gang asks for stays. `reservations`: how many waiting gangs get a planned start.
+    `placement_timeout_s`: how long a gang may wait for its place where neither it nor its queue says.
+    `preemptions_per_pass`: most that one pass displaces. `record_decisions`: keep what passes saw, for replay.
     """
     return _void(
         "configure",
@@ -399,6 +504,11 @@ def configure(
         bounces_per_hour=bounces_per_hour,
         warm_s=warm_s,
         notify_only=_texts(notify_only, "notify_only"),
+        topology=_texts(topology, "topology"),
+        reservations=reservations,
+        placement_timeout_s=placement_timeout_s,
+        preemptions_per_pass=preemptions_per_pass,
+        record_decisions=record_decisions,
     )
 
 
@@ -452,9 +562,12 @@ def register_worker(
     pid: int | None = None,
     identity: Mapping[str, Any] | None = None,
     lease_s: float | None = None,
+    taints: Sequence[str] | None = None,
 ) -> Query[rows.Registration]:
     """Register a start of a worker; every later word of it carries the incarnation this returns.
 
+    `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
+    (`set_taints`).
     Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
     """
     return _row(
@@ -476,6 +589,7 @@ def register_worker(
         pid=pid,
         identity=_json(identity, "identity"),
         lease_s=lease_s,
+        taints=_texts(taints, "taints") or None,
     )
 
 
@@ -532,9 +646,13 @@ def claim(
     )
 
 
-def barrier(*, job_id: int, token: int) -> Query[list[rows.BarrierMember]]:
-    """Look at the start barrier: one row per member, by rank. Raises `StaleToken` after a drain."""
-    return _rows("barrier", rows.BarrierMember, job_id=job_id, token=token)
+def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
+    """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain.
+
+    `port`: where others find this member, which has become rank 0 while it ran. Raises `WrongState` when that
+    port serves another gang of this host.
+    """
+    return _rows("barrier", rows.BarrierMember, job_id=job_id, token=token, port=port)
 
 
 def complete(
@@ -769,22 +887,63 @@ def quarantine(
     return _void("quarantine", device_uuid=device_uuid, worker=worker, reason=reason)
 
 
+def set_taints(*, worker: str, taints: Sequence[str]) -> Query[None]:
+    """Set what an operator taints a worker with, beside its own taints; [] takes them off.
+
+    By name, also after a restart. A taint ("key" or "key=value") keeps off every job that does not tolerate it; what
+    runs goes on. For gangq_admin. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
+    """
+    return _void("set_taints", worker=worker, taints=_texts(taints, "taints"))
+
+
 def unquarantine(*, device_uuid: str | None = None, worker: str | None = None) -> Query[None]:
     """Lift the quarantine of a device or worker. Raises `InvalidInput`, `NotFound`."""
     return _void("unquarantine", device_uuid=device_uuid, worker=worker)
 
 
+def cordon(
+    *,
+    host: str | None = None,
+    worker: str | None = None,
+    drain: bool = False,
+    deadline: datetime | None = None,
+    reason: str | None = None,
+) -> Query[None]:
+    """Give a host, or a worker by name, nothing new until `uncordon`; members reserved there are still claimed.
+
+    `drain`: move away what runs there, and at the `deadline` (None: never) tell the rest to stop. Repeats are
+    harmless; what one leaves out stays as it was. For gangq_admin. Raises `InvalidInput`, `NotFound`.
+    """
+    return _void(
+        "cordon", host=host, worker=worker, drain=drain, deadline=_aware(deadline, "deadline"), reason=reason
+    )
+
+
+def uncordon(*, host: str | None = None, worker: str | None = None) -> Query[None]:
+    """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
+    return _void("uncordon", host=host, worker=worker)
+
+
 # The scheduler ----------------------------------------------------------------------------------------------
 
 
-def admit(*, max_gangs: int | None = None) -> Query[rows.AdmitReport]:
-    """Place every gang that fits; `tick` calls it. Raises `WrongIsolation`."""
-    return _row("admit", rows.AdmitReport, max_gangs=max_gangs)
+def admit(*, max_gangs: int | None = None, budget_ms: int | None = None) -> Query[rows.AdmitReport]:
+    """Place every gang that fits; `tick` calls it. With `budget_ms`: having placed something, look no further after
+    so long. Raises `WrongIsolation`.
+    """
+    return _row("admit", rows.AdmitReport, max_gangs=max_gangs, budget_ms=budget_ms)
 
 
 def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
     """Place a blocked gang on these workers, one for each rank, all or none. False: busy or full."""
     return _scalar("reserve_gang", gang_id=gang_id, incarnations=list(incarnations))
+
+
+def reserve_members(*, gang_id: int, job_ids: Sequence[int], incarnations: Sequence[int]) -> Query[bool]:
+    """Place members, in rank order, each on its worker: those of a new epoch, or those that a running gang
+    misses; all or none. False: busy, full, or others are missing by now.
+    """
+    return _scalar("reserve_members", gang_id=gang_id, job_ids=list(job_ids), incarnations=list(incarnations))
 
 
 def rollback_gang(*, gang_id: int, reason: str | None = None) -> Query[bool]:
@@ -795,6 +954,22 @@ def rollback_gang(*, gang_id: int, reason: str | None = None) -> Query[bool]:
 def preempt_gang(*, gang_id: int, trigger_job: int | None = None, reason: str | None = None) -> Query[bool]:
     """Drain a running or reserved gang; nobody is charged. False: there was nothing to drain."""
     return _scalar("preempt_gang", gang_id=gang_id, trigger_job=trigger_job, reason=reason)
+
+
+def displace_job(*, job_id: int, reason: str | None = None) -> Query[bool]:
+    """Tell a running solo job to stop; nobody is charged, and it comes back pending. False: it does not run.
+
+    Raises `InvalidInput` (a member of a gang), `NotFound`.
+    """
+    return _scalar("displace_job", job_id=job_id, reason=reason)
+
+
+def shrink_gang(*, gang_id: int, job_ids: Sequence[int], reason: str | None = None) -> Query[bool]:
+    """Tell surplus members of a running elastic gang to stop; the others go on in a new epoch. Nobody is charged.
+
+    False: one of them does not run, or a role would fall below its minimum.
+    """
+    return _scalar("shrink_gang", gang_id=gang_id, job_ids=list(job_ids), reason=reason)
 
 
 def complete_drain(*, gang_id: int) -> Query[str]:
@@ -817,6 +992,13 @@ def promote_due(*, most: int | None = None) -> Query[int]:
     return _scalar("promote_due", most=most)
 
 
+def time_out(*, most: int | None = None) -> Query[int]:
+    """Requeue, fail or split gangs that have waited for their placement timeout, at most `most`; return how many
+    were looked at.
+    """
+    return _scalar("time_out", most=most)
+
+
 def tick(*, force: bool | None = None) -> Query[rows.TickReport]:
     """Run all maintenance once, if nobody else does. Raises `WrongIsolation`."""
     return _row("tick", rows.TickReport, force=force)
@@ -833,6 +1015,24 @@ def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
 def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
     """Why a job does or does not run, gate by gate. Raises `NotFound`."""
     return _rows("explain_job", rows.Reason, job_id=job_id)
+
+
+def plan(
+    *, changes: Sequence[Mapping[str, object]] | None = None, max_gangs: int | None = None
+) -> Query[list[rows.PlanRow]]:
+    """What the next pass would do after these changes, and without them; nothing is written. A change is an object:
+    `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`, `memory_mb`, `cpus`, `labels`, `queues`,
+    `tasks`, `taints`, `host`), `{"remove_host": h}`, `{"priority": {"gang": 7, "value": 50}}`,
+    `{"cancel": {"gang": 7}}` or `{"job": 12}`, `{"quota": {"queue": q, "maximum": {"gpus": 8}}}`,
+    `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+    """
+    given = None if changes is None else list(changes)
+    return _rows("plan", rows.PlanRow, changes=_json(given, "changes"), max_gangs=max_gangs)
+
+
+def replay(*, since: datetime | None = None, until: datetime | None = None) -> Query[list[rows.ReplayRow]]:
+    """Run the recorded passes of a stretch of time once more and compare. For gangq_admin."""
+    return _rows("replay", rows.ReplayRow, since=_aware(since), until=_aware(until))
 
 
 def schema_version() -> Query[str]:
@@ -1030,6 +1230,11 @@ def flagged(*, host: str | None = None) -> Query[list[rows.FlaggedRow]]:
     return _view("flagged", rows.FlaggedRow, "host, worker", host=("host = {}", host))
 
 
+def cordoned(*, kind: str | None = None, name: str | None = None) -> Query[list[rows.CordonRow]]:
+    """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
+    return _view("cordoned", rows.CordonRow, "kind, name", kind=("kind = {}", kind), name=("name = {}", name))
+
+
 def evidence(
     *, job_id: int, kind: str | None = None, limit: int | None = None
 ) -> Query[list[rows.EvidenceRow]]:
@@ -1057,8 +1262,8 @@ def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None)
 
 
 def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
-    """Queues by name."""
-    return _view("queues", rows.QueueRow, "name", name=("name = {}", name))
+    """Queues as a tree: each parent before its children."""
+    return _view("queues", rows.QueueRow, "", name=("name = {}", name))
 
 
 def tasks(*, task: str | None = None) -> Query[list[rows.TaskRow]]:

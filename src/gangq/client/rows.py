@@ -146,7 +146,8 @@ class WatchTerms:
 
 @dataclass(frozen=True)
 class BarrierMember:
-    """One member of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin."""
+    """One member of this epoch of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin;
+    of a running gang: this epoch is whole. `role_rank`: its rank among those of its role."""
 
     go: bool
     epoch: int
@@ -159,6 +160,8 @@ class BarrierMember:
     local_world_size: int
     master_addr: str | None
     master_port: int | None
+    role: str
+    role_rank: int
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,42 @@ class Reason:
     ok: bool
     detail: str
     numbers: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """What the next pass would do with a gang, `before` and `after` the changes asked about; `gang_id` None: one
+    that the changes submit.
+    """
+
+    gang_id: int | None
+    queue: str
+    task: str | None
+    priority: int
+    size: int
+    before: str
+    after: str
+    starts_before: datetime | None
+    starts_after: datetime | None
+    place: int | None
+    members: int | None
+    hosts: dict[str, int] | None
+    victims: list[int] | None
+    gate: str | None
+    numbers: dict[str, Any] | None
+    changed: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class ReplayRow:
+    """A recorded pass run once more. `same`: it decides what it decided then; None: its board was not recorded."""
+
+    at: datetime
+    digest: str
+    decisions: int
+    same: bool | None
+    difference: str | None
 
 
 @dataclass(frozen=True)
@@ -296,6 +335,8 @@ class GangRow:
 class WorkerRow:
     """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
 
+    `quarantined`, `cordoned` (it or its host): why it is given nothing new; None: it is not.
+
     `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
     `step_rate`: steps a second of all of these together; None: none of them counts steps.
     """
@@ -325,6 +366,8 @@ class WorkerRow:
     reboot_needed: bool
     last_beat_at: datetime | None
     step_rate: float | None
+    cordoned: str | None
+    taints: list[str]
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
@@ -395,6 +438,25 @@ class FlaggedRow:
 
 
 @dataclass(frozen=True)
+class CordonRow:
+    """A host or worker (`kind`) that is given nothing new. `state`: cordoned, draining, or drained once nothing is
+    left there of `gangs` (with a member there) and solo `jobs`.
+    """
+
+    kind: str
+    name: str
+    state: str
+    drain: bool
+    since: datetime
+    deadline: datetime | None
+    reason: str
+    operator: str
+    workers: int
+    gangs: list[int]
+    jobs: list[int]
+
+
+@dataclass(frozen=True)
 class EvidenceRow:
     """What a watchdog saw, at the instant of its event."""
 
@@ -408,7 +470,7 @@ class EvidenceRow:
 
 @dataclass(frozen=True)
 class WaitingRow:
-    """A job or gang that waits, and why."""
+    """A job or gang that waits, and why; of a gang what the last pass found for its kind, and its planned start."""
 
     kind: str
     id: int
@@ -419,6 +481,8 @@ class WaitingRow:
     state: str
     since: datetime
     why: str | None
+    gate: str | None
+    starts_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -456,7 +520,9 @@ class DrainRow:
 
 @dataclass(frozen=True)
 class CapacityRow:
-    """What the workers of a queue on a host offer, and what of it is free."""
+    """What the workers of a queue on a host offer, and what of it is free. `cordoned`: of these workers, how many
+    are given nothing new.
+    """
 
     queue: str
     host: str
@@ -465,6 +531,7 @@ class CapacityRow:
     free_slots: int
     gpus: int
     free_gpus: int
+    cordoned: int
     memory_mb: int = _as("memory_mb::bigint as memory_mb")
     free_memory_mb: int = _as("free_memory_mb::bigint as free_memory_mb")
     cpus: float = _as("cpus::float8 as cpus")
@@ -510,7 +577,9 @@ class LogRow:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A queue and the defaults its jobs inherit at submit."""
+    """A queue: the defaults its jobs inherit at submit, what it may hold, and what it and its children hold and
+    have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path.
+    """
 
     name: str
     paused: bool
@@ -524,6 +593,27 @@ class QueueRow:
     max_payload_bytes: int
     retention_done: str
     retention_failed: str
+    depth: int
+    paused_by: str | None
+    draining: bool
+    guaranteed: dict[str, float]
+    maximum: dict[str, float]
+    weight: float
+    max_running_gangs: int | None
+    max_running_jobs: int | None
+    submitter_maximum: dict[str, int]
+    placement_timeout_s: float | None
+    timeout_style: str | None
+    preempts: bool
+    preemptible: bool
+    min_run_s: float
+    running_gangs: int
+    running_jobs: int
+    used_gpus: int
+    used_memory_mb: int
+    waiting_gangs: int
+    waiting_jobs: int
+    used_cpus: float = _as("used_cpus::float8 as used_cpus")
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 
+from gangq.client.rows import BarrierMember
 from gangq.context import GangInfo, Peer
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.ports import PortHolder
 from gangq.worker.retry import TRANSIENT
 from gangq.worker.session import Session
 
@@ -16,7 +19,7 @@ log = logging.getLogger("gangq.worker.barrier")
 _POLL_S = 0.2
 
 
-def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
+def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo | None:
     """Wait until the gang may start and return who this member is; None when it must not start any more.
 
     The last claim's transaction opens the barrier and notifies; behind that it is polled every 200 ms. Being
@@ -25,7 +28,7 @@ def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
     while not job.told and not session.ended.is_set():
         job.wake.clear()
         try:
-            members = session.client.barrier(job_id=job.id, token=job.token)
+            members = who_is_who(session, job, ports)
         except TRANSIENT as problem:
             log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
             members = []
@@ -38,22 +41,49 @@ def wait_for_go(session: Session, job: ActiveJob) -> GangInfo | None:
             session.end(str(problem))
             return None
         if members and members[0].go and not job.told:
-            mine = next(member for member in members if member.job_id_of_rank == job.id)
-            claim = job.claim
-            return GangInfo(
-                id=claim.gang_id or 0,
-                epoch=mine.epoch,
-                rank=mine.rank,
-                world_size=len(members),
-                local_rank=mine.local_rank,
-                node_rank=mine.node_rank,
-                local_world_size=mine.local_world_size,
-                peers=tuple(
-                    Peer(member.rank, member.job_id_of_rank, member.host or "", member.worker or "")
-                    for member in members
-                ),
-                master_addr=mine.master_addr or "",
-                master_port=mine.master_port or 0,
-            )
+            job.gang = gang_info(job, members)
+            return job.gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
     return None
+
+
+def who_is_who(session: Session, job: ActiveJob, ports: PortHolder) -> list[BarrierMember]:
+    """Ask for the members of the present epoch; as its rank 0, say where it is to be found if nobody knows.
+
+    The rank 0 of a gang that shrank was claimed as another one, without a port.
+    """
+    members: list[BarrierMember] = session.client.barrier(job_id=job.id, token=job.token)
+    mine = next(member for member in members if member.job_id_of_rank == job.id)
+    if mine.rank != 0 or mine.go or mine.master_addr is not None or mine.epoch == job.claim.epoch:
+        return members
+    port = ports.take()
+    try:
+        return session.client.barrier(job_id=job.id, token=job.token, port=port)
+    except WrongState as problem:
+        log.warning("port_taken", extra={**job.extra, "port": port, "error": str(problem)})
+        return members
+    finally:
+        # Whoever is told of the new epoch is about to bind it.
+        ports.release(port)
+
+
+def gang_info(job: ActiveJob, members: Sequence[BarrierMember]) -> GangInfo:
+    """Who this member is, from an answer of ``barrier`` that lists it."""
+    mine = next(member for member in members if member.job_id_of_rank == job.id)
+    return GangInfo(
+        id=job.claim.gang_id or 0,
+        epoch=mine.epoch,
+        rank=mine.rank,
+        world_size=len(members),
+        local_rank=mine.local_rank,
+        node_rank=mine.node_rank,
+        local_world_size=mine.local_world_size,
+        peers=tuple(
+            Peer(member.rank, member.job_id_of_rank, member.host or "", member.worker or "", member.role)
+            for member in members
+        ),
+        master_addr=mine.master_addr or "",
+        master_port=mine.master_port or 0,
+        role=mine.role,
+        role_rank=mine.role_rank,
+    )

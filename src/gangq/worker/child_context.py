@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangq import errors
@@ -21,14 +21,15 @@ from gangq.client import Client
 from gangq.client.encoding import dumps
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import GangqError
-from gangq.worker.context_impl import StopFlag, job_log, progress
-from gangq.worker.facts import from_wire
+from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
+from gangq.worker.facts import checkpoint_from_wire, from_wire, gang_from_wire
 
 if TYPE_CHECKING:
     from gangq.context import Logger
 
 _ANSWER_S = 120.0
 _POLL_S = 0.1
+_GANG_POLL_S = 0.5
 
 
 class WorkerGone(GangqError):
@@ -127,6 +128,11 @@ class ChildContext(Context):
     def __init__(self, link: Link, stopping: threading.Event | None = None) -> None:
         self._link = link
         self._info, self._gang, self._devices, self._checkpoint = from_wire(link.ask("describe"))
+        self._loaded_for = 0 if self._gang is None else self._gang.epoch
+        self._gang_lock = threading.RLock()
+        self._changed = threading.Event()
+        self._callbacks: list[Callable[[GangInfo], None]] = []
+        self._poller: threading.Thread | None = None
         self._event = threading.Event() if stopping is None else stopping
         self._asked_at = 0.0
         self.stop_flag = StopFlag(self._event)
@@ -139,7 +145,42 @@ class ChildContext(Context):
     @property
     def gang(self) -> GangInfo | None:
         """See `Context.gang`."""
+        if self._gang is not None:
+            self._ask_now_and_then()
         return self._gang
+
+    @property
+    def gang_changed(self) -> threading.Event:
+        """See `Context.gang_changed`."""
+        self._poll_gang()
+        return self._changed
+
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
+        """See `Context.on_gang_change`."""
+        self._callbacks.append(callback)
+        self._poll_gang()
+
+    def _poll_gang(self) -> None:
+        with self._gang_lock:
+            if self._gang is None or self._poller is not None:
+                return
+            self._poller = threading.Thread(target=self._look_at_gang, name="gangq-gang", daemon=True)
+            self._poller.start()
+
+    def _look_at_gang(self) -> None:
+        while not self._event.wait(_GANG_POLL_S):
+            self._ask_now_and_then()
+
+    def _renew_gang(self, epoch: int | None) -> None:
+        with self._gang_lock:
+            if self._gang is None or epoch is None or epoch <= self._gang.epoch:
+                return
+            gang = gang_from_wire(self._link.ask("gang")["gang"])
+            if gang is None:
+                return
+            self._gang = gang
+        self._changed.set()
+        call_each(self._callbacks, gang, self.log)
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -149,7 +190,12 @@ class ChildContext(Context):
     @property
     def checkpoint(self) -> Checkpoint | None:
         """See `Context.checkpoint`."""
-        return self._checkpoint
+        gang = self.gang
+        with self._gang_lock:
+            if gang is not None and gang.epoch != self._loaded_for:
+                self._checkpoint = checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])
+                self._loaded_for = gang.epoch
+            return self._checkpoint
 
     @property
     def log(self) -> Logger:
@@ -190,8 +236,10 @@ class ChildContext(Context):
             return
         self._asked_at = now
         try:
-            if self._link.ask("status")["stopping"]:
+            status = self._link.ask("status")
+            if status["stopping"]:
                 self._event.set()
+            self._renew_gang(status.get("epoch"))
         except WorkerGone:
             self._event.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gangq.client.encoding import dumps
@@ -25,6 +25,15 @@ def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
     if gang is not None:
         extra |= {"gang": gang.id, "epoch": gang.epoch, "rank": gang.rank}
     return logging.LoggerAdapter(logging.getLogger(f"gangq.task.{info.task}"), extra)
+
+
+def call_each(callbacks: Sequence[Callable[[GangInfo], None]], gang: GangInfo, log: Logger) -> None:
+    """Call those who asked to hear of a new epoch. What they raise is theirs to find in the log."""
+    for callback in callbacks:
+        try:
+            callback(gang)
+        except Exception:
+            log.exception("on_gang_change_failed")
 
 
 class StopFlag:
@@ -63,9 +72,13 @@ class InlineContext(Context):
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
-        self._gang = gang
+        self._changed = threading.Event()
+        self._callbacks: list[Callable[[GangInfo], None]] = []
+        if job.gang is None:
+            job.gang = gang
+        job.on_gang = self._gang_changed
         self._load = load_checkpoint
-        self._loaded = False
+        self._loaded_for: int | None = None
         self._checkpoint: Checkpoint | None = None
         self._lock = threading.Lock()
         self._flag_lock = threading.Lock()
@@ -89,7 +102,20 @@ class InlineContext(Context):
     @property
     def gang(self) -> GangInfo | None:
         """See `Context.gang`."""
-        return self._gang
+        return self._active.gang
+
+    @property
+    def gang_changed(self) -> threading.Event:
+        """See `Context.gang_changed`."""
+        return self._changed
+
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
+        """See `Context.on_gang_change`."""
+        self._callbacks.append(callback)
+
+    def _gang_changed(self, gang: GangInfo) -> None:
+        self._changed.set()
+        call_each(self._callbacks, gang, self.log)
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -100,19 +126,21 @@ class InlineContext(Context):
     def checkpoint(self) -> Checkpoint | None:
         """See `Context.checkpoint`."""
         with self._lock:
-            if not self._loaded:
+            gang = self._active.gang
+            epoch = 0 if gang is None else gang.epoch
+            if self._loaded_for != epoch:
                 self._checkpoint = self._load()
                 if self._active.told and self._checkpoint is None:
                     # Not answered before the stop came: None would be a lie, it means "from the beginning".
                     self.stop_flag.look()
                     raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")
-                self._loaded = True
+                self._loaded_for = epoch
             return self._checkpoint
 
     @property
     def log(self) -> Logger:
         """See `Context.log`."""
-        return job_log(self.job, self._gang)
+        return job_log(self.job, self._active.gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any

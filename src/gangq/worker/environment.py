@@ -64,9 +64,17 @@ def for_gang(gang: GangInfo) -> dict[str, str]:
     return {
         "GANGQ_GANG_ID": str(gang.id),
         "GANGQ_EPOCH": str(gang.epoch),
+        "GANGQ_ROLE": gang.role,
+        "GANGQ_ROLE_RANK": str(gang.role_rank),
         "GANGQ_PEERS": json.dumps(
             [
-                {"rank": peer.rank, "job_id": peer.job_id, "host": peer.host, "worker": peer.worker}
+                {
+                    "rank": peer.rank,
+                    "job_id": peer.job_id,
+                    "host": peer.host,
+                    "worker": peer.worker,
+                    "role": peer.role,
+                }
                 for peer in gang.peers
             ]
         ),

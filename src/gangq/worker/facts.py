@@ -44,7 +44,7 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
     Asks until it is answered or the job must not go on: starting from the beginning for want of an answer
     could throw days away.
     """
-    if job.claim.checkpoint_step is None:
+    if job.claim.checkpoint_step is None and (job.gang is None or job.gang.epoch == job.claim.epoch):
         return None
     try:
         saved = until_answered(
@@ -71,13 +71,18 @@ def as_wire(
         "job": {**asdict(info), "payload": dict(info.payload)},
         "gang": None if gang is None else asdict(gang),
         "devices": [asdict(device) for device in devices],
-        "checkpoint": None
-        if checkpoint is None
-        else {
-            "step": checkpoint.step,
-            "data": base64.b64encode(checkpoint.data).decode(),
-            "path": str(checkpoint.path),
-        },
+        "checkpoint": checkpoint_as_wire(checkpoint),
+    }
+
+
+def checkpoint_as_wire(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    """A checkpoint as JSON, for a child."""
+    if checkpoint is None:
+        return None
+    return {
+        "step": checkpoint.step,
+        "data": base64.b64encode(checkpoint.data).decode(),
+        "path": str(checkpoint.path),
     }
 
 
@@ -85,15 +90,23 @@ def from_wire(
     wire: dict[str, Any],
 ) -> tuple[JobInfo, GangInfo | None, tuple[DeviceInfo, ...], Checkpoint | None]:
     """The reverse of :func:`as_wire`."""
-    gang = wire["gang"]
-    checkpoint = wire["checkpoint"]
     return (
         JobInfo(**wire["job"]),
-        None
-        if gang is None
-        else GangInfo(**{**gang, "peers": tuple(Peer(**peer) for peer in gang["peers"])}),
+        gang_from_wire(wire["gang"]),
         tuple(DeviceInfo(**device) for device in wire["devices"]),
-        None
-        if checkpoint is None
-        else Checkpoint(checkpoint["step"], base64.b64decode(checkpoint["data"]), Path(checkpoint["path"])),
+        checkpoint_from_wire(wire["checkpoint"]),
     )
+
+
+def gang_from_wire(gang: dict[str, Any] | None) -> GangInfo | None:
+    """Its place in its gang, from JSON."""
+    if gang is None:
+        return None
+    return GangInfo(**{**gang, "peers": tuple(Peer(**peer) for peer in gang["peers"])})
+
+
+def checkpoint_from_wire(checkpoint: dict[str, Any] | None) -> Checkpoint | None:
+    """The reverse of :func:`checkpoint_as_wire`."""
+    if checkpoint is None:
+        return None
+    return Checkpoint(checkpoint["step"], base64.b64decode(checkpoint["data"]), Path(checkpoint["path"]))

@@ -19,6 +19,7 @@ from gangq.errors import InvalidInput
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
+    from gangq.context import GangInfo
 
 log = logging.getLogger("gangq.worker.jobs")
 
@@ -53,6 +54,10 @@ class ActiveJob:
         self.lost: str | None = None
         self.reporting = False
         self.completed_by_handler = False
+        self.gang: GangInfo | None = None
+        """Who it is in its gang: set when its barrier has opened, replaced with every epoch that begins around it."""
+        self.on_gang: Callable[[GangInfo], None] | None = None
+        """Who wants to hear of that at once: the context of a handler in this process."""
         self.outcome: dict[str, Any] | None = None
         """What an isolated handler said over the socket: its result, its error, or that it stopped."""
         self.on_beat: Callable[[dict[str, Any]], None] | None = None
@@ -99,8 +104,8 @@ class ActiveJob:
             "token": self.token,
             "task": self.claim.task,
             "gang": self.claim.gang_id,
-            "epoch": self.claim.epoch,
-            "rank": self.claim.rank,
+            "epoch": self.claim.epoch if self.gang is None else self.gang.epoch,
+            "rank": self.claim.rank if self.gang is None else self.gang.rank,
         }
 
     # -- orders ----------------------------------------------------------------------------------------------
@@ -142,6 +147,14 @@ class ActiveJob:
         self.wake.set()
         if work is not None:
             work.lose(reason)
+
+    def change_gang(self, gang: GangInfo) -> None:
+        """A new epoch has begun around it."""
+        self.gang = gang
+        log.info("epoch_changed", extra={**self.extra, "world_size": gang.world_size})
+        tell = self.on_gang
+        if tell is not None:
+            tell(gang)
 
     def lose_again(self) -> None:
         """If its claim is lost, say so to its work once more."""

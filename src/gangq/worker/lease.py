@@ -20,6 +20,7 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
+    from gangq.worker.epochs import EpochWatch
     from gangq.worker.watching import Watching
 
 log = logging.getLogger("gangq.worker.lease")
@@ -31,10 +32,15 @@ _STRANGE_BEATS = 3
 class LeaseKeeper:
     """Sends heartbeats: every ``heartbeat_s``, and at once when told that orders wait."""
 
-    def __init__(self, session: Session, watching: Watching | None = None) -> None:
-        """``watching``: whose devices' readings go along, and whose limits are kept fresh."""
+    def __init__(
+        self, session: Session, watching: Watching | None = None, epochs: EpochWatch | None = None
+    ) -> None:
+        """``watching``: whose devices' readings go along, and whose limits are kept fresh. ``epochs`` hears of the
+        epoch of every job.
+        """
         self._session = session
         self._watching = watching
+        self._epochs = epochs
         self._now = threading.Event()
         self._stop = threading.Event()
         self._strange: dict[tuple[int, int], int] = {}
@@ -111,6 +117,8 @@ class LeaseKeeper:
             known = listed.get((order.job_id, order.token))
             if known is not None:
                 self._obey(known, order.action, order.reason)
+                if self._epochs is not None and order.action == "continue":
+                    self._epochs.heard(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
         self._strange = {} if self.claiming.is_set() else strange

@@ -30,6 +30,7 @@ from gangq.worker import fitness
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import ClaimSource
 from gangq.worker.drain import Drain
+from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
@@ -200,7 +201,8 @@ class Worker:
         """The threads around one incarnation; yields what the main thread does meanwhile."""
         reporter = Reporter(session, lambda: self._drain.impatient(session))
         watching = Watching(session, self._detection, self._sampler)
-        keeper = LeaseKeeper(session, watching)
+        epochs = EpochWatch(session, self._ports)
+        keeper = LeaseKeeper(session, watching, epochs)
         maintenance = Maintenance(session)
         server = SocketServer(session, session.directory / "s")
         claims = ClaimSource(session, keeper, self._ports)
@@ -210,8 +212,11 @@ class Worker:
             session.work.set()
 
         def go() -> None:
-            for job in session.table.snapshot():
+            jobs = session.table.snapshot()
+            for job in jobs:
                 job.wake.set()
+            if any(job.gang is not None for job in jobs):
+                keeper.beat_now()  # A new epoch may have begun around one that runs.
 
         listener = Listener(
             session,
@@ -239,6 +244,7 @@ class Worker:
 
         server.start()
         keeper.start()
+        epochs.start()
         LeaseWatch(session).start()
         reporter.start()
         listener.start()
@@ -248,7 +254,7 @@ class Worker:
             yield serve
         finally:
             session.closing.set()
-            for part in (keeper, reporter, listener, maintenance, server):
+            for part in (keeper, epochs, reporter, listener, maintenance, server):
                 part.stop()
             drainer.join(_JOIN_S)
 

@@ -26,7 +26,8 @@ class WorkerOptions:
     (with more than one, every handler runs in a child process); ``prefetch`` [1] is how many plain jobs it
     may hold for its one slot; ``devices`` declares GPUs where no driver answers (``2x24GiB``) or none at all
     (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host's name where that
-    resolves] is where members of a gang reach this host; ``lease_s`` [the installation's] is its lease;
+    resolves] is where members of a gang reach this host; ``taints`` (``key`` or ``key=value``) keep off every job
+    that does not tolerate them; ``lease_s`` [the installation's] is its lease;
     ``drain_timeout_s`` [0] is how long running jobs may go on when the worker is told to stop, before they
     are told to stop too; ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when
     nothing is left to claim.
@@ -41,6 +42,7 @@ class WorkerOptions:
     memory_mb: int | None = None
     cpus: float | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
+    taints: Sequence[str] = ()
     address: str | None = None
     lease_s: float | None = None
     drain_timeout_s: float = 0.0
@@ -55,6 +57,8 @@ class WorkerOptions:
         """
         if isinstance(self.queues, str) or not self.queues:
             raise InvalidInput(f"queues is {self.queues!r}: name at least one queue, as a list: ['default']")
+        if isinstance(self.taints, str):
+            raise InvalidInput(f"taints is {self.taints!r}: pass a list of strings, e.g. [{self.taints!r}]")
         if self.slots < 1 or self.prefetch < 1:
             raise InvalidInput(f"slots is {self.slots} and prefetch is {self.prefetch}: both are at least 1")
         if self.prefetch > 1 and self.slots > 1:
@@ -75,6 +79,7 @@ class WorkerOptions:
             memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,
             cpus=float(len(os.sched_getaffinity(0))) if self.cpus is None else self.cpus,
             labels=dict(self.labels),
+            taints=tuple(self.taints),
             address=self.address or reachable_address(host),
             lease_s=self.lease_s,
             drain_timeout_s=self.drain_timeout_s,

@@ -40,6 +40,15 @@ class PortHolder:
         with self._lock:
             self._given.add(port)
 
+    def take(self) -> int:
+        """Bind one that is not offered with claims: for a member that becomes rank 0 while it runs."""
+        bound = _bind()
+        port: int = bound.getsockname()[1]
+        with self._lock:
+            self._held[port] = bound
+            self._given.add(port)
+        return port
+
     def release(self, port: int) -> None:
         """Close it: its member starts, or will not. A repeat is harmless."""
         with self._lock:

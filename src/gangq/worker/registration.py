@@ -90,6 +90,7 @@ def register(
                 memory_mb=options.memory_mb or 0,
                 cpus=options.cpus or 0,
                 labels=options.labels,
+                taints=list(options.taints),
                 tasks=tasks,
                 devices=[device.as_json() for device in detection.devices],
                 address=options.address,

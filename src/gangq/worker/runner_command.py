@@ -156,7 +156,7 @@ class CommandRunner:
         checkpoint = None if job.told else facts.fetch_checkpoint(session, job, directory)
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
-            gang = wait_for_go(session, job)
+            gang = wait_for_go(session, job, self._ports)
         if job.told or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
             self._not_started(job)
             return

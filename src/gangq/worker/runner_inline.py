@@ -208,7 +208,7 @@ class InlineRunner:
             job.tell_stop("lease", 0.0)
         if job.claim.gang_id is not None:
             self.rest()
-            gang = wait_for_go(self._session, job)
+            gang = wait_for_go(self._session, job, self._ports)
             if job.claim.master_port is not None:
                 self._ports.release(job.claim.master_port)
         work = InlineWork(self._session, job, self._deadman, self._hard_exit)

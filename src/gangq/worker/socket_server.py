@@ -16,10 +16,12 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gangq.errors import GangqError, InvalidInput
+from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
@@ -44,8 +46,10 @@ class SocketServer:
         self._thread = threading.Thread(target=self._accept, name="gangq-socket", daemon=True)
         self._ops: dict[str, Callable[[ActiveJob, dict[str, Any]], dict[str, Any]]] = {
             "beat": self._beat,
+            "checkpoint": self._checkpoint,
             "completed": self._completed,
             "describe": self._describe,
+            "gang": self._gang,
             "load_checkpoint": self._load_checkpoint,
             "outcome": self._outcome,
             "save_checkpoint": self._save_checkpoint,
@@ -146,17 +150,32 @@ class SocketServer:
         job.beat(data)
         return {}
 
+    def _checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        directory = self._session.directory / f"{job.id}-{job.token}"
+        return {"checkpoint": checkpoint_as_wire(fetch_checkpoint(self._session, job, directory))}
+
     def _completed(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         job.completed_by_handler = True
         return {}
 
     def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            return dict(self._facts[job.token])
+            told = dict(self._facts[job.token])
+        return {**told, **self._gang(job, _request)}
+
+    def _gang(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"gang": None if job.gang is None else asdict(job.gang)}
 
     def _status(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         reason = (job.lost and "lost") or job.stop_reason
-        return {"stopping": job.stopping.is_set(), "reason": reason, "job": job.id, "token": job.token}
+        epoch = None if job.gang is None else job.gang.epoch
+        return {
+            "stopping": job.stopping.is_set(),
+            "reason": reason,
+            "job": job.id,
+            "token": job.token,
+            "epoch": epoch,
+        }
 
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] not in ("result", "error", "stopped"):

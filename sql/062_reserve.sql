@@ -1,0 +1,222 @@
+-- Members get their place, and lose it again unclaimed: reserve_members, reserve_gang, rollback_gang.
+-- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is busy now is tried again.
+
+-- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those with an epoch_rank are
+-- in it; the others stay blocked, or are being stopped because they have just left it.
+create function gangq.elastic(kind_id integer) returns boolean language sql stable as
+$$ select exists (select 1 from gangq.kind_roles r where r.kind_id = elastic.kind_id and r.min_members < r.max_members) $$;
+comment on function gangq.elastic(integer) is 'Internal. Whether gangs of this kind may run with fewer members than they have.';
+
+create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean language sql immutable as
+$$ select j.epoch_rank is not null or g.world_size = g.size $$;
+comment on function gangq.in_epoch(gangq.live_jobs, gangq.live_gangs) is
+  'Internal. Whether a member of a placed gang is part of its present epoch.';
+
+create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  fresh boolean;
+  wanted bigint[];
+  locked bigint[];
+  m record;
+  at_worker bigint;
+  left_ids bigint[];
+  left_vrams integer[];
+  picked bigint[];
+  devices bigint[] := '{}';
+  holders bigint[] := '{}';
+begin
+  perform gangq.require_read_committed('reserve_members');
+  select x.* into g from gangq.live_gangs x where x.id = reserve_members.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_members.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
+    perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
+  end if;
+  if coalesce(cardinality(reserve_members.job_ids), 0) = 0
+    or cardinality(reserve_members.job_ids) <> coalesce(cardinality(reserve_members.incarnations), 0) then
+    perform gangq.refuse('GQ001', format('%s workers given for %s members', coalesce(cardinality(reserve_members.incarnations), 0),
+      coalesce(cardinality(reserve_members.job_ids), 0)), 'Pass the worker''s incarnation for each member, in rank order.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  fresh := g.state = 'blocked';
+  if fresh then
+    if reserve_members.job_ids <> array(
+        select j.id from gangq.live_jobs j where j.gang_id = g.id and j.id = any (reserve_members.job_ids) order by j.rank)
+      or cardinality(reserve_members.job_ids) <> g.size and exists (
+        select 1 from gangq.kind_roles r
+        left join (
+          select coalesce(j.role, 1) as ordinal, count(*) as members, max(j.rank) as last_rank
+          from gangq.live_jobs j where j.id = any (reserve_members.job_ids) group by coalesce(j.role, 1)) x on x.ordinal = r.ordinal
+        where r.kind_id = g.kind_id
+          and (coalesce(x.members, 0) not between r.min_members and r.max_members or x.last_rank <> r.first_rank + x.members - 1)) then
+      perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', cardinality(reserve_members.job_ids), g.id),
+        'Pass in rank order the lowest ranks of each role, at least its minimum and at most its maximum.');
+    end if;
+  elsif reserve_members.job_ids <> array(
+    select j.id from gangq.live_jobs j where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g) order by j.rank) then
+    -- Another one is missing by now, or this one no more: they are placed together or not at all.
+    return false;
+  end if;
+  wanted := array(select distinct w from unnest(reserve_members.incarnations) w order by w);
+  -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw free.
+  locked := array(select i.id from gangq.incarnations i where i.id = any (wanted) order by i.id for no key update skip locked);
+  -- A statement of its own: what was cordoned while this one locked is seen.
+  locked := gangq.candidates(t, locked);
+  if locked <> wanted or exists (
+    select 1
+    from (
+      select k.incarnation, bool_and(gangq.serves(i, s)) as serves, sum(k.members) as members, sum(k.members * s.memory_mb) as memory_mb,
+        sum(k.members * s.cpus) as cpus
+      from (
+        select w.incarnation, j.shape_id, count(*) as members
+        from unnest(reserve_members.job_ids, reserve_members.incarnations) as w(job_id, incarnation)
+        join gangq.live_jobs j on j.id = w.job_id group by w.incarnation, j.shape_id) k
+      join gangq.shapes s on s.id = k.shape_id join gangq.incarnations i on i.id = k.incarnation
+      group by k.incarnation) d
+    join gangq.free_capacity(wanted) f on f.incarnation = d.incarnation
+    where not d.serves or d.members > f.slots or d.memory_mb > f.memory_mb or d.cpus > f.cpus
+  ) then
+    return false;
+  end if;
+  -- Each takes the smallest devices that are large enough and not avoided. Who can use the fewest chooses first: what suits
+  -- the next one suited it too, so that nobody is left without whom another order would have served.
+  for m in
+    select w.job_id, w.incarnation, s.gpus, s.vram_mb, s.avoid, f.device_ids, f.vrams
+    from unnest(reserve_members.job_ids, reserve_members.incarnations) as w(job_id, incarnation)
+    join gangq.live_jobs j on j.id = w.job_id join gangq.shapes s on s.id = j.shape_id
+    join gangq.free_capacity(wanted) f on f.incarnation = w.incarnation
+    where s.gpus > 0
+    order by w.incarnation, s.vram_mb desc, coalesce(cardinality(s.avoid), 0) desc, j.rank
+  loop
+    if m.incarnation is distinct from at_worker then
+      at_worker := m.incarnation;
+      left_ids := m.device_ids;
+      left_vrams := m.vrams;
+    end if;
+    picked := array(
+      select d.id from unnest(left_ids, left_vrams) with ordinality as d(id, vram, n)
+      where d.vram >= m.vram_mb and (m.avoid is null or d.id <> all (m.avoid)) order by d.n limit m.gpus);
+    if cardinality(picked) < m.gpus then
+      return false;
+    end if;
+    devices := devices || picked;
+    holders := holders || array_fill(m.job_id, array[m.gpus]);
+    select coalesce(array_agg(d.id order by d.n), '{}'), coalesce(array_agg(d.vram order by d.n), '{}') into left_ids, left_vrams
+    from unnest(left_ids, left_vrams) with ordinality as d(id, vram, n) where d.id <> all (picked);
+  end loop;
+  insert into gangq.device_holds (device_id, kind, job_id, since)
+  select d.id, 'job', d.job_id, t from unnest(devices, holders) as d(id, job_id);
+  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
+  g.restore_step := gangq.restore_step(g);
+  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
+  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
+  update gangq.live_jobs j set state = 'reserved', incarnation = w.incarnation, deadline_at = g.deadline_at,
+    epoch_rank = case when not fresh then j.epoch_rank when e.elastic then w.n - 1 end
+  from (select gangq.elastic(g.kind_id) as elastic) e
+  cross join unnest(reserve_members.job_ids, reserve_members.incarnations) with ordinality as w(job_id, incarnation, n)
+  where j.id = w.job_id;
+  if fresh then
+    update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = cardinality(reserve_members.job_ids), reserved_at = t,
+      deadline_at = g.deadline_at, go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
+    where x.id = g.id;
+    delete from gangq.earmarks e where e.incarnation = any (array(
+      select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
+    delete from gangq.plans p where p.gang_id = g.id;
+  else
+    update gangq.live_gangs x set epoch = x.epoch + 1, deadline_at = least(x.deadline_at, g.deadline_at), not_before = null,
+      restore_step = g.restore_step
+    where x.id = g.id;
+  end if;
+  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
+    'size', g.size, 'restore_step', g.restore_step,
+    'hosts', (select jsonb_object_agg(h.host, h.members) from (
+      select i.host, count(*) as members from unnest(reserve_members.incarnations) as w(id)
+      join gangq.incarnations i on i.id = w.id group by i.host) h))
+    || case when fresh then jsonb_build_object('world_size', cardinality(reserve_members.job_ids))
+      else jsonb_build_object('world_size', g.world_size, 'replaces', (
+        select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.id = any (reserve_members.job_ids))) end);
+  perform gangq.wake(wanted, 'claim');
+  return true;
+end $$;
+comment on function gangq.reserve_members(bigint, bigint[], bigint[]) is
+  'Places members of a gang, given in rank order, each on the worker given for it; all of them or none. Of a blocked gang: '
+  'the members of a new epoch (of each role the lowest ranks, from its minimum to its maximum), which get the claim '
+  'deadline; of a running one: exactly those that are missing, while the others run on and are told of the new epoch. '
+  'Holds devices, wakes workers. False when a worker is busy or has no room any more, or others are missing by now: decide '
+  'again. Raises GQ001, GQ002, GQ004, GQ008.';
+
+create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+begin
+  perform gangq.require_read_committed('reserve_gang');
+  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
+  if g.state = 'blocked' and coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
+    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
+      'Pass the worker''s incarnation for each rank, in rank order.');
+  end if;
+  return gangq.reserve_members(reserve_gang.gang_id,
+    array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank), reserve_gang.incarnations);
+end $$;
+comment on function gangq.reserve_gang(bigint, bigint[]) is
+  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
+  'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
+  'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
+
+create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  g gangq.live_gangs;
+  cfg gangq.settings;
+  back bigint[];
+begin
+  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  back := array(select j.id from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved' order by j.rank);
+  if back = '{}' or g.state not in ('reserved', 'running')
+    or g.state = 'reserved' and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state = 'running') then
+    return false;
+  end if;
+  select x.* into cfg from gangq.settings x;
+  delete from gangq.device_holds h where h.job_id = any (back);
+  -- Whoever did not claim in time is not asked again for a while. A worker that is claiming right now is not silent.
+  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
+  where g.deadline_at <= t and i.id = any (array(
+    select z.id from gangq.incarnations z
+    where z.id in (select j.incarnation from gangq.live_jobs j where j.id = any (back) and j.deadline_at <= t)
+    order by z.id for no key update skip locked));
+  update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null,
+    epoch_rank = case g.state when 'running' then j.epoch_rank end
+  where j.id = any (back);
+  update gangq.live_gangs x set deadline_at = null, placement_misses = x.placement_misses + 1,
+    state = case x.state when 'reserved' then 'blocked' else x.state end,
+    world_size = case x.state when 'running' then x.world_size end,
+    reserved_at = case x.state when 'running' then x.reserved_at end,
+    master_host = case x.state when 'running' then x.master_host end,
+    master_addr = case x.state when 'running' then x.master_addr end,
+    master_port = case x.state when 'running' then x.master_port end,
+    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, x.placement_misses + 1)
+  where x.id = g.id;
+  perform gangq.log_event(t, 'rollback', g.id, g.epoch, reason => coalesce(rollback_gang.reason, 'not claimed in time'),
+    data => case g.state when 'running' then jsonb_build_object('members', back) end);
+  return true;
+end $$;
+comment on function gangq.rollback_gang(bigint, text) is
+  'Takes back a reservation that nobody has started on: the whole gang is blocked again, or of a running gang the members '
+  'that were to replace missing ones; nobody is charged, a miss is counted and backs the gang off; workers that missed the '
+  'deadline are passed over for a while. False when a member of a reserved gang was claimed (then it drains) or nothing is '
+  'reserved. Raises GQ002.';

@@ -1,0 +1,198 @@
+"""gangq cordon, uncordon, drain-host, undrain; and gangq worker off, on, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+
+from gangq.cli import queries
+from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.output import when
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import Client
+from gangq.client.rows import CordonRow
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_POLL_S = 0.5
+_PRESENT = ("live", "draining", "silent")
+
+_reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
+
+
+def _draining(command: F) -> F:
+    options = [
+        click.option(
+            "--deadline",
+            type=Seconds(),
+            metavar="DURATION",
+            help="From now: then what has found no other place is told to stop [never].",
+        ),
+        _reason,
+        click.option("--wait", is_flag=True, help="Wait until nothing runs there, and show what still does."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("host")
+@_reason
+@common_options
+@pass_session
+def cordon(session: Session, host: str, reason: str | None) -> None:
+    """Give the workers of a host nothing new. What runs there goes on.
+
+    It lasts over restarts, until gangq uncordon. With --json the columns of gangq.cordoned.
+    """
+    _cordon(session, reason, host=host)
+
+
+@click.command()
+@click.argument("host")
+@common_options
+@pass_session
+def uncordon(session: Session, host: str) -> None:
+    """Give the workers of a host work again. With --json: {"kind", "name", "state"}."""
+    _uncordon(session, host=host)
+
+
+@click.command()
+@click.argument("host")
+@_draining
+@common_options
+@pass_session
+def drain_host(session: Session, host: str, deadline: float | None, reason: str | None, wait: bool) -> None:
+    """Move everything away from a host, gangs as a whole, and give it nothing new.
+
+    Nobody is charged. Ctrl-C ends the waiting and not the drain: gangq undrain does. With --json the columns of
+    gangq.cordoned, one object each time they change.
+    """
+    _drain(session, deadline, reason, wait, host=host)
+
+
+@click.command()
+@click.argument("host")
+@common_options
+@pass_session
+def undrain(session: Session, host: str) -> None:
+    """End the drain of a host, and give it work again. With --json: {"kind", "name", "state"}."""
+    _uncordon(session, host=host)
+
+
+@click.command(name="off")
+@click.argument("name")
+@_reason
+@common_options
+@pass_session
+def worker_off(session: Session, name: str, reason: str | None) -> None:
+    """Give a worker nothing new. What it runs goes on.
+
+    It lasts over its restarts, until gangq worker on. With --json the columns of gangq.cordoned.
+    """
+    _cordon(session, reason, worker=name)
+
+
+@click.command(name="on")
+@click.argument("name")
+@common_options
+@pass_session
+def worker_on(session: Session, name: str) -> None:
+    """Give a worker work again. With --json: {"kind", "name", "state"}."""
+    _uncordon(session, worker=name)
+
+
+@click.command(name="drain")
+@click.argument("name")
+@_draining
+@common_options
+@pass_session
+def worker_drain(session: Session, name: str, deadline: float | None, reason: str | None, wait: bool) -> None:
+    """Move everything away from a worker, gangs as a whole, and give it nothing new.
+
+    Nobody is charged. Ctrl-C ends the waiting and not the drain: gangq worker on does. With --json the columns of
+    gangq.cordoned, one object each time they change.
+    """
+    _drain(session, deadline, reason, wait, worker=name)
+
+
+WORKER_VERBS = {"off": worker_off, "on": worker_on, "drain": worker_drain}
+"""What may follow `gangq worker` instead of what a worker is started with."""
+
+
+def _cordon(
+    session: Session, reason: str | None, *, host: str | None = None, worker: str | None = None
+) -> None:
+    client = session.client()
+    client.cordon(host=host, worker=worker, reason=reason)
+    found = _seen(client, host, worker)
+    session.answer(found, _described(found))
+
+
+def _uncordon(session: Session, *, host: str | None = None, worker: str | None = None) -> None:
+    client = session.client()
+    client.uncordon(host=host, worker=worker)
+    kind, name = ("host", host) if host is not None else ("worker", worker)
+    # A worker stays cordoned as long as its host is: whoever turns it on should hear that.
+    still = [
+        w for w in client.workers(host=host, name=worker) if w.cordoned is not None and w.state in _PRESENT
+    ]
+    text = f"{kind} {name} may take work"
+    if still and worker is not None:
+        text += f", but not before its host may: gangq uncordon {still[0].host}"
+    elif still:
+        text += f", but not {', '.join(w.name for w in still)}: gangq worker on NAME"
+    session.answer({"kind": kind, "name": name, "state": "open"}, text)
+
+
+def _drain(
+    session: Session,
+    deadline: float | None,
+    reason: str | None,
+    wait: bool,
+    *,
+    host: str | None = None,
+    worker: str | None = None,
+) -> None:
+    client = session.client()
+    # By the database's clock, which is the one it is compared with.
+    at = None if deadline is None else client.execute(queries.database_time()) + timedelta(seconds=deadline)
+    client.cordon(host=host, worker=worker, drain=True, deadline=at, reason=reason)
+    found = _seen(client, host, worker)
+    with Interrupts() as interrupts:
+        session.answer(found, _described(found))
+        while wait and found.state != "drained":
+            interrupts.wait(_POLL_S)
+            if interrupts.count:
+                say(f"{found.kind} {found.name} goes on being drained")
+                click.get_current_context().exit(EXIT_INTERRUPTED)
+            before, found = found, _seen(client, host, worker)
+            if found != before:
+                session.answer(found, f"{when(client.execute(queries.database_time()))}  {_described(found)}")
+
+
+def _seen(client: Client, host: str | None, worker: str | None) -> CordonRow:
+    kind, name = ("host", host) if host is not None else ("worker", worker)
+    found = client.cordoned(kind=kind, name=name)
+    if not found:
+        say(f"the cordon of {kind} {name} was lifted by somebody else")
+        click.get_current_context().exit(EXIT_REFUSED)
+    return found[0]
+
+
+def _described(found: CordonRow) -> str:
+    whose = f"{found.kind} {found.name}"
+    if not found.drain:
+        return f"{whose} is given nothing new: {found.reason}"
+    if found.state == "drained":
+        return f"{whose} is drained: nothing runs there"
+    left = [*(f"g{gang}" for gang in found.gangs), *map(str, found.jobs)]
+    some = ", ".join(left[:10]) + (", ..." if len(left) > 10 else "")
+    until = f", told to stop at {when(found.deadline)}" if found.deadline else ""
+    return f"{whose} is being drained: {len(found.gangs)} gangs, {len(found.jobs)} jobs left ({some}){until}"

@@ -1,0 +1,153 @@
+"""gangq plan, replay: what the next pass would do, and whether past ones would decide the same again."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangq.cli import output, queries
+from gangq.cli.group import EXIT_REFUSED
+from gangq.cli.output import Column, gang, seconds
+from gangq.cli.parsing import Due, NewWorkers, WhichType, typed
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client.rows import PlanRow
+
+_REPLAYED = [
+    Column("at", lambda r: output.instant(r.at)),
+    Column("decisions", lambda r: r.decisions, right=True),
+    Column("same", lambda r: {True: "yes", False: "no", None: "?"}[r.same]),
+    Column("difference", lambda r: r.difference),
+    Column("digest", lambda r: r.digest),
+]
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, str]:
+    left, equals, right = text.partition("=")
+    if not (left and equals and right):
+        raise click.UsageError(f"{option} {text!r}: write {option} {example}")
+    return left, right
+
+
+def _priority(text: str) -> dict[str, Any]:
+    which, value = _pair(text, "--priority", "g7=50")
+    id = WhichType(gangs_only=True).convert(which, None, None).id
+    if not re.fullmatch(r"-?\d+", value, re.ASCII):
+        raise click.UsageError(f"--priority {text!r}: a priority is a whole number, -1000 to 1000")
+    return {"priority": {"gang": id, "value": int(value)}}
+
+
+def _quota(text: str) -> dict[str, Any]:
+    queue, limits = _pair(text, "--quota", "research=gpus:8,jobs:20")
+    maximum = {}
+    for part in limits.split(","):
+        resource, colon, most = part.partition(":")
+        number = typed(most)
+        if not colon or isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise click.UsageError(f"--quota {text!r}: write --quota research=gpus:8,jobs:20")
+        maximum[resource] = number
+    return {"quota": {"queue": queue, "maximum": maximum}}
+
+
+def _submission(file: str) -> dict[str, Any]:
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    try:
+        spec = json.loads(text)
+    except ValueError as e:
+        raise click.UsageError(f"--submit {file}: it is not JSON: {e}") from None
+    return {"submit": spec}
+
+
+def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
+    if action == "plan" and starts_at is not None:
+        return f"in {seconds((starts_at - now).total_seconds())}"
+    return {"start": "starts", "wait": "waits", "preempt": "preempts", "move": "moves"}.get(action, action)
+
+
+@click.command()
+@click.option("--add-worker", type=NewWorkers(), multiple=True, help="2x8xH100, or 2xNAME: like worker NAME.")
+@click.option("--remove-host", metavar="HOST", multiple=True, help="Without this host, and what runs there.")
+@click.option("--priority", metavar="gN=P", multiple=True, help="With another priority of a gang.")
+@click.option("--cancel", type=WhichType(), metavar="ID", multiple=True, help="Without this job or gang.")
+@click.option("--quota", metavar="QUEUE=gpus:8", multiple=True, help="With another maximum of a queue.")
+@click.option(
+    "--submit", metavar="FILE", multiple=True, help="With one gang more: arguments of submit_gang, JSON."
+)
+@click.option("--all", "everything", is_flag=True, help="Also the gangs for which nothing changes.")
+@common_options
+@pass_session
+def plan(
+    session: Session,
+    add_worker: tuple[dict[str, Any], ...],
+    remove_host: tuple[str, ...],
+    priority: tuple[str, ...],
+    cancel: tuple[Any, ...],
+    quota: tuple[str, ...],
+    submit: tuple[str, ...],
+    everything: bool,
+) -> None:
+    """Show what the next pass would do, and with changes what would then be different.
+
+    It is the real decision, applied to nothing. Without a change every gang that waits is listed. With --json one
+    object per gang, also those for which nothing changes: the columns of gangq.plan.
+    """
+    changes: list[dict[str, Any]] = [
+        *({"cancel": {"gang" if which.gang else "job": which.id}} for which in cancel),
+        *(_priority(text) for text in priority),
+        *(_quota(text) for text in quota),
+        *(_submission(file) for file in submit),
+        *({"remove_host": host} for host in remove_host),
+        *add_worker,
+    ]
+    client = session.client()
+    rows = client.plan(changes=changes)
+    if session.json:
+        session.rows(rows, [], "")
+        return
+    now = client.execute(queries.database_time())
+    shown = rows if everything or not changes else [row for row in rows if row.changed]
+    columns = [
+        Column("gang", lambda r: gang(r.gang_id) or "new", right=True),
+        Column("task", lambda r: r.task),
+        Column("queue", lambda r: r.queue),
+        Column("prio", lambda r: r.priority, right=True),
+        Column("size", lambda r: r.size, right=True),
+        *([Column("now", lambda r: _cell(r.before, r.starts_before, now))] if changes else []),
+        Column("then" if changes else "next pass", lambda r: _cell(r.after, r.starts_after, now)),
+        Column("hosts", _hosts),
+        Column("why", lambda r: r.why),
+    ]
+    session.rows(shown, columns, "nothing changes" if changes else "no gang waits")
+    if len(shown) < len(rows):
+        say(f"{len(rows) - len(shown)} gangs wait as before; --all lists them")
+
+
+def _hosts(row: PlanRow) -> str:
+    return " ".join(f"{host}:{members}" for host, members in sorted((row.hosts or {}).items()))
+
+
+@click.command()
+@click.option(
+    "--since", type=Due(), default="1h", show_default=True, help="From then on: 1h (ago), or a time."
+)
+@click.option("--until", type=Due(), default="0s", show_default=True, help="Up to then.")
+@common_options
+@pass_session
+def replay(session: Session, since: datetime | timedelta, until: datetime | timedelta) -> None:
+    """Run recorded passes of admission once more: each must decide what it decided then.
+
+    Passes are recorded while settings.record_decisions is on; of the others only the digest is known. Ends with 1
+    where one decides otherwise. With --json one object per pass: {"at", "digest", "decisions", "same", "difference"}.
+    """
+    client = session.client()
+    now = client.execute(queries.database_time())
+    first, last = (now - moment if isinstance(moment, timedelta) else moment for moment in (since, until))
+    found = client.replay(since=first, until=last)
+    session.rows(found, _REPLAYED, "no pass decided anything in that time")
+    if any(row.same is False for row in found):
+        click.get_current_context().exit(EXIT_REFUSED)

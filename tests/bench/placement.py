@@ -1,0 +1,229 @@
+"""How fast admission is where it is hard: thousands of hosts, thousands of gangs, a full fleet, one gang.
+
+Fleets and backlogs are made by `placement.sql`. A pass is one call of `gangq.admit` in autocommit with fsync on, on a
+connection that has called it before, as a ticker's has. What gangs must be placed on is copied anew for every pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+from measures import Result, Sizes, latency, percentile
+from stage import BenchError, Stage
+from systems import System
+
+from gangq.client import Client
+
+_SQL = Path(__file__).with_name("placement.sql")
+_SLOTS = 8
+_MEMBERS = 3
+_KINDS = 20
+_WARM_UP = 5
+_PATIENCE_S = 10.0
+
+
+@contextlib.contextmanager
+def _filled(stage: Stage, system: System, *fill: str) -> Iterator[str]:
+    """The name of a database that holds all that, with nobody connected; to be copied or connected to."""
+    with stage.database(system) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as owner:
+            owner.execute(_SQL.read_bytes())
+            for statement in fill:
+                owner.execute(f"select {statement}".encode())
+            owner.execute("vacuum analyze")
+            name = owner.info.dbname
+        yield name
+
+
+@contextlib.contextmanager
+def _copied(stage: Stage, template: str) -> Iterator[psycopg.Connection]:
+    name = f"{template}_copy"
+    dsn = stage.server.create_database(name, template=template)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as owner:
+            yield owner
+    finally:
+        stage.server.drop_database(name)
+
+
+def _admit(owner: psycopg.Connection, most: int) -> tuple[int, float]:
+    """How many gangs one pass placed, and its milliseconds."""
+    began = time.monotonic_ns()
+    row = owner.execute("select placed from gangq.admit(max_gangs => %s)", (most,)).fetchone()
+    took = (time.monotonic_ns() - began) / 1e6
+    assert row is not None
+    return row[0], took
+
+
+def _place_all(owner: psycopg.Connection, gangs: int) -> tuple[int, float]:
+    """How many passes placed all of them, and their milliseconds together."""
+    number, left, took = 0, gangs, 0.0
+    while left:
+        placed, ms = _admit(owner, gangs)
+        if not placed:
+            raise BenchError(f"{left} of {gangs} gangs were not placed")
+        number, left, took = number + 1, left - placed, took + ms
+    return number, took
+
+
+def _pass_over(
+    stage: Stage, system: System, sizes: Sizes, gangs: int, gpus: int
+) -> tuple[float, dict[str, float]]:
+    """Milliseconds a gang when all of them are placed on an idle fleet, and the rest."""
+    fill = (
+        f"bench.fleet({sizes.hosts}, {_SLOTS}, {_SLOTS * gpus})",
+        f"bench.waiting({gangs}, {_MEMBERS}, {gpus}, 1)",
+    )
+    taken = []
+    with _filled(stage, system, *fill) as template:
+        for _ in range(sizes.passes):
+            with _copied(stage, template) as owner:
+                with owner.transaction(force_rollback=True):
+                    _admit(owner, 1)
+                taken.append(_place_all(owner, gangs))
+    took = statistics.median(ms for _, ms in taken)
+    return took / gangs, {"ms": round(took, 1), "passes": taken[0][0]}
+
+
+def passes(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """Milliseconds a gang of one pass over a large idle fleet, without devices and with."""
+    results = []
+    for gangs in sizes.pass_gangs:
+        title = f"placing {gangs:,} gangs of {_MEMBERS}, {sizes.hosts:,} hosts"
+        results.append(Result(title, "ms/gang", *_lower(_pass_over(stage, system, sizes, gangs, 0))))
+    gangs = sizes.pass_gangs[0]
+    title = f"the same, {gangs:,} gangs whose members need a GPU"
+    return [*results, Result(title, "ms/gang", *_lower(_pass_over(stage, system, sizes, gangs, 1)))]
+
+
+def _lower(measured: tuple[float, dict[str, float]]) -> tuple[float, bool, dict[str, float]]:
+    """The rest of a result of which less is better."""
+    return measured[0], False, measured[1]
+
+
+def alone(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """A pass that finds one gang, on the same fleet."""
+    took = []
+    with (
+        _filled(stage, system, f"bench.fleet({sizes.hosts}, {_SLOTS}, 0)") as name,
+        psycopg.connect(stage.server.dsn(name), autocommit=True) as owner,
+    ):
+        for number in range(_WARM_UP + sizes.alone):
+            row = owner.execute(
+                "select gang_id from gangq.submit_gang(task => 'train', size => %s)", (_MEMBERS,)
+            ).fetchone()
+            assert row is not None
+            placed, ms = _admit(owner, 1)
+            if placed != 1:
+                raise BenchError("the gang was not placed")
+            owner.execute("select gangq.cancel(gang_ids => %s::bigint[])", ([row[0]],))
+            if number >= _WARM_UP:
+                took.append(ms)
+    notes = {"p99_ms": round(percentile(took, 0.99), 2)}
+    return [
+        Result(
+            f"a pass, {sizes.hosts:,} hosts, one gang of {_MEMBERS}",
+            "ms",
+            statistics.median(took),
+            False,
+            notes,
+        )
+    ]
+
+
+def backlog(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """A pass that can place nothing: every slot is taken and very many gangs wait."""
+    results = []
+    for hosts in (min(300, sizes.hosts), sizes.hosts):
+        fill = (
+            f"bench.fleet({hosts}, {_SLOTS}, 0)",
+            "bench.occupied()",
+            f"bench.waiting({sizes.backlog}, {_MEMBERS}, 0, {_KINDS})",
+        )
+        with (
+            _filled(stage, system, *fill) as name,
+            psycopg.connect(stage.server.dsn(name), autocommit=True) as owner,
+        ):
+            took = []
+            for number in range(_WARM_UP + sizes.alone):
+                placed, ms = _admit(owner, 200)
+                if placed:
+                    raise BenchError(f"{placed} gangs were placed on a full fleet")
+                if number >= _WARM_UP:
+                    took.append(ms)
+        title = f"a pass, {hosts:,} hosts, all taken, {sizes.backlog:,} gangs wait"
+        notes = {"p99_ms": round(percentile(took, 0.99), 2)}
+        results.append(Result(title, "ms", statistics.median(took), False, notes))
+    return results
+
+
+class _Worker:
+    """Hears that members wait for it, claims them, and says when."""
+
+    def __init__(self, client: Client, number: int) -> None:
+        self._client = client
+        self.incarnation = client.register_worker(
+            name=f"w{number}", host=f"host{number // 2}", queues=["default"]
+        ).incarnation
+        self.claimed_ns = 0
+        self.claim: tuple[int, int] | None = None
+        self.has_claimed = threading.Event()
+        self._ear = client.connect_listener()
+        self._ear.execute(f'listen "gangq_{self.incarnation}"'.encode())
+        self._closing = False
+        self._thread = threading.Thread(target=self._live, name=f"bench-worker-{number}", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        beat = time.monotonic()
+        while not self._closing:
+            heard = [n for n in self._ear.notifies(timeout=0.5, stop_after=1) if n.payload == "claim"]
+            if heard and (claims := self._client.claim(incarnation=self.incarnation)):
+                self.claimed_ns = time.monotonic_ns()
+                self.claim = (claims[0].job_id, claims[0].token)
+                self.has_claimed.set()
+            if time.monotonic() - beat > 4:
+                beat = time.monotonic()
+                self._client.heartbeat(incarnation=self.incarnation)
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()
+        self._ear.close()
+
+
+def claimed(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """From the call of submit_gang until the last of four workers that listen has claimed its member."""
+    waits, from_call = [], []
+    with (
+        stage.database(system) as dsn,
+        Client(dsn, min_size=5, max_size=8) as client,
+        stage.process("ticker.py", dsn),
+    ):
+        workers = [_Worker(client, number) for number in range(4)]
+        try:
+            for number in range(_WARM_UP + sizes.gangs):
+                time.sleep(0.5 if number < _WARM_UP else 0.02)
+                for worker in workers:
+                    worker.has_claimed.clear()
+                called = time.monotonic_ns()
+                client.submit_gang(task="noop", size=len(workers))
+                returned = time.monotonic_ns()
+                if not all(worker.has_claimed.wait(_PATIENCE_S) for worker in workers):
+                    raise BenchError(f"a gang was not claimed within {_PATIENCE_S:g} s")
+                last = max(worker.claimed_ns for worker in workers)
+                claims = [worker.claim for worker in workers if worker.claim]
+                client.complete(job_ids=[c[0] for c in claims], tokens=[c[1] for c in claims])
+                if number >= _WARM_UP:
+                    waits.append(max(0, last - returned) / 1e6)
+                    from_call.append((last - called) / 1e6)
+        finally:
+            for worker in workers:
+                worker.close()
+    return latency(f"submitting a gang of {len(workers)} until all are claimed", waits, from_call)

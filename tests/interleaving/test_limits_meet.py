@@ -1,0 +1,149 @@
+"""Limits of queues when several place work at once: no committed state is above one, and nobody stalls for it."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from interleaving.sessions import Arena, Connection, Later, both_ends, call, first_of_two, value
+
+LIMITS = {
+    "maximum": {"maximum": {"jobs": 1}},
+    "running jobs": {"max_running_jobs": 1},
+    "submitter": {"submitter_maximum": {"jobs": 1}},
+}
+
+
+def placed(conn: Connection) -> int:
+    row = conn.execute("select count(*) as n from gangq.live_jobs where incarnation is not null").fetchone()
+    assert row is not None
+    return int(row["n"])
+
+
+@both_ends
+@pytest.mark.parametrize("limit", LIMITS)
+def test_of_two_claims_at_once_the_second_counts_what_the_first_has_taken(meeting: Arena, limit, end):
+    call(meeting.db, "set_queue", name="default", **LIMITS[limit])
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    meeting.job()
+    meeting.job()
+    met = meeting.meet(
+        lambda c: call(c, "claim", incarnation=one), lambda c: call(c, "claim", incarnation=two), end
+    )
+    assert met.later.waited
+    assert len(met.first) == 1
+    assert len(met.later.result()) == (end == "rollback")
+    assert placed(meeting.db) == 1
+
+
+@both_ends
+def test_two_claims_from_sibling_queues_meet_at_the_limit_of_their_parent(meeting: Arena, end):
+    call(meeting.db, "set_queue", name="a", maximum={"jobs": 1})
+    for name in ("a.x", "a.y"):
+        call(meeting.db, "set_queue", name=name)
+        meeting.job(queue=name)
+    one, two = meeting.worker("w1", queues=["a.x"]), meeting.worker("w2", queues=["a.y"])
+    met = meeting.meet(
+        lambda c: call(c, "claim", incarnation=one), lambda c: call(c, "claim", incarnation=two), end
+    )
+    assert met.later.waited
+    assert len(met.later.result()) == (end == "rollback")
+    assert placed(meeting.db) == 1
+
+
+def test_a_claim_that_stays_open_keeps_its_queue_from_others_and_no_other_queue(meeting: Arena):
+    call(meeting.db, "set_queue", name="limited", maximum={"jobs": 9})
+    one = meeting.worker("w1", queues=["limited"])
+    two = meeting.worker("w2", queues=["limited", "default"], kind="command", slots=4)
+    for _ in range(3):
+        meeting.job(queue="limited")
+    free = meeting.job()
+    holder = meeting.connect(autocommit=False)
+    assert len(call(holder, "claim", incarnation=one)) == 1
+    later = Later(meeting.connect(), lambda c: call(c, "claim", incarnation=two, max_jobs=4))
+    later.start(meeting.db).join()
+    assert [row["job_id"] for row in later.result()] == [free]
+    assert later.seconds < 1.5
+    holder.commit()
+    assert len(meeting.claim(two, max_jobs=4)) == 2
+
+
+def test_two_claims_from_queues_without_limits_do_not_wait_for_each_other(meeting: Arena):
+    call(meeting.db, "set_queue", name="elsewhere", maximum={"jobs": 1})
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    meeting.job()
+    second = meeting.job()
+    met = meeting.meet(
+        lambda c: call(c, "claim", incarnation=one), lambda c: call(c, "claim", incarnation=two)
+    )
+    assert not met.later.waited
+    assert [row["job_id"] for row in met.later.result()] == [second]
+
+
+@first_of_two
+@both_ends
+def test_a_limit_that_is_lowered_meets_a_claim(meeting: Arena, turn, end):
+    call(meeting.db, "set_queue", name="default", maximum={"jobs": 5})
+    worker = meeting.worker("w1", kind="command", slots=5)
+    for _ in range(5):
+        meeting.job()
+    verbs = [
+        lambda c: call(c, "claim", incarnation=worker, max_jobs=5),
+        lambda c: value(c, "set_queue", name="default", maximum={"jobs": 2}),
+    ]
+    met = meeting.meet(verbs[turn], verbs[1 - turn], end)
+    assert met.later.waited
+    met.later.result()
+    kept_claim, kept_limit = (end == "commit", True) if turn == 0 else (True, end == "commit")
+    assert placed(meeting.db) == (0 if not kept_claim else 2 if turn == 1 and kept_limit else 5)
+
+
+def test_whoever_may_not_wait_is_told_that_a_limited_queue_is_held(meeting: Arena):
+    call(meeting.db, "set_queue", name="a", maximum={"jobs": 2})
+    call(meeting.db, "set_queue", name="a.b")
+    worker = meeting.worker("w1", queues=["a.b"])
+    meeting.job(queue="a.b")
+    holder = meeting.connect(autocommit=False)
+    assert len(call(holder, "claim", incarnation=worker)) == 1
+    assert value(meeting.db, "lock_limited", names=["a.b"], wait=False) is False
+    assert value(meeting.db, "lock_limited", names=["default"], wait=False) is True
+    holder.commit()
+    assert value(meeting.db, "lock_limited", names=["a.b"], wait=False) is True
+
+
+def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting: Arena):
+    call(meeting.db, "set_queue", name="a", maximum={"jobs": 3})
+    for name in ("a.x", "a.y"):
+        call(meeting.db, "set_queue", name=name, submitter_maximum={"jobs": 2})
+    incarnations = [meeting.worker(f"w{n}", queues=["a.x", "a.y"], kind="command", slots=4) for n in range(8)]
+    jobs = {meeting.job(queue=("a.x", "a.y")[n % 2]) for n in range(60)}
+    done: set[int] = set()
+    seen: list[int] = []
+    faults: list[str] = []
+    together = threading.Barrier(8)
+
+    def work(incarnation: int) -> None:
+        conn = meeting.connect()
+        try:
+            together.wait(10)
+            while len(done) < len(jobs):
+                rows = call(conn, "claim", incarnation=incarnation, max_jobs=2)
+                seen.append(placed(conn))
+                if rows:
+                    ids = [row["job_id"] for row in rows]
+                    call(conn, "complete", job_ids=ids, tokens=[row["token"] for row in rows])
+                    done.update(ids)
+        except psycopg.Error as e:
+            faults.append(repr(e))
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in incarnations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults
+    assert done == jobs
+    assert max(seen) <= 3
+    assert meeting.violations() == []

@@ -1,0 +1,88 @@
+-- What the simulator adds to a database, as the schema's owner: a clock that it moves, and one function that lets all
+-- that happens at one moment happen in one call. Every verb in it is gangq's own; nothing is decided here.
+
+create schema simulation;
+create table simulation.clock (at timestamptz not null);
+insert into simulation.clock values ('2030-01-01 00:00:00+00');
+create or replace function gangq.now() returns timestamptz language sql volatile as
+$$ select at from simulation.clock $$;
+
+-- The first planned start that each gang was given.
+create table simulation.promises (
+  gang_id bigint primary key,
+  place integer not null,
+  starts_s double precision not null
+);
+
+create function simulation.fleet(hosts integer, slots integer, queues text[]) returns void language sql as $$
+  select gangq.register_worker(name => 'w' || n, host => 'host' || n, queues => fleet.queues, kind => 'command', slots => fleet.slots)
+  from generate_series(1, fleet.hosts) n
+$$;
+
+-- Every worker is heard at every moment.
+create function simulation.move_clock(seconds double precision) returns timestamptz language plpgsql as $$
+declare
+  t timestamptz;
+begin
+  update simulation.clock set at = timestamptz '2030-01-01 00:00:00+00' + make_interval(secs => move_clock.seconds) returning at into t;
+  update gangq.leases set renewed_at = t, expires_at = t + make_interval(secs => lease_s);
+  return t;
+end $$;
+
+-- What ends, what outran its budget, what is submitted, one admission pass, and the claims of what that placed.
+-- learn: whether estimates may rest on what tasks have run so far.
+create function simulation.step(
+  seconds double precision, ended bigint[], outran bigint[], sizes integer[], budgets real[], queues text[], users text[],
+  priorities integer[], learn boolean
+) returns table (submitted bigint[], started bigint[], stopped bigint[], wake_s double precision)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  t timestamptz := simulation.move_clock(step.seconds);
+  j record;
+  g record;
+  pass record;
+begin
+  if step.ended <> '{}' then
+    perform gangq.complete(job_ids => array_agg(m.id order by m.id), tokens => array_agg(m.token order by m.id))
+    from gangq.live_jobs m where m.gang_id = any (step.ended);
+  end if;
+  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (step.outran) and m.rank = 0 order by m.id loop
+    perform gangq.fail(job_id => j.id, token => j.token, error => '{"type": "budget"}', retryable => false);
+  end loop;
+  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (step.outran) and m.state = 'preempting' order by m.id loop
+    perform gangq.ack_preempted(job_id => j.id, token => j.token);
+  end loop;
+  if not step.learn then
+    delete from gangq.runtimes;
+  end if;
+  submitted := '{}';
+  for g in
+    select s.* from unnest(step.sizes, step.budgets, step.queues, step.users, step.priorities) with ordinality
+      as s(size, budget_s, queue, submitter, priority, n) order by s.n
+  loop
+    submitted := submitted || (select x.gang_id from gangq.submit_gang(task => 'work', size => g.size, queue => g.queue,
+      priority => g.priority, budget_s => g.budget_s) x);
+    if g.submitter <> '' then
+      update gangq.live_gangs x set submitter = g.submitter where x.id = submitted[cardinality(submitted)];
+      update gangq.live_jobs x set submitter = g.submitter where x.gang_id = submitted[cardinality(submitted)];
+    end if;
+  end loop;
+  stopped := '{}';
+  loop
+    select a.* into pass from gangq.admit(max_gangs => 1000) a;
+    -- Whoever was told to stop for somebody else has stopped, so that what it held can be taken in the next pass.
+    stopped := stopped || array(select x.id from gangq.live_gangs x where x.state = 'draining');
+    for j in select m.id, m.token from gangq.live_jobs m where m.state = 'preempting' order by m.id loop
+      perform gangq.ack_preempted(job_id => j.id, token => j.token);
+    end loop;
+    exit when pass.placed = 0 and not pass.again;
+    perform gangq.claim(incarnation => i.id, max_jobs => 1)
+    from (select distinct m.incarnation as id from gangq.live_jobs m where m.state = 'reserved' order by 1) i;
+  end loop;
+  insert into simulation.promises (gang_id, place, starts_s)
+  select p.gang_id, p.place, step.seconds + extract(epoch from p.starts_at - t) from gangq.plans p on conflict do nothing;
+  started := array(select x.id from gangq.live_gangs x where x.state = 'running' and x.go_at = t order by x.id);
+  wake_s := (select extract(epoch from min(x.not_before) - t) from gangq.live_gangs x where x.state = 'blocked' and x.not_before > t);
+  return next;
+end $$;

@@ -1,0 +1,299 @@
+"""What if: gangq.plan decides on a changed board what admit decides once the change is real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from drive import INVALID, MISSING, Q, gpus, refused
+
+Row = dict[str, Any]
+
+
+def plan(q: Q, *changes: Row) -> list[Row]:
+    return q.call("plan", changes=list(changes))
+
+
+def foreseen(q: Q, *changes: Row) -> dict[int, tuple[str, Any]]:
+    """Of every gang that exists what the plan says, and of a start the hosts."""
+    return {
+        row["gang_id"]: (row["after"], row["hosts"] if row["after"] == "start" else None)
+        for row in plan(q, *changes)
+        if row["after"] in ("start", "plan", "wait")
+    }
+
+
+def decided(q: Q) -> dict[int, tuple[str, Any]]:
+    """The same of the real decision."""
+    hosts = {row["id"]: row["host"] for row in q.sql("select id, host from gangq.incarnations")}
+    found = {}
+    for row in q.sql(
+        "select d.* from gangq.decide_on(gangq.look(200), each_gang => true) d where d.gang_id is not null"
+    ):
+        where: dict[str, int] = {}
+        for incarnation in row["incarnations"] or []:
+            where[hosts[incarnation]] = where.get(hosts[incarnation], 0) + 1
+        found[row["gang_id"]] = (row["action"], where if row["action"] == "start" else None)
+    return found
+
+
+@pytest.fixture
+def fleet(q: Q) -> Q:
+    """Three hosts of four devices, of which gang 1 and job 1 hold some; five gangs that wait, in two queues."""
+    q.call("set_queue", name="research.vision")
+    for n in range(3):
+        q.worker(
+            f"w{n}",
+            slots=4,
+            memory_mb=4000,
+            cpus=8,
+            queues=["default", "research.vision"],
+            labels={"gpu": "h100"},
+            devices=gpus(*[100] * 4, prefix=f"W{n}-"),
+        )
+    workers = q.sql("select id from gangq.incarnations order by id")
+    q.submit_gang(5, gpus=1, budget_s=1000)
+    q.one("admit")
+    q.submit("solo", gpus=2, budget_s=500)
+    for row in workers:
+        q.call("claim", incarnation=row["id"], max_jobs=10)
+    assert q.value("select state from gangq.gangs where id = 1") == "running"
+    for queue, size, priority in (
+        ("default", 6, 5),
+        ("default", 3, 0),
+        ("research.vision", 4, 0),
+        ("research.vision", 2, 0),
+        ("default", 2, -3),
+    ):
+        q.submit_gang(size, gpus=1, queue=queue, priority=priority, budget_s=300)
+    return q
+
+
+def really_add_workers(q: Q) -> None:
+    for n in (1, 2):
+        q.worker(
+            f"extra-{n}",
+            host=f"extra-{n}",
+            slots=4,
+            memory_mb=4000,
+            cpus=8,
+            queues=["default", "research.vision"],
+            labels={"gpu": "h100"},
+            devices=gpus(*[100] * 4, prefix=f"X{n}-"),
+        )
+
+
+def really_cancel_the_running_gang(q: Q) -> None:
+    q.call("cancel", gang_ids=[1])
+    for row in q.sql("select id, token from gangq.live_jobs where gang_id = 1"):
+        q.call("ack_preempted", job_id=row["id"], token=row["token"])
+    assert q.value("select state from gangq.gangs where id = 1") == "cancelled"
+
+
+def really_cancel_the_running_job(q: Q) -> None:
+    (row,) = q.sql("select id, token from gangq.live_jobs where gang_id is null")
+    q.call("cancel", job_ids=[row["id"]])
+    q.call("ack_preempted", job_id=row["id"], token=row["token"])
+
+
+def really_remove_the_host(q: Q) -> None:
+    (row,) = q.sql("select id, name from gangq.incarnations where host = 'host-spare'")
+    q.call("retire_worker", incarnation=row["id"], final=True)
+
+
+SUBMITTED = {"task": "new", "size": 3, "gpus": 1, "priority": 7, "budget_s": 100, "strategy": "spread"}
+CHANGES: dict[str, tuple[Row, Callable[[Q], Any]]] = {
+    "nothing": ({}, lambda q: None),
+    "workers like one": ({"add_workers": 2, "like": "w0", "name": "extra"}, really_add_workers),
+    "workers described": (
+        {
+            "add_workers": 2,
+            "name": "extra",
+            "gpus": 4,
+            "vram_mb": 100,
+            "memory_mb": 4000,
+            "cpus": 8,
+            "labels": {"gpu": "h100"},
+            "queues": ["default", "research.vision"],
+        },
+        really_add_workers,
+    ),
+    "a priority": (
+        {"priority": {"gang": 5, "value": 50}},
+        lambda q: q.call("set_priority", gang_ids=[5], priority=50),
+    ),
+    "a gang that waits is cancelled": ({"cancel": {"gang": 2}}, lambda q: q.call("cancel", gang_ids=[2])),
+    "a gang that runs is cancelled": ({"cancel": {"gang": 1}}, really_cancel_the_running_gang),
+    "a job that runs is cancelled": ({"cancel": {"job": 6}}, really_cancel_the_running_job),
+    "a quota": (
+        {"quota": {"queue": "research", "maximum": {"gpus": 3}}},
+        lambda q: q.call("set_queue", name="research", maximum={"gpus": 3}),
+    ),
+    "a limit on gangs": (
+        {"quota": {"queue": "research.vision", "max_running_gangs": 0}},
+        lambda q: q.call("set_queue", name="research.vision", max_running_gangs=0),
+    ),
+    "a pause": (
+        {"quota": {"queue": "research", "paused": True}},
+        lambda q: q.call("set_queue", name="research", paused=True),
+    ),
+    "a host less": ({"remove_host": "host-spare"}, really_remove_the_host),
+    "a submission": ({"submit": SUBMITTED}, lambda q: q.call("submit_gang", **SUBMITTED)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_plan_is_what_the_decision_then_is(fleet: Q, change: str) -> None:
+    q = fleet
+    if change == "a host less":
+        q.worker("spare", slots=4, queues=["default"], devices=gpus(*[100] * 4, prefix="S-"))
+    asked, really = CHANGES[change]
+    changes = [asked] if asked else []
+    said = foreseen(q, *changes)
+    before = q.value("select md5(array_agg(g::text order by g.id)::text) from gangq.live_gangs g")
+    assert before == q.value("select md5(array_agg(g::text order by g.id)::text) from gangq.live_gangs g")
+    really(q)
+    is_so = decided(q)
+    if "submit" in asked:
+        said[7] = said.pop(None)  # type: ignore[call-overload]
+    assert said == is_so
+    starts = {gang for gang, (action, _) in is_so.items() if action == "start"}
+    q.one("admit")
+    placed = {row["id"] for row in q.sql("select id from gangq.gangs where state = 'reserved'")}
+    assert placed == starts, "and admit does that"
+
+
+def test_every_change_alters_something_here(fleet: Q) -> None:
+    unmoved = []
+    fleet.worker("spare", slots=4, queues=["default"], devices=gpus(*[100] * 4, prefix="S-"))
+    for name, (asked, _) in CHANGES.items():
+        if asked and not any(row["changed"] for row in plan(fleet, asked)):
+            unmoved.append(name)
+    assert unmoved == []
+
+
+def test_before_and_after_of_each_gang(fleet: Q) -> None:
+    rows = {row["gang_id"]: row for row in plan(fleet, {"cancel": {"gang": 1}}, {"cancel": {"gang": 3}})}
+    assert (rows[2]["before"], rows[2]["after"], rows[2]["changed"]) == ("plan", "start", True)
+    assert rows[2]["members"] == 6
+    assert sum(rows[2]["hosts"].values()) == 6
+    assert (rows[3]["after"], rows[3]["why"]) == ("gone", "is no longer there")
+
+
+def test_a_host_goes_with_every_gang_that_has_a_member_on_it(fleet: Q) -> None:
+    """Gang 1 holds all of host-w0 and one device of another host, which comes free too."""
+    (host,) = [
+        row["host"]
+        for row in fleet.sql("select host, count(*) as n from gangq.jobs where gang_id = 1 group by host")
+        if row["n"] == 4
+    ]
+    rows = {row["gang_id"]: row for row in plan(fleet, {"remove_host": host})}
+    assert rows[2]["after"] == "start"
+    assert host not in rows[2]["hosts"]
+
+
+def test_several_changes_at_once_are_all_made(fleet: Q) -> None:
+    rows = plan(
+        fleet,
+        {"submit": {**SUBMITTED, "size": 8}},
+        {
+            "submit": {
+                "task": "roles",
+                "priority": 6,
+                "roles": [{"name": "a", "count": 1}, {"name": "b", "count": 9, "min": 2, "gpus": 1}],
+            }
+        },
+        {"add_workers": 3, "like": "w1"},
+    )
+    new = [row for row in rows if row["gang_id"] is None]
+    assert [(row["task"], row["before"], row["after"], row["size"]) for row in new] == [
+        ("new", "absent", "start", 8),
+        ("roles", "absent", "start", 10),
+    ]
+    assert 3 <= new[1]["members"] <= 10
+
+
+def test_a_submission_with_a_selector_goes_where_it_may(q: Q) -> None:
+    q.worker("a", labels={"zone": "eu"})
+    q.worker("b", labels={"zone": "us"})
+    q.worker("c", labels={"zone": "us"}, taints=["spot"])
+    spec = {"task": "x", "size": 1, "selector": [{"key": "zone", "op": "!=", "values": ["eu"]}]}
+    (row,) = plan(q, {"submit": spec})
+    assert row["hosts"] == {"host-b": 1}
+    (row,) = plan(q, {"submit": {**spec, "size": 2, "tolerates": ["spot"]}})
+    assert row["hosts"] == {"host-b": 1, "host-c": 1}
+    (row,) = plan(q, {"submit": {**spec, "size": 2}})
+    assert row["after"] == "wait"
+
+
+def test_new_workers_where_there_are_none(q: Q) -> None:
+    gang = q.submit_gang(2, gpus=4, vram_mb=50)
+    assert [row["after"] for row in plan(q)] == ["wait"]
+    (row,) = plan(q, {"add_workers": 2, "gpus": 4, "vram_mb": 80})
+    assert (row["gang_id"], row["after"], row["hosts"]) == (gang.id, "start", {"new1-1": 1, "new1-2": 1})
+    (row,) = plan(q, {"add_workers": 2, "gpus": 4, "vram_mb": 20})
+    assert row["after"] == "wait"
+
+
+def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
+    assert plan(q) == []
+    q.worker()
+    assert plan(q, {"cancel": {"job": q.submit()}}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sqlstate", "named"),
+    [
+        ({}, INVALID, "change 1"),
+        ({"explode": 1}, INVALID, "explode"),
+        ({"cancel": {"gang": 1}, "remove_host": "x"}, INVALID, "change 1"),
+        ({"add_workers": 0, "like": "w0"}, INVALID, "1 to 1000"),
+        ({"add_workers": "two"}, INVALID, "two"),
+        ({"add_workers": 1, "gpus": "many"}, INVALID, "many"),
+        ({"add_workers": 1, "wheels": 4}, INVALID, "wheels"),
+        ({"add_workers": 1, "like": "nobody"}, MISSING, "nobody"),
+        ({"add_workers": 1, "queues": ["nowhere"]}, MISSING, "nowhere"),
+        ({"remove_host": "nowhere"}, MISSING, "nowhere"),
+        ({"priority": {"gang": 2, "value": 5000}}, INVALID, "5000"),
+        ({"priority": {"gang": 99, "value": 5}}, MISSING, "99"),
+        ({"priority": 7}, INVALID, "value"),
+        ({"cancel": {"job": 99}}, MISSING, "99"),
+        ({"cancel": "all"}, INVALID, "all"),
+        ({"quota": {"queue": "nowhere", "maximum": {}}}, MISSING, "nowhere"),
+        ({"quota": {"queue": "default", "maximum": {"wheels": 4}}}, INVALID, "wheels"),
+        ({"quota": {"queue": "default", "colour": "red"}}, INVALID, "colour"),
+        ({"submit": {"task": "x"}}, INVALID, "size"),
+        ({"submit": {"size": 2}}, INVALID, "task"),
+        ({"submit": {"task": "x", "size": 2, "wheels": 4}}, INVALID, "wheels"),
+        ({"submit": {"task": "x", "size": 2, "queue": "nowhere"}}, MISSING, "nowhere"),
+        ({"submit": {"task": "x", "size": 2, "require": "galaxy"}}, INVALID, "galaxy"),
+        ({"submit": {"task": "x", "size": "big"}}, INVALID, "big"),
+        ({"submit": 3}, INVALID, "submit"),
+    ],
+    ids=str,
+)
+def test_a_bad_change_is_refused_naming_it(fleet: Q, change: Row, sqlstate: str, named: str) -> None:
+    with refused(sqlstate, named):
+        plan(fleet, change)
+
+
+@pytest.mark.parametrize("role", ["gangq_viewer", "gangq_worker", "gangq_submitter", "gangq_admin"])
+def test_every_role_may_plan_and_nothing_is_written(fleet: Q, role: str) -> None:
+    """In a read-only transaction, as on a standby."""
+    every = [
+        asked
+        for asked, _ in CHANGES.values()
+        if asked and "remove_host" not in asked and asked != {"cancel": {"gang": 2}}
+    ]
+    with fleet.db.transaction(force_rollback=True):
+        fleet.sql("set transaction read only")
+        fleet.sql(f"set local role {role}")
+        assert plan(fleet, *every)
+
+
+def test_a_read_only_transaction_would_refuse_a_write(fleet: Q) -> None:
+    with fleet.db.transaction(force_rollback=True):
+        fleet.sql("set transaction read only")
+        with refused("25006"):
+            fleet.one("admit")

@@ -1,0 +1,213 @@
+"""Queues are a tree: parents are made, settings checked, what is placed counts upwards, a pause holds downwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drive import INVALID, Q, gpus, refused
+
+
+def path(q: Q, name: str) -> Any:
+    return q.value("select gangq.queue_path(%(name)s)", name=name)
+
+
+def usage(q: Q, *names: str) -> dict[str, dict[str, Any]]:
+    """What is placed in each of these queues, whoever submitted it."""
+    rows = q.sql("select * from gangq.queue_usage(%(names)s::text[])", names=list(names))
+    assert len({(row["queue"], row["submitter"]) for row in rows}) == len(rows)
+    return {row.pop("queue"): row for row in rows}
+
+
+def shown(q: Q, name: str) -> dict[str, Any]:
+    return q.sql("select * from gangq.queues where name = %(name)s", name=name)[0]
+
+
+# The tree ---------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_made_with_its_parents_and_they_have_the_defaults(q: Q) -> None:
+    q.call("set_queue", name="research.vision.train", max_attempts=7)
+    assert path(q, "research.vision.train") == ["research.vision.train", "research.vision", "research"]
+    rows = q.sql("select name, depth, max_attempts, policy from gangq.queues")
+    assert [(r["name"], r["depth"], r["max_attempts"]) for r in rows] == [
+        ("default", 0, 3),
+        ("research", 0, 3),
+        ("research.vision", 1, 3),
+        ("research.vision.train", 2, 7),
+    ]
+    assert {r["policy"] for r in rows} == {"priority"}
+
+
+def test_the_path_of_a_queue_skips_parents_that_were_never_made(q: Q) -> None:
+    q.sql("insert into gangq.queues_table (name) values ('a'), ('a.b.c')")
+    assert path(q, "a.b.c") == ["a.b.c", "a"]
+    assert path(q, "nowhere") == []
+
+
+def test_queues_are_listed_with_each_parent_before_its_children(q: Q) -> None:
+    for name in ("a-b", "a.b", "a.b.c", "a0"):
+        q.call("set_queue", name=name)
+    assert [r["name"] for r in q.sql("select name from gangq.queues")] == [
+        "a", "a.b", "a.b.c", "a-b", "a0", "default"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [".a", "a.", "a..b", "."])
+def test_a_name_with_an_empty_part_is_refused(q: Q, name: str) -> None:
+    with refused(INVALID, "empty part"):
+        q.call("set_queue", name=name)
+
+
+# Settings ---------------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "draining": True,
+    "guaranteed": {"gpus": 2},
+    "maximum": {"gpus": 4, "memory_mb": 1000, "cpus": 2.5, "jobs": 9},
+    "weight": 2.0,
+    "max_running_gangs": 0,
+    "max_running_jobs": 5,
+    "submitter_maximum": {"gpus": 1, "jobs": 2, "gangs": 3},
+    "placement_timeout_s": 60.0,
+    "timeout_style": "soft",
+    "preempts": False,
+    "preemptible": False,
+    "min_run_s": 0.0,
+}
+RESET = {
+    "budget_s": None,
+    "guaranteed": {},
+    "maximum": {},
+    "max_running_gangs": None,
+    "max_running_jobs": None,
+    "submitter_maximum": {},
+    "placement_timeout_s": None,
+    "timeout_style": None,
+}
+
+
+def test_what_is_not_given_stays_and_reset_puts_back(q: Q) -> None:
+    q.call("set_queue", name="gpu", budget_s=9, **SETTINGS)
+    q.call("set_queue", name="gpu")
+    row = shown(q, "gpu")
+    assert {key: row[key] for key in SETTINGS} == SETTINGS
+    for setting, empty in RESET.items():
+        assert row[setting] != empty
+        q.call("set_queue", name="gpu", reset=[setting])
+        assert shown(q, "gpu")[setting] == empty
+    assert shown(q, "gpu")["min_run_s"] == 0
+    assert not q.value("select limited from gangq.queues_table where name = 'gpu'")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"maximum": {"tpus": 1}}, "'tpus'"),
+        ({"maximum": {"gangs": 1}}, "'gangs'"),
+        ({"submitter_maximum": {"cpus": 1}}, "'cpus'"),
+        ({"guaranteed": {"gpus": -1}}, "gpus of guaranteed is -1"),
+        ({"maximum": {"gpus": 1.5}}, "gpus of maximum is 1.5"),
+        ({"maximum": {"gpus": "8"}}, 'gpus of maximum is "8"'),
+        ({"maximum": {"gpus": None}}, "gpus of maximum is null"),
+        ({"maximum": [1]}, "it must be a JSON object"),
+        ({"guaranteed": {"gpus": 5}, "maximum": {"gpus": 4}}, "5 gpus are guaranteed and 4 is the maximum"),
+        ({"reset": ["policy"]}, "reset names 'policy'"),
+        ({"reset": ["maximum"], "maximum": {}}, "maximum is both set and reset"),
+        ({"weight": 0}, "weight"),
+        ({"timeout_style": "never"}, "timeout_style"),
+        ({"max_running_jobs": -1}, "max_running_jobs"),
+        ({"policy": "random"}, "policy"),
+        ({"placement_timeout_s": 0}, "placement_timeout_s"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_is_wrong(
+    q: Q, settings: dict[str, Any], said: str
+) -> None:
+    q.call("set_queue", name="gpu")
+    before = shown(q, "gpu")
+    with refused(INVALID, said):
+        q.call("set_queue", name="gpu", **settings)
+    assert shown(q, "gpu") == before
+
+
+def test_children_are_guaranteed_no_more_together_than_their_parent_may_hold(q: Q) -> None:
+    q.call("set_queue", name="a", maximum={"gpus": 8})
+    q.call("set_queue", name="a.x", guaranteed={"gpus": 5, "cpus": 100})
+    with refused(INVALID, "children of queue 'a' are guaranteed 9 gpus, and its maximum is 8"):
+        q.call("set_queue", name="a.y", guaranteed={"gpus": 4})
+    q.call("set_queue", name="a.y", guaranteed={"gpus": 3})
+    with refused(INVALID, "children of queue 'a' are guaranteed 8 gpus, and its maximum is 7"):
+        q.call("set_queue", name="a", maximum={"gpus": 7})
+    with refused(INVALID, "5 gpus are guaranteed and 4 is the maximum"):
+        q.call("set_queue", name="a.x", maximum={"gpus": 4})
+
+
+# Usage ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_placed_counts_in_its_queue_and_every_ancestor(q: Q) -> None:
+    for name in ("a.b", "a.bc", "z"):
+        q.call("set_queue", name=name)
+    worker = q.worker(
+        slots=9, memory_mb=9000, cpus=9, devices=gpus(*[1] * 8), queues=["a.b", "a.bc", "a", "z"]
+    )
+    q.submit(queue="a.b", gpus=2, memory_mb=100, cpus=0.5)
+    q.submit(queue="a.bc", gpus=1)
+    q.submit(queue="a")
+    q.submit(queue="z")
+    gang = q.submit_gang(2, queue="a.b", gpus=1)
+    q.submit(queue="a.b", gpus=8)  # waits, and counts nowhere
+    claims = worker.claim()
+    q.tick()
+    assert gang.state == "reserved"
+    found = usage(q, "a", "a.b", "a.bc", "nowhere")
+    numbers = {k: [v[c] for c in ("gangs", "jobs", "gpus", "memory_mb", "cpus")] for k, v in found.items()}
+    assert numbers == {"a": [1, 5, 5, 100, 0.5], "a.b": [1, 3, 4, 100, 0.5], "a.bc": [0, 1, 1, 0, 0]}
+    row = shown(q, "a")
+    assert [row[c] for c in ("running_gangs", "running_jobs", "used_gpus", "waiting_jobs", "waiting_gangs")] == [
+        1, 5, 5, 1, 0
+    ]  # fmt: skip
+    q.call("cancel", job_ids=[claims[0].job_id])
+    assert usage(q, "a")["a"]["jobs"] == 5, "told to stop is not stopped"
+    claims[0].ack()
+    assert usage(q, "a")["a"]["jobs"] == 4
+
+
+def test_usage_is_told_apart_by_submitter(q: Q) -> None:
+    worker = q.worker(slots=4)
+    for role, count in (("gangq_admin", 1), ("gangq_submitter", 2)):
+        q.sql(f"set role {role}")
+        q.submit(count=count)
+        q.sql("reset role")
+    worker.claim()
+    rows = q.sql("select submitter, jobs from gangq.queue_usage('{default}') order by submitter")
+    assert rows == [{"submitter": "gangq_admin", "jobs": 1}, {"submitter": "gangq_submitter", "jobs": 2}]
+
+
+def test_a_viewer_reads_the_tree(q: Q) -> None:
+    q.call("set_queue", name="a.b", paused=True)
+    q.sql("set role gangq_viewer")
+    assert [r["depth"] for r in q.sql("select * from gangq.queues")] == [0, 1, 0]
+
+
+# A pause holds the whole subtree ----------------------------------------------------------------------------
+
+
+def test_a_paused_ancestor_pauses_what_is_below_it_and_nothing_beside_it(q: Q) -> None:
+    for name in ("a.b.c", "ab"):
+        q.call("set_queue", name=name)
+    worker = q.worker(slots=9, queues=["a", "a.b.c", "ab"])
+    q.call("set_queue", name="a.b", paused=True)
+    below, beside, above = q.submit(queue="a.b.c"), q.submit(queue="ab"), q.submit(queue="a")
+    assert sorted(c.job_id for c in worker.claim()) == sorted([beside, above])
+    assert shown(q, "a.b.c")["paused_by"] == shown(q, "a.b")["paused_by"] == "a.b"
+    assert shown(q, "a")["paused_by"] is None
+    q.call("set_queue", name="a.b", paused=False)
+    assert worker.take().job_id == below
+
+
+def test_a_draining_queue_works_off_what_it_has(q: Q) -> None:
+    job = q.submit()
+    q.call("set_queue", name="default", draining=True)
+    assert q.worker().take().job_id == job

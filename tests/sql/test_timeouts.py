@@ -1,0 +1,397 @@
+"""Placement timeouts: a gang that could have had a place and got none is requeued, failed, or split.
+
+Time in which its kind was not eligible does not count. Verdicts are written by hand here, as a pass would.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from drive import Gang, Q
+from psycopg.types.json import Jsonb
+
+
+def judge(q: Q, gang: Gang, gate: str, held_s: float = 0, **numbers: Any) -> None:
+    """A pass finds this gate shut for gangs of this kind; what came before is summed up as a pass does."""
+    q.sql(
+        "insert into gangq.verdicts as v (kind_id, gate, since, held_s, numbers) "
+        "values (%(kind)s, %(gate)s, gangq.now(), %(held)s, %(numbers)s) "
+        "on conflict (kind_id) do update set gate = excluded.gate, since = excluded.since, "
+        "numbers = excluded.numbers, held_s = gangq.ineligible_s(v.kind_id, gangq.now())",
+        kind=gang.live["kind_id"],
+        gate=gate,
+        held=held_s,
+        numbers=Jsonb(numbers),
+    )
+
+
+def plan(q: Q, gang: Gang, in_s: float) -> None:
+    """The gang has a planned start, and a worker is kept for it."""
+    q.sql(
+        "insert into gangq.plans (gang_id, place, starts_at, decided_at) values (%(id)s, 1, %(at)s, gangq.now())",
+        id=gang.id,
+        at=q.clock.now() + timedelta(seconds=in_s),
+    )
+
+
+def gang_of(q: Q, size: int = 2, style: str = "requeue", timeout_s: float = 100, **options: Any) -> Gang:
+    """A gang that nothing here can hold: nobody serves its queue."""
+    gang = q.submit_gang(size, **options)
+    with_timeout(q, gang, style, timeout_s)
+    return gang
+
+
+def with_timeout(q: Q, gang: Gang, style: str, timeout_s: float) -> None:
+    q.sql(
+        "update gangq.live_gangs set timeout_style = %(style)s, timeout_s = %(s)s, "
+        "timeout_at = greatest(gangq.now(), not_before) + make_interval(secs => %(s)s) where id = %(id)s",
+        style=style,
+        s=timeout_s,
+        id=gang.id,
+    )
+
+
+def pass_by(q: Q, seconds: float) -> None:
+    """Let so much time pass, and look."""
+    q.later(seconds)
+    q.tick()
+
+
+def ended_within(q: Q, gang: Gang, seconds: float) -> bool:
+    """Whether a hard timeout strikes in this time; it must not have before."""
+    assert gang.state != "failed"
+    pass_by(q, seconds)
+    return gang.state == "failed"
+
+
+# Styles -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", [None, "capacity", "reserved", "unknown"])
+@pytest.mark.parametrize("planned", [None, 1000.0])
+def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(
+    q: Q, gate: str | None, planned: float | None
+) -> None:
+    gang = gang_of(q)
+    if gate:
+        judge(q, gang, gate)
+    if planned:
+        plan(q, gang, planned)
+    for _ in range(3):
+        pass_by(q, 101)
+        assert (gang.state, gang.live["timeouts"], gang.live["not_before"]) == ("blocked", 0, None)
+        assert gang.live["timeout_at"] == q.clock.now() + timedelta(seconds=100)
+    assert q.events("timeout") == []
+
+
+def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_off(q: Q) -> None:
+    worker = q.worker(queues=["default"])
+    gang = gang_of(q)
+    judge(q, gang, "reserved", need=2, best=1)
+    plan(q, gang, 50)
+    pass_by(q, 99)
+    assert gang.live["timeouts"] == 0
+    q.sql("delete from gangq.earmarks")
+    q.sql(
+        "insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots) "
+        "select %(i)s, id, order_key, 'infinity', 1 from gangq.live_gangs",
+        i=worker.incarnation,
+    )
+    q.later(2)
+    assert q.one("time_out") == 1
+    live = gang.live
+    backoff = (live["not_before"] - q.clock.now()).total_seconds()
+    assert (live["timeouts"], live["state"]) == (1, "blocked")
+    assert 0 < backoff <= q.value("select gang_backoff_s from gangq.settings")
+    assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
+    assert q.sql("select * from gangq.plans") == q.sql("select * from gangq.earmarks") == []
+    (event,) = q.events("timeout", gang_id=gang.id)
+    assert event["reason"] == "not placed within 100 s (reserved: best 1, need 2)"
+    assert (event["data"]["style"], event["data"]["timeouts"]) == ("requeue", 1)
+    assert event["data"]["numbers"] == {"need": 2, "best": 1}
+
+
+def test_a_gang_nothing_known_could_hold_backs_off_longer_each_time(q: Q) -> None:
+    gang = gang_of(q)
+    judge(q, gang, "infeasible", hosts=0)
+    base = q.value("select gang_backoff_s from gangq.settings")
+    for nth in range(1, 5):
+        q.later((gang.live["timeout_at"] - q.clock.now()).total_seconds())
+        assert q.one("time_out") == 1
+        backoff = (gang.live["not_before"] - q.clock.now()).total_seconds()
+        assert gang.live["timeouts"] == nth
+        assert base * 2 ** (nth - 1) / 2 <= backoff <= base * 2 ** (nth - 1)
+    assert len(q.events("timeout")) == 4
+
+
+def test_a_hard_timeout_fails_the_gang_with_the_numbers_of_its_verdict(q: Q) -> None:
+    gang = gang_of(q, style="hard")
+    judge(q, gang, "capacity", room=1, members=2)
+    pass_by(q, 99)
+    assert gang.state == "blocked"
+    pass_by(q, 1)
+    assert gang.state == "failed"
+    assert gang.row["reason"] == "not placed within 100 s (capacity: room 1, members 2)"
+    assert gang.states == ["failed", "failed"]
+    assert {m["error"]["message"] for m in gang.members} == {gang.row["reason"]}
+    assert [e["data"]["style"] for e in q.events("timeout")] == ["hard"]
+
+
+def test_a_hard_timeout_needs_no_verdict(q: Q) -> None:
+    gang = gang_of(q, style="hard")
+    pass_by(q, 100)
+    assert gang.row["reason"] == "not placed within 100 s"
+
+
+def test_a_soft_timeout_makes_single_jobs_of_the_members_with_their_ids_and_payloads(q: Q) -> None:
+    gang = gang_of(q, 3, "soft", payloads=[{"n": n} for n in range(3)], priority=4)
+    key = gang.live["order_key"]
+    judge(q, gang, "capacity", room=1)
+    pass_by(q, 100)
+    assert (gang.state, gang.members) == ("cancelled", [])
+    reason = "not placed within 100 s (capacity: room 1)"
+    assert gang.row["reason"] == f"{reason}: its members run as single jobs"
+    (split,) = q.events("split")
+    assert (split["gang_id"], split["reason"], split["data"]["job_ids"]) == (gang.id, reason, gang.job_ids)
+    jobs = [q.job(i) for i in gang.job_ids]
+    assert [(j["state"], j["gang_id"], j["rank"], j["payload"]) for j in jobs] == [
+        ("pending", None, None, {"n": n}) for n in range(3)
+    ]
+    keys = [row["order_key"] for row in q.sql("select order_key from gangq.live_jobs order by id")]
+    assert keys == sorted(set(keys))
+    assert keys[0] == key
+    worker = q.worker(slots=3)
+    claims = worker.claim()
+    assert [c.job_id for c in claims] == gang.job_ids
+    for claim in claims:
+        assert (claim["gang_id"], claim["world_size"]) == (None, None)
+        assert claim.complete() == "done"
+
+
+def test_single_jobs_of_two_shapes_are_all_found_by_one_claim(q: Q) -> None:
+    """Their places must differ: a claim that merges shapes by place would never get past two equal ones."""
+    gang = gang_of(q, 4, "soft")
+    q.sql(
+        "update gangq.live_jobs set shape_id = gangq.intern_shape('default', 'other', 0, 0, 1, 0, '{}', null) "
+        "where rank >= 2"
+    )
+    pass_by(q, 100)
+    claims = q.worker(slots=4, memory_mb=10).claim()
+    assert [c.job_id for c in claims] == gang.job_ids
+
+
+def test_what_waits_for_a_member_goes_on_waiting_for_the_job(q: Q) -> None:
+    gang = gang_of(q, 2, "soft")
+    after = q.submit(after=gang.job_ids)
+    lost = q.submit(after=[gang.job_ids[1]])
+    pass_by(q, 100)
+    worker = q.worker(slots=2)
+    first, second = worker.claim()
+    first.complete()
+    q.settle()
+    assert [q.state(after), q.state(lost)] == ["waiting", "waiting"]
+    second.complete()
+    q.settle()
+    assert [q.state(after), q.state(lost)] == ["pending", "pending"]
+
+
+def test_a_job_split_from_its_gang_goes_on_from_the_last_step_that_all_had_saved(q: Q) -> None:
+    w1, w2 = q.workers(2)
+    gang = q.submit_gang(2)
+    for claim, steps in zip(gang.start(w1, w2), ([5, 9], [5]), strict=True):
+        for step in steps:
+            claim.save(step)
+    q.call("preempt_gang", gang_id=gang.id)
+    for row in q.sql("select id, token from gangq.live_jobs order by id"):
+        q.call("ack_preempted", job_id=row["id"], token=row["token"])
+    with_timeout(q, gang, "soft", 100)
+    for worker in (w1, w2):
+        q.call("cordon", worker=worker.name)
+    q.live_on(100, w1, w2)
+    assert gang.state == "cancelled"
+    q.call("uncordon", worker="w1")
+    claim = w1.take()
+    assert (claim["checkpoint_step"], claim.load()) == (5, (5, b"state"))
+    assert q.value("select count(*) from gangq.checkpoints") == 2
+    assert claim["attempt"] == 1
+
+
+def test_a_gang_that_was_split_is_not_retried_under_its_id(q: Q) -> None:
+    gang = gang_of(q, 2, "soft")
+    pass_by(q, 100)
+    with pytest.raises(Exception, match="no longer has every member"):
+        q.call("retry", gang_ids=[gang.id])
+
+
+# From when, and what does not count -------------------------------------------------------------------------
+
+
+def test_the_wait_begins_when_the_gang_is_due_and_when_what_it_waits_for_is_done(q: Q) -> None:
+    worker = q.worker(queues=["default"])
+    first = q.submit()
+    due = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=500))
+    after = gang_of(q, style="hard", after=[first])
+    claim = worker.take()
+    q.live_on(400, worker)
+    assert (due.state, after.state) == ("blocked", "waiting")
+    claim.complete()
+    q.tick()
+    assert after.state == "blocked"
+    q.live_on(90, worker)
+    assert after.state == "blocked"
+    q.live_on(20, worker)
+    assert (due.state, after.state) == ("blocked", "failed")
+    q.live_on(80, worker)
+    assert due.state == "blocked"
+    q.live_on(20, worker)
+    assert due.state == "failed"
+
+
+def test_what_it_ran_does_not_count_and_it_waits_anew_after_a_drain_or_a_rollback(q: Q) -> None:
+    w1, w2 = q.workers(2)
+    gang = q.submit_gang(2)
+    with_timeout(q, gang, "hard", 100)
+    q.live_on(60, w1, w2, tick=False)
+    claims = gang.start(w1, w2)
+    q.live_on(500, w1, w2)
+    q.call("preempt_gang", gang_id=gang.id)
+    for claim in claims:
+        claim.ack()
+    assert gang.live["timeout_at"] == q.clock.now() + timedelta(seconds=100)
+    q.later(10)
+    q.sql("select gangq.heartbeat(%(i)s)", i=w1.incarnation)
+    q.sql("select gangq.heartbeat(%(i)s)", i=w2.incarnation)
+    q.tick()
+    assert gang.state == "reserved"
+    q.call("rollback_gang", gang_id=gang.id)
+    live = gang.live
+    assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
+
+
+@pytest.mark.parametrize("gate", ["paused", "quota", "running_limit", "submitter_limit"])
+def test_time_in_which_it_was_not_eligible_does_not_count(q: Q, gate: str) -> None:
+    gang = gang_of(q, style="hard")
+    judge(q, gang, "capacity")
+    assert not ended_within(q, gang, 60)
+    judge(q, gang, gate)
+    for _ in range(5):
+        assert not ended_within(q, gang, 1000)
+    judge(q, gang, "capacity")
+    assert not ended_within(q, gang, 39)
+    assert ended_within(q, gang, 1)
+
+
+def test_a_pause_that_ends_between_two_looks_counts_for_as_long_as_it_lasted(q: Q) -> None:
+    gang = gang_of(q, style="hard")
+    for seconds in (30, 20):
+        judge(q, gang, "paused")
+        q.later(seconds)
+        judge(q, gang, "capacity")
+        q.later(10)
+    assert not ended_within(q, gang, 79)
+    assert ended_within(q, gang, 1)
+
+
+def test_a_pause_that_began_before_it_was_submitted_counts_from_then_only(q: Q) -> None:
+    """And one that was over by then not at all, though the verdict of its kind remembers both."""
+    first = gang_of(q)
+    judge(q, first, "quota")
+    q.later(700)
+    judge(q, first, "capacity")
+    q.later(50)
+    judge(q, first, "paused")
+    q.later(900)
+    gang = gang_of(q, style="hard")
+    assert gang.live["kind_id"] == first.live["kind_id"]
+    q.later(30)
+    judge(q, gang, "capacity")
+    assert not ended_within(q, gang, 99)
+    assert ended_within(q, gang, 1)
+
+
+def test_a_pause_while_it_ran_does_not_lengthen_its_next_wait(q: Q) -> None:
+    w1, w2 = q.workers(2)
+    gang = q.submit_gang(2)
+    with_timeout(q, gang, "hard", 100)
+    claims = gang.start(w1, w2)
+    judge(q, gang, "paused")
+    q.live_on(300, w1, w2)
+    judge(q, gang, "capacity")
+    q.call("preempt_gang", gang_id=gang.id)
+    for claim in claims:
+        claim.ack()
+    for worker in ("w1", "w2"):
+        q.call("cordon", worker=worker)
+    assert not ended_within(q, gang, 99)
+    assert ended_within(q, gang, 1)
+
+
+def test_a_pause_before_it_was_due_lengthens_its_wait_by_one_timeout_at_most(q: Q) -> None:
+    gang = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=5000))
+    judge(q, gang, "paused")
+    q.later(5000)
+    judge(q, gang, "capacity")
+    assert not ended_within(q, gang, 100)
+    assert ended_within(q, gang, 100)
+
+
+def test_a_gang_whose_kind_changes_keeps_what_it_has_waited(q: Q) -> None:
+    gang = gang_of(q, style="hard")
+    judge(q, gang, "paused")
+    pass_by(q, 40)
+    kind = q.value("select gangq.intern_kind('default', '[]', null, null, null)")
+    q.sql("insert into gangq.verdicts values (%(kind)s, 'capacity', gangq.now(), 5000, '{}')", kind=kind)
+    q.sql("update gangq.live_gangs set kind_id = %(kind)s", kind=kind)
+    assert not ended_within(q, gang, 99)
+    assert ended_within(q, gang, 1)
+
+
+# The step ---------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_bounded_and_the_tick_says_that_there_is_more(q: Q) -> None:
+    gangs = [gang_of(q, 1, "hard") for _ in range(5)]
+    q.later(100)
+    assert [q.one("time_out", most=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert {gang.state for gang in gangs} == {"failed"}
+
+
+def test_gangs_of_a_paused_queue_are_not_looked_at_and_nobody_is_hidden_behind_them(q: Q) -> None:
+    held = [gang_of(q, 1, "hard") for _ in range(3)]
+    judge(q, held[0], "paused")
+    other = gang_of(q, 2, "hard")
+    q.later(100)
+    assert q.one("time_out", most=1) == 1
+    assert other.state == "failed"
+    assert q.one("time_out", most=1) == 0
+    assert {gang.state for gang in held} == {"blocked"}
+
+
+def test_a_gang_somebody_holds_is_left_for_the_next_tick(q: Q, dsn: str) -> None:
+    held, free = gang_of(q, 1, "soft"), gang_of(q, 1, "soft")
+    q.later(100)
+    with q.connected(dsn) as other, other.db.transaction():
+        other.submit(after=held.job_ids)
+        assert q.one("time_out") == 1
+        assert (held.state, free.state) == ("blocked", "cancelled")
+    assert q.one("time_out") == 1
+    assert held.state == "cancelled"
+
+
+def test_an_earmark_somebody_holds_delays_its_own_gang_only(q: Q, dsn: str) -> None:
+    worker = q.worker()
+    held, free = gang_of(q, 1, "hard"), gang_of(q, 1, "hard")
+    q.sql(
+        "insert into gangq.earmarks (incarnation, gang_id, order_key, until) values (%(i)s, %(g)s, 1, 'infinity')",
+        i=worker.incarnation,
+        g=held.id,
+    )
+    q.later(100)
+    with q.connected(dsn) as other, other.db.transaction():
+        other.sql("update gangq.earmarks set slots = 1")
+        assert q.one("time_out") == 1
+        assert (held.state, free.state) == ("blocked", "failed")
+    assert q.one("time_out") == 1
+    assert held.state == "failed"
