@@ -191,7 +191,7 @@ def test_r30_what_is_told_to_stop_still_holds_its_place(q: Q) -> None:
 
 def test_r31_r32_a_gang_that_cannot_be_placed_says_so_and_others_proceed(q: Q) -> None:
     nodes(q, 1, slots=2)
-    large, small = q.submit_gang(3), q.submit_gang(2)
+    large, small = q.submit_gang(3, wait_for_hardware=True), q.submit_gang(2)
     q.tick()
     assert (large.state, small.state) == ("blocked", "reserved")
     (verdict,) = q.sql("select * from gangq.verdicts")

@@ -92,7 +92,7 @@ def test_y21_y24_a_reservation_lost_with_its_node_is_lost_for_the_whole_gang(q: 
 
 def test_y25_a_gang_cancelled_before_any_member_ran_ends_cleanly(q: Q) -> None:
     q.workers(2)
-    waiting, reserved = q.submit_gang(5), q.submit_gang(2)
+    waiting, reserved = q.submit_gang(5, wait_for_hardware=True), q.submit_gang(2)
     q.tick()
     waiting.cancel()
     reserved.cancel()

@@ -5,6 +5,7 @@ The walks of `make test` are always the same; GANGQ_SOAK=1 walks much further, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from itertools import groupby
@@ -175,7 +176,7 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
         other = decide(db, long.board(gangs=gangs, held=held, reservations=promises))
         assert one == other, (seed, n, short, gangs)
         placed += sum(row["action"] == "start" for row in one)
-    assert placed > 60
+    assert placed > 40
 
 
 # Limits -----------------------------------------------------------------------------------------------------
@@ -250,63 +251,47 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
 
 
 def some_gang(db: Connection, dice: random.Random) -> None:
-    """A gang of one to three roles, fixed or elastic."""
-    queue, roles, size = dice.choice(["a", "a.b", "a.c", "d"]), [], 0
+    """A gang of one to three roles, of one of two submitters; one that exceeds a limit is refused."""
+    roles = []
     for n in range(dice.choice([1, 1, 2, 3])):
-        devices = dice.choice([0, 1, 1, 2])
-        row = db.execute(
-            "select gangq.intern_shape(%s, 'work', %s, %s, %s, %s, '{}', null) as id",
-            (
-                queue,
-                devices,
-                dice.choice([0, 20]) if devices else 0,
-                dice.choice([0, 1, 2]),
-                dice.choice([0, 1]),
-            ),
-        ).fetchone()
-        assert row is not None
-        least = dice.randint(1, 3)
-        most = least + dice.choice([0, 0, 0, 2])
+        least, devices = dice.randint(1, 3), dice.choice([0, 1, 1, 2])
         roles.append(
             {
                 "name": f"r{n}",
-                "shape": row["id"],
+                "count": least + dice.choice([0, 0, 0, 2]),
                 "min": least,
-                "max": most,
+                "gpus": devices,
+                "vram_mb": dice.choice([0, 20]) if devices else 0,
+                "memory_mb": dice.choice([0, 1, 2]),
+                "cpus": dice.choice([0, 1]),
                 "strategy": dice.choice(["pack", "pack", "spread", "strict_pack", "strict_spread"]),
                 "require": dice.choice([None, None, None, *LEVELS]),
                 "prefer": dice.choice([None, None, *LEVELS]),
                 "balanced": dice.random() < 0.2,
+                "budget_s": dice.choice([10, 100, 1000]),
             }
         )
-        size += most
-    priority = dice.choice([0, 0, 5])
-    db.execute(
-        "select gangq.submit_gang('work', %s, %s, priority => %s, checkpoint_mode => 'rank0')",
-        (size, queue, priority),
-    )
     asked = {
-        "queue": queue,
-        "roles": Jsonb(roles),
+        "queue": dice.choice(["a", "a.b", "a.c", "d"]),
+        "roles": Jsonb([{key: value for key, value in role.items() if value is not None} for role in roles]),
+        "priority": dice.choice([0, 0, 5]),
         "require": dice.choice([None] * 4 + list(LEVELS)),
         "prefer": dice.choice([None, None, *LEVELS]),
         "apart": dice.choice([None, "x"]),
-        "budget": dice.choice([10.0, 100.0, 1000.0]),
+        "submitter": dice.choice(["ann", "bob"]),
     }
-    # Its members learn their roles as the owner would have written them.
-    db.execute(
-        "update gangq.live_gangs g set kind_id = k.id, shape_id = (%(roles)s::jsonb -> 0 ->> 'shape')::integer, "
-        "budget_s = %(budget)s, submitter = case when g.id %% 2 = 0 then 'ann' else 'bob' end "
-        "from (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) k "
-        "where g.id = (select max(id) from gangq.live_gangs)",
-        asked,
-    )
-    db.execute(
-        "update gangq.live_jobs j set role = r.ordinal, shape_id = r.shape_id, submitter = g.submitter "
-        "from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id "
-        "where g.id = (select max(id) from gangq.live_gangs) and j.gang_id = g.id "
-        "and j.rank between r.first_rank and r.first_rank + r.max_members - 1"
-    )
+    with contextlib.suppress(psycopg.DatabaseError), db.transaction():
+        db.execute(
+            "select gangq.submit_gang('work', queue => %(queue)s, roles => %(roles)s, priority => %(priority)s, "
+            "require => %(require)s, prefer => %(prefer)s, apart => %(apart)s, wait_for_hardware => true)",
+            asked,
+        )
+        for table, key in (("live_gangs", "id"), ("live_jobs", "gang_id")):
+            db.execute(
+                f"update gangq.{table} set submitter = %(submitter)s "
+                f"where {key} = (select max(id) from gangq.live_gangs)",
+                asked,
+            )
 
 
 ABOVE_A_LIMIT = """
@@ -389,7 +374,7 @@ def check(db: Connection, case: Any) -> int:
 def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Connection, clock: Any) -> None:
     seed, dice = numbers()
     placed = 0
-    for n in range(1000 if SOAK else 35):
+    for n in range(1000 if SOAK else 16):
         with db.transaction(force_rollback=True):
             some_fleet(db, dice)
             for _ in range(dice.randint(3, 8)):
@@ -433,4 +418,4 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                         "select gangq.cancel(gang_ids => array[%s::bigint])", (dice.choice(gone)["id"],)
                     )
                 some_gang(db, dice)
-    assert placed > 60
+    assert placed > 40
