@@ -1168,7 +1168,10 @@ begin
       ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
     end if;
   end if;
-  if ds is null or exists (select 1 from unnest(ds) x where x.action <> 'start') then
+  -- The domain that one prefers, or the room for all of another's elastic members, may lie outside of the sample.
+  if ds is null or exists (select 1 from unnest(ds) x where x.action <> 'start')
+    or exists (select 1 from unnest(b.kind_prefer || b.role_prefer) as p(level) where p.level > 0)
+    or b.role_min <> b.role_max then
     b := gangq.look(admit.max_gangs);
     ds := null;
   end if;

@@ -224,3 +224,39 @@ def test_roles_that_each_by_itself_would_fill_the_same_host_share_it(q: Q) -> No
     device, memory = Role(2, gpus=1), Role(2, memory=1)
     assert seat(q.db, fleet, Kind((device, memory))) == [[0, 1], [0, 2]]
     assert seat(q.db, fleet, Kind((memory, device, Role(1)))) is None, "and no room for a third"
+
+
+# On the tables ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(q: Q) -> Q:
+    """A fleet too large to be looked at whole for a few gangs; its only rack of more than one host comes last."""
+    q.sql("update gangq.settings set topology = '{rack,host}'")
+    q.sql(
+        "insert into gangq.incarnations "
+        "(id, name, host, address, kind, slots, memory_mb, cpus, queues, labels, registered_at) "
+        "select n, 'w' || n, 'h' || n, 'a', 'command', 1, 0, 0, '{default}', "
+        "jsonb_build_object('rack', case when n > 1090 then 'whole' else 'r' || n end), gangq.now() "
+        "from generate_series(1, 1100) n"
+    )
+    q.sql(
+        "insert into gangq.leases "
+        "select i.id, gangq.now() + interval '1 day', gangq.now(), 86400 from gangq.incarnations i"
+    )
+    return q
+
+
+def test_a_preferred_domain_is_found_on_a_large_fleet_whatever_is_looked_at_first(large: Q) -> None:
+    q = large
+    gang = q.submit_gang(4)
+    near = q.submit_gang(4, prefer="rack")
+    q.one("admit")
+    assert (gang.state, near.state) == ("reserved", "reserved")
+    assert all(int(name[1:]) > 1090 for name in near.placed_on), near.placed_on
+
+
+def test_an_elastic_gang_takes_all_it_may_of_a_large_fleet(large: Q) -> None:
+    gang = large.submit_gang(600, min_size=2, checkpoint_mode="rank0")
+    large.one("admit")
+    assert gang.live["world_size"] == 600
