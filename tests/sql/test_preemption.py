@@ -245,6 +245,19 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     assert q.sql("select gang_id from gangq.plans") == [{"gang_id": high.id}]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_of_a_gang_that_shrinks_only_what_leaves_is_waited_for(q: Q, size: int) -> None:
+    workers = fleet(q, 3)
+    low, claims = running(q, *workers, min_size=1, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    last = max(claims, key=lambda claim: claim["rank"])
+    assert q.one("shrink_gang", gang_id=low.id, job_ids=[last.job_id])
+    high = q.submit_gang(size, priority=5)
+    (decision,) = [row for row in q.call("decide") if row["gang_id"] == high.id]
+    expected = ("plan", None) if size == 1 else ("preempt", [low.id])
+    assert (decision["action"], decision["victims"]) == expected
+
+
 def test_a_gang_of_which_a_member_is_done_is_left_alone(q: Q) -> None:
     workers = fleet(q, 2)
     _low, claims = running(q, *workers)
