@@ -422,6 +422,17 @@ comment on function gangq.look_at_workers(gangq.board, integer) is
 create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
+declare
+  -- Of elastic gangs that go on without a member, those above the minimum of their role, the last ranks.
+  surplus bigint[] := array(
+    select m.id
+    from (
+      select j.id, r.min_members, row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+      from gangq.live_gangs g join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
+      join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+      where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
+        and g.world_size = (select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
+    where m.nth > m.min_members);
 begin
   select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
     array_agg(x.gpus), array_agg(x.ends)
@@ -437,8 +448,8 @@ begin
         coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
       from (select distinct p.shape_id, p.budget_s from placed p) k join gangq.shapes s on s.id = k.shape_id cross join gangq.settings c
     )
-    -- A member that leaves a gang which goes on without it is a unit of its own.
-    select case when j.gang_id is null or j.state = 'preempting' and g.state = 'running' then -j.id else j.gang_id end as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
+    -- A member that leaves a gang which goes on without it, or could, is a unit of its own.
+    select case when j.gang_id is null or j.state = 'preempting' and g.state = 'running' or j.id = any (surplus) then -j.id else j.gang_id end as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
       (s.cpus * 1000)::bigint as mcpus, s.gpus::integer as gpus,
       case
         when j.state = 'preempting' then greatest(j.told_at + make_interval(secs => c.grace_s), b.t + interval '1 s')
@@ -464,7 +475,7 @@ begin
   from (
     select d.unit as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
       -- All of it runs (a gang of which a member is done could not run again), and stopping once more would not end it.
-      bool_and(j.state = 'running') and coalesce(count(*) = max(g.world_size), true) and bool_and(j.stops < c.max_stops)
+      bool_and(j.state = 'running') and (d.unit < 0 or count(*) + (select count(*) from gangq.live_jobs z where z.gang_id = d.unit and z.id = any (surplus)) = max(g.world_size)) and bool_and(j.stops < c.max_stops)
         and bool_and(coalesce(g.preemptible, true) and q.preemptible)
         and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
       bool_and(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
@@ -475,7 +486,7 @@ begin
     join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
     join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
     cross join gangq.settings c
-    where j.incarnation is not null and (d.unit < 0 or j.state <> 'preempting' or g.state <> 'running')
+    where j.incarnation is not null and (d.unit < 0 or j.id <> all (surplus) and (j.state <> 'preempting' or g.state <> 'running'))
     group by d.unit
     order by 1) u;
   select array_agg(e.gang_id order by e.gang_id, w.n), array_agg(w.n::integer order by e.gang_id, w.n), array_agg(e.slots order by e.gang_id, w.n),

@@ -245,10 +245,36 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     assert q.sql("select gang_id from gangq.plans") == [{"gang_id": high.id}]
 
 
+def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) -> None:
+    workers = fleet(q, 3)
+    low, claims = running(q, *workers, min_size=1, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    high = q.submit_gang(2, priority=5)
+    q.tick()
+    gone = sorted(job for _, job in displaced(q) if job)
+    assert gone == sorted(claim.job_id for claim in claims if claim["rank"] > 0)
+    assert [gang for gang, _ in displaced(q)] == [low.id, low.id]
+    assert (low.state, low.live["world_size"]) == ("running", 1)
+    assert q.value("select count(*) from gangq.earmarks where kind = 'escrow'") == 2
+    ack_all(claim for claim in claims if claim["rank"] > 0)
+    q.tick()
+    assert (low.state, high.state) == ("running", "reserved")
+
+
+def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
+    workers = fleet(q, 3)
+    low, _ = running(q, *workers, min_size=2, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    high = q.submit_gang(3, priority=5)
+    q.tick()
+    assert (low.state, high.state) == ("draining", "blocked")
+    assert {row["state"] for row in low.members} == {"preempting"}
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_of_a_gang_that_shrinks_only_what_leaves_is_waited_for(q: Q, size: int) -> None:
     workers = fleet(q, 3)
-    low, claims = running(q, *workers, min_size=1, failure_policy="shrink")
+    low, claims = running(q, *workers, min_size=2, failure_policy="shrink")
     beyond_min_run(q, *workers)
     last = max(claims, key=lambda claim: claim["rank"])
     assert q.one("shrink_gang", gang_id=low.id, job_ids=[last.job_id])
