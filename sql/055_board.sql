@@ -117,7 +117,7 @@ create type gangq.board as (
   apart_gangs bigint[]
 );
 comment on type gangq.board is
-  'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a solo job (its id '
+  'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a job alone (its id '
   'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none. Of a gang '
   'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are. move: what '
   'runs on hosts and workers that are drained.';
@@ -422,6 +422,17 @@ comment on function gangq.look_at_workers(gangq.board, integer) is
 create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
+declare
+  -- Of elastic gangs that go on without a member, those above the minimum of their role, the last ranks.
+  surplus bigint[] := array(
+    select m.id
+    from (
+      select j.id, r.min_members, row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+      from gangq.live_gangs g join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
+      join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+      where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
+        and g.world_size = (select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
+    where m.nth > m.min_members);
 begin
   select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
     array_agg(x.gpus), array_agg(x.ends)
@@ -437,7 +448,8 @@ begin
         coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
       from (select distinct p.shape_id, p.budget_s from placed p) k join gangq.shapes s on s.id = k.shape_id cross join gangq.settings c
     )
-    select coalesce(j.gang_id, -j.id) as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
+    -- A member that leaves a gang which goes on without it, or could, is a unit of its own.
+    select case when j.gang_id is null or j.state = 'preempting' and g.state = 'running' or j.id = any (surplus) then -j.id else j.gang_id end as unit, j.id as job, j.worker, 1 as slots, s.memory_mb as memory,
       (s.cpus * 1000)::bigint as mcpus, s.gpus::integer as gpus,
       case
         when j.state = 'preempting' then greatest(j.told_at + make_interval(secs => c.grace_s), b.t + interval '1 s')
@@ -461,12 +473,12 @@ begin
     array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost), array_agg(u.since)
   into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
   from (
-    select coalesce(j.gang_id, -j.id) as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
+    select d.unit as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
       -- All of it runs (a gang of which a member is done could not run again), and stopping once more would not end it.
-      bool_and(j.state = 'running') and coalesce(count(*) = max(g.world_size), true) and bool_and(j.stops < c.max_stops)
+      bool_and(j.state = 'running') and (d.unit < 0 or count(*) + (select count(*) from gangq.live_jobs z where z.gang_id = d.unit and z.id = any (surplus)) = max(g.world_size)) and bool_and(j.stops < c.max_stops)
         and bool_and(coalesce(g.preemptible, true) and q.preemptible)
         and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
-      bool_or(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
+      bool_and(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
       sum(greatest(s.gpus, 1) * extract(epoch from b.t - greatest(coalesce(g.go_at, j.claimed_at, b.t), (
         select max(p.saved_at) from gangq.checkpoints p
         where p.job_id = coalesce((select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0 and g.checkpoint_mode = 'rank0'), j.id)))))::float8 as lost
@@ -474,8 +486,8 @@ begin
     join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
     join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
     cross join gangq.settings c
-    where j.incarnation is not null
-    group by coalesce(j.gang_id, -j.id)
+    where j.incarnation is not null and (d.unit < 0 or j.id <> all (surplus) and (j.state <> 'preempting' or g.state <> 'running'))
+    group by d.unit
     order by 1) u;
   select array_agg(e.gang_id order by e.gang_id, w.n), array_agg(w.n::integer order by e.gang_id, w.n), array_agg(e.slots order by e.gang_id, w.n),
     array_agg(e.memory_mb order by e.gang_id, w.n), array_agg((e.cpus * 1000)::bigint order by e.gang_id, w.n), array_agg(e.gpus order by e.gang_id, w.n)

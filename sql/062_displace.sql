@@ -72,7 +72,8 @@ declare
   unit bigint;
   lost jsonb;
   why text;
-  j gangq.live_jobs;
+  surplus bigint[];
+  w record;
   done integer := 0;
 begin
   select x.* into cfg from gangq.settings x;
@@ -84,21 +85,43 @@ begin
       select x.* into g from gangq.live_gangs x where x.id = d.gang_id and x.state = 'blocked' and x.kind_id = d.kind_id for update skip locked;
       continue when not found;
     end if;
-    gangs := array(select u from unnest(units) as u where u > 0 order by u);
+    -- A member alone: a surplus one of a gang that goes on without it, unless that gang has to go anyway.
+    surplus := array(
+      select x.id from gangq.live_jobs x where x.id in (select -u from unnest(units) as u where u < 0) and x.gang_id is not null order by x.id);
+    units := array(
+      select u.unit from unnest(units) with ordinality as u(unit, n)
+      where -u.unit not in (select x.id from gangq.live_jobs x where x.id = any (surplus) and x.gang_id = any (units)) order by u.n);
+    gangs := array(
+      select u from unnest(units) as u where u > 0
+      union select x.gang_id from gangq.live_jobs x where x.id = any (surplus) and -x.id = any (units) order by 1);
     continue when gangs <> array(
       select x.id from gangq.live_gangs x where x.id = any (gangs) and x.state = 'running' order by x.id for update skip locked);
     jobs := array(
       select x.id from gangq.live_jobs x
-      where (x.gang_id = any (gangs) or x.id = any (array(select -u from unnest(units) as u where u < 0)) and x.gang_id is null)
+      where (x.gang_id = any (gangs) or x.id = any (array(select -u from unnest(units) as u where u < 0)))
         and x.state not in ('done', 'failed', 'cancelled')
       order by x.id for update skip locked);
     continue when exists (
       select 1 from gangq.live_jobs x where x.gang_id = any (gangs) and x.id <> all (jobs))
       or (select count(*) from unnest(units) as u where u < 0) <> (
-        select count(*) from gangq.live_jobs x where x.id = any (jobs) and x.gang_id is null and x.state = 'running');
+        select count(*) from gangq.live_jobs x where x.id = any (jobs) and -x.id = any (units) and x.state = 'running');
     workers := array(select distinct w from unnest(d.incarnations) as w order by w);
     continue when workers <> array(
       select i.id from gangq.incarnations i where i.id = any (workers) and i.ended_at is null order by i.id for key share skip locked);
+    if surplus <> '{}' then
+      begin
+        for w in
+          select x.gang_id, array_agg(x.id order by x.id) as ids from gangq.live_jobs x
+          where x.id = any (surplus) and -x.id = any (units) group by x.gang_id order by x.gang_id
+        loop
+          if not gangq.shrink_gang(w.gang_id, w.ids, format('displaced by gang %s', d.gang_id)) then
+            perform gangq.refuse('GQ004', format('gang %s cannot shrink any more', w.gang_id), 'The next pass decides again.');
+          end if;
+        end loop;
+      exception when sqlstate 'GQ004' then
+        continue;
+      end;
+    end if;
     foreach unit in array units loop
       if d.action = 'preempt' then
         why := format('displaced by gang %s', d.gang_id);
@@ -115,6 +138,10 @@ begin
         perform gangq.log_event(t, d.action, unit, (select x.epoch from gangq.live_gangs x where x.id = unit), reason => why,
           data => jsonb_strip_nulls(jsonb_build_object('for', case d.action when 'preempt' then d.gang_id end, 'lost_s', lost -> unit::text,
             'digest', displace_decided.digest)));
+      elsif -unit = any (surplus) then
+        perform gangq.log_event(t, 'preempt', x.gang_id, e.epoch, x.id, x.token, x.incarnation, reason => why, data => jsonb_strip_nulls(jsonb_build_object(
+          'for', d.gang_id, 'lost_s', lost -> unit::text, 'digest', displace_decided.digest)))
+        from gangq.live_jobs x join gangq.live_gangs e on e.id = x.gang_id where x.id = -unit;
       else
         perform gangq.displace_job(-unit, why, jsonb_strip_nulls(jsonb_build_object(
           'for', case d.action when 'preempt' then d.gang_id end, 'lost_s', lost -> unit::text, 'digest', displace_decided.digest)));
@@ -142,7 +169,7 @@ select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_i
   e.data ->> 'digest' as digest
 from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
 comment on view gangq.preemptions is
-  'Who was displaced for whom: gang (gang_id, epoch) or solo job (job_id), why, and lost_s: work since the last checkpoint, '
+  'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a gang that goes on (both), why, and lost_s: work since the last checkpoint, '
   'in seconds times devices.';
 
 create function gangq.explain_preempting(gang_id bigint) returns table (detail text, numbers jsonb) language sql stable as $$

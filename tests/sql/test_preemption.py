@@ -95,7 +95,8 @@ def test_nobody_is_displaced(q: Q, why: str) -> None:
         q.sql("update gangq.queues_table set preempts = false")
     if why == "no budget":
         q.sql("update gangq.settings set preemptions_per_pass = 0")
-    high = q.submit_gang(3 if why == "not enough" else 2, priority=0 if why == "equal priority" else 5)
+    size, priority = 3 if why == "not enough" else 2, 0 if why == "equal priority" else 5
+    high = q.submit_gang(size, priority=priority, wait_for_hardware=True)
     q.settle()
     assert (low.state, high.state) == ("running", "blocked")
     assert displaced(q) == []
@@ -244,6 +245,45 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     assert q.sql("select gang_id from gangq.plans") == [{"gang_id": high.id}]
 
 
+def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) -> None:
+    workers = fleet(q, 3)
+    low, claims = running(q, *workers, min_size=1, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    high = q.submit_gang(2, priority=5)
+    q.tick()
+    gone = sorted(job for _, job in displaced(q) if job)
+    assert gone == sorted(claim.job_id for claim in claims if claim["rank"] > 0)
+    assert [gang for gang, _ in displaced(q)] == [low.id, low.id]
+    assert (low.state, low.live["world_size"]) == ("running", 1)
+    assert q.value("select count(*) from gangq.earmarks where kind = 'escrow'") == 2
+    ack_all(claim for claim in claims if claim["rank"] > 0)
+    q.tick()
+    assert (low.state, high.state) == ("running", "reserved")
+
+
+def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
+    workers = fleet(q, 3)
+    low, _ = running(q, *workers, min_size=2, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    high = q.submit_gang(3, priority=5)
+    q.tick()
+    assert (low.state, high.state) == ("draining", "blocked")
+    assert {row["state"] for row in low.members} == {"preempting"}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_of_a_gang_that_shrinks_only_what_leaves_is_waited_for(q: Q, size: int) -> None:
+    workers = fleet(q, 3)
+    low, claims = running(q, *workers, min_size=2, failure_policy="shrink")
+    beyond_min_run(q, *workers)
+    last = max(claims, key=lambda claim: claim["rank"])
+    assert q.one("shrink_gang", gang_id=low.id, job_ids=[last.job_id])
+    high = q.submit_gang(size, priority=5)
+    (decision,) = [row for row in q.call("decide") if row["gang_id"] == high.id]
+    expected = ("plan", None) if size == 1 else ("preempt", [low.id])
+    assert (decision["action"], decision["victims"]) == expected
+
+
 def test_a_gang_of_which_a_member_is_done_is_left_alone(q: Q) -> None:
     workers = fleet(q, 2)
     _low, claims = running(q, *workers)
@@ -310,7 +350,7 @@ class Fleet:
             if rng.random() < 0.6:
                 q.submit(**shape)
             else:
-                q.submit_gang(rng.randint(1, 2), **shape)
+                q.submit_gang(rng.randint(1, 2), wait_for_hardware=True, **shape)
         for _ in range(2):
             q.call("admit")
             for worker in self.workers:
@@ -323,7 +363,7 @@ class Fleet:
         self.asked = self.shape() | {"memory_mb": rng.choice((1000, 3000))}
         self.size = rng.randint(1, 3)
         self.strategy = rng.choice(("pack", "pack", "spread", "strict_pack", "strict_spread"))
-        self.gang = q.submit_gang(self.size, priority=1, **self.asked)
+        self.gang = q.submit_gang(self.size, priority=1, wait_for_hardware=True, **self.asked)
         q.sql(
             "update gangq.kind_roles set strategy = %(strategy)s where kind_id = %(kind)s",
             strategy=self.strategy,
