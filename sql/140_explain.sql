@@ -433,9 +433,12 @@ begin
   return next;
 
   -- The decision, as the next pass will make it; for who is not looked at (not due, or far back), as if it came last.
-  b := gangq.look(200);
-  on_board := coalesce(array_position(b.gang_ids, g.id) is not null, false);
+  on_board := g.state = 'blocked' and (g.not_before is null or g.not_before <= t) and 200 > (
+    select count(*) from (
+      select 1 from gangq.live_gangs x
+      where x.state = 'blocked' and x.kind_id = g.kind_id and x.order_key < g.order_key and (x.not_before is null or x.not_before <= t) limit 200) x);
   if on_board then
+    b := gangq.look(200);
     id := g.id;
   else
     id := -1;
@@ -674,7 +677,12 @@ begin
   end if;
   return query select r.gate, r.ok, r.detail, r.numbers;
   b.t := t;
-  b := gangq.look_at_queues(b);
+  -- What is used is counted only where there is a limit on it.
+  if exists (select 1 from gangq.limits_of(gangq.queue_path(s.queue))) then
+    b := gangq.look_at_queues(b);
+  else
+    b.queue_names := array[s.queue];
+  end if;
   for r in
     select x.* from gangq.explain_limits(b, array_position(b.queue_names, s.queue), j.submitter, 0::bigint, 1::bigint, s.gpus::bigint, s.memory_mb, (s.cpus * 1000)::bigint, null) x
   loop

@@ -288,6 +288,6 @@ create table gangq.passes_rest partition of gangq.passes default;
 comment on table gangq.passes is 'Admission passes that decided something, with the digest of what they saw; with settings.record_decisions also that itself.';
 comment on table gangq.passes_rest is 'Catches rows of days without a partition.';
 comment on column gangq.passes.at is 'When.';
-comment on column gangq.passes.digest is 'MD5 of the board in its text form.';
-comment on column gangq.passes.decisions is 'What was decided.';
+comment on column gangq.passes.digest is 'MD5 of the board in its binary form: gangq.digest_of.';
+comment on column gangq.passes.decisions is '{"max_gangs", "turns": after how many gangs its time was up, else null, "decisions"}.';
 comment on column gangq.passes.board is 'What was seen; null: not recorded.';

@@ -56,7 +56,7 @@ def busy_hour(q: Q) -> None:
             selector=[{"key": "zone", "op": "in", "values": ["eu", "us"]}],
             apart="pair",
         )
-        q.later(13.7)
+        q.live_on(13.7, *workers, tick=False)
         q.one("admit", max_gangs=2)
 
 
@@ -99,7 +99,7 @@ def test_a_recorded_stretch_decides_the_same_again_in_any_session(recording: Q, 
     q.sql("set datestyle = 'SQL, DMY'")
     rows = q.sql("select same, difference, digest from gangq.replay()")
     q.sql("reset datestyle")
-    assert len(rows) >= 4
+    assert len(rows) >= 3
     assert {(row["same"], row["difference"]) for row in rows} == {(True, None)}
     recorded = passes(q)
     assert any(d["action"] == "plan" for row in recorded for d in row["decisions"]["decisions"])
@@ -193,8 +193,8 @@ def test_a_tick_whose_pass_ran_out_of_time_wants_to_run_again_at_once(
 def test_every_gang_of_a_pass_may_be_asked_for_and_no_other_decision_changes(recording: Q) -> None:
     q = recording
     busy_hour(q)
-    q.sql("update gangq.settings set reservations = 0")
-    q.sql("select gangq.submit_gang('train', 12, gpus => 1) from generate_series(1, 9)")
+    q.sql("select gangq.submit_gang('train', 2, queue => 'a.b') from generate_series(1, 9)")
+    q.call("set_queue", name="a.b", paused=True)
     some, every = (
         q.sql(
             "select to_jsonb(d) - 'turn' as d from gangq.decide_on(gangq.look(200), each_gang => %(each)s) d",

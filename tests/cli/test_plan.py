@@ -1,0 +1,129 @@
+"""gangq plan, replay and explain: what people read at three in the morning, and how bad input is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+from cli_process import answers, gangq, ok
+
+from gangq.cli.parsing import NewWorkers
+from gangq.client import Client
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client) -> str:
+    """One worker, which runs a job for 20 minutes at most, and two gangs: g1 waits for its end, g2 for g1."""
+    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command", slots=2)
+    client.submit(task="busy", budget_s=1200, cpus=0)
+    client.claim(incarnation=worker.incarnation, max_jobs=1)
+    client.submit_gang(task="train", size=2, budget_s=600)
+    client.submit_gang(task="train", size=3, budget_s=600, wait_for_hardware=True)
+    client.tick(force=True)
+    return dsn
+
+
+def test_a_plan_without_changes_lists_every_gang_that_waits(fleet: str) -> None:
+    lines = ok(fleet, "plan").splitlines()
+    assert lines[0].split() == ["GANG", "TASK", "QUEUE", "PRIO", "SIZE", "NEXT", "PASS", "HOSTS", "WHY"]
+    assert [line.split()[0] for line in lines[1:]] == ["g1", "g2"]
+    assert " in 1" in lines[1]
+    assert "waits" in lines[2]
+
+
+def test_a_plan_with_changes_shows_now_and_then_of_what_differs(fleet: str, tmp_path: Path) -> None:
+    (row,) = answers(fleet, "plan", "--add-worker", "2xw1")[:1]
+    assert (row["gang_id"], row["before"], row["after"], row["hosts"]) == (1, "plan", "start", {"new1-1": 2})
+    text = ok(fleet, "plan", "--add-worker", "2xw1")
+    assert [line.split()[0] for line in text.splitlines()[1:]] == ["g1", "g2"]
+    assert "starts" in text.splitlines()[1]
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"task": "small", "size": 1, "priority": 9, "budget_s": 60}))
+    rows = answers(
+        fleet, "plan", "--submit", spec, "--priority", "2=50", "--cancel", "g1", "--quota", "default=gpus:8"
+    )
+    assert {row["gang_id"]: row["after"] for row in rows} == {None: "start", 2: "wait", 1: "gone"}
+    assert "new" in ok(fleet, "plan", "--submit", "-", stdin=spec.read_text())
+    assert ok(fleet, "ls", "gangs").count("train") == 2, "nothing was done"
+
+
+def test_a_plan_leaves_out_what_stays_as_it_is_unless_asked(fleet: str) -> None:
+    result = gangq(fleet, "plan", "--quota", "default=gpus:100")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing changes" in result.stderr
+    assert "g1" in ok(fleet, "plan", "--quota", "default=gpus:100", "--all")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--priority", "7"], "g7=50"),
+        (["--priority", "x=5"], "no id"),
+        (["--priority", "1=high"], "whole number"),
+        (["--priority", "99=5"], "gang 99 is not live"),
+        (["--quota", "default"], "gpus:8"),
+        (["--quota", "default=gpus"], "gpus:8"),
+        (["--quota", "nowhere=gpus:1"], "nowhere"),
+        (["--add-worker", "many"], "2x8xH100"),
+        (["--add-worker", "1xnobody"], "nobody"),
+        (["--remove-host", "nowhere"], "nowhere"),
+        (["--cancel", "99"], "99"),
+        (["--submit", "-"], "JSON"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_refused_naming_it(fleet: str, args: list[str], named: str) -> None:
+    result = gangq(fleet, "plan", *args, stdin="{")
+    assert result.exit_code == 2, result
+    assert named in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("2x8xH100", {"add_workers": 2, "gpus": 8, "labels": {"gpu": "h100"}}),
+        ("1x4x80GiB", {"add_workers": 1, "gpus": 4, "vram_mb": 81920}),
+        ("3xw1", {"add_workers": 3, "like": "w1"}),
+        (
+            "1x2xa100,slots=4,host=h9",
+            {"add_workers": 1, "gpus": 2, "labels": {"gpu": "a100"}, "slots": 4, "host": "h9"},
+        ),
+    ],
+)
+def test_new_workers_are_read(text: str, change: dict[str, object]) -> None:
+    assert NewWorkers().convert(text, None, None) == change
+
+
+def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
+    lines = ok(fleet, "explain", "g1").splitlines()
+    marks = {line.split()[1]: line.split()[0] for line in lines}
+    assert marks == {
+        "state": "no", "backoff": "ok", "queue": "ok", "quota": "ok", "running_limit": "ok", "submitter_limit": "ok",
+        "workers": "ok", "hardware": "ok", "capacity": "no", "fragmentation": "ok", "ahead": "ok", "kept": "ok",
+        "start": "->", "unblock": "->",
+    }  # fmt: skip
+    starts = {line.index(line.split()[1]) for line in lines}
+    assert starts == {4}, "the gates are a column"
+    (start,) = [line for line in lines if "start " in line[:10]]
+    assert "planned in 20m00s at the latest (" in start or "planned in 19m" in start
+
+
+def test_replay_says_whether_each_pass_decides_the_same(dsn: str, client: Client) -> None:
+    assert "no pass decided anything" in gangq(dsn, "replay").stderr
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        client.register_worker(name="w1", host="h1", queues=["default"])
+        client.submit_gang(task="a", size=1)
+        client.tick(force=True)
+        (row,) = answers(dsn, "replay", "--since", "1h")
+        assert row["same"] is None
+        conn.execute("update gangq.settings set record_decisions = true")
+        client.register_worker(name="w2", host="h2", queues=["default"])
+        client.submit_gang(task="a", size=1)
+        client.tick(force=True)
+        assert [row["same"] for row in answers(dsn, "replay")] == [None, True]
+        conn.execute("update gangq.passes set decisions = jsonb_set(decisions, '{decisions,0,gang_id}', '7')")
+        result = gangq(dsn, "replay")
+        assert result.exit_code == 1
+        assert "was start gang 7" in result.stdout
