@@ -203,10 +203,18 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
                 for d in range(dice.randint(0, 4))
             ]
             db.execute(
-                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, memory_mb => %s, "
-                "cpus => %s, labels => %s, devices => %s)",
-                (f"w{host}-{n}", f"h{host}", dice.randint(1, 4), dice.choice([4, 8]), dice.choice([2, 4]), Jsonb(rack), Jsonb(devices)),
-            )  # fmt: skip
+                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, "
+                "memory_mb => %s, cpus => %s, labels => %s, devices => %s)",
+                (
+                    f"w{host}-{n}",
+                    f"h{host}",
+                    dice.randint(1, 4),
+                    dice.choice([4, 8]),
+                    dice.choice([2, 4]),
+                    Jsonb(rack),
+                    Jsonb(devices),
+                ),
+            )
 
 
 def some_gang(db: Connection, dice: random.Random) -> None:
@@ -216,7 +224,13 @@ def some_gang(db: Connection, dice: random.Random) -> None:
         devices = dice.choice([0, 1, 1, 2])
         row = db.execute(
             "select gangq.intern_shape(%s, 'work', %s, %s, %s, %s, '{}', null) as id",
-            (queue, devices, dice.choice([0, 20]) if devices else 0, dice.choice([0, 1, 2]), dice.choice([0, 1])),
+            (
+                queue,
+                devices,
+                dice.choice([0, 20]) if devices else 0,
+                dice.choice([0, 1, 2]),
+                dice.choice([0, 1]),
+            ),
         ).fetchone()
         assert row is not None
         least = dice.randint(1, 3)
@@ -231,9 +245,10 @@ def some_gang(db: Connection, dice: random.Random) -> None:
         )  # fmt: skip
         size += most
     db.execute(
-        "with born as materialized (select * from gangq.submit_gang('work', %(size)s, %(queue)s, priority => %(priority)s, "
-        "checkpoint_mode => 'rank0')), "
-        "kind as materialized (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) "
+        "with born as materialized (select * from gangq.submit_gang('work', %(size)s, %(queue)s, "
+        "priority => %(priority)s, checkpoint_mode => 'rank0')), "
+        "kind as materialized ("
+        "select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) "
         "select * from born, kind",
         values := {
             "size": size, "queue": queue, "priority": dice.choice([0, 0, 5]), "roles": Jsonb(roles),
@@ -260,28 +275,36 @@ def some_gang(db: Connection, dice: random.Random) -> None:
 
 ABOVE_A_LIMIT = """
 with used as (
-  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
+  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs,
+    sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
   from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
   join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
   group by q.name)
-select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs from used u join gangq.queues_table q on q.name = u.name
-where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs or u.gpus > (q.maximum ->> 'gpus')::numeric
-  or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric or u.cpus > (q.maximum ->> 'cpus')::numeric or u.jobs > (q.maximum ->> 'jobs')::numeric
+select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs
+from used u join gangq.queues_table q on q.name = u.name
+where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs
+  or u.gpus > (q.maximum ->> 'gpus')::numeric or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric
+  or u.cpus > (q.maximum ->> 'cpus')::numeric or u.jobs > (q.maximum ->> 'jobs')::numeric
 """
 ABOVE_A_SUBMITTERS = """
-select q.name, j.submitter from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
+select q.name, j.submitter
+from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
 join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
-group by q.name, q.submitter_maximum, j.submitter having count(distinct j.gang_id) > (q.submitter_maximum ->> 'gangs')::numeric
+group by q.name, q.submitter_maximum, j.submitter
+having count(distinct j.gang_id) > (q.submitter_maximum ->> 'gangs')::numeric
 """
 OVERFULL = """
-select i.id from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join gangq.shapes s on s.id = j.shape_id
+select i.id
+from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join gangq.shapes s on s.id = j.shape_id
 group by i.id having count(*) > i.slots or sum(s.memory_mb) > i.memory_mb or sum(s.cpus) > i.cpus
 """
 SEATED = """
-select g.id, g.state, g.kind_id, r.ordinal as role, r.min_members, r.max_members, r.strategy, r.require, k.require as together, k.apart,
-  coalesce(j.epoch_rank, j.rank) as rank, g.world_size, i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
+select g.id, g.state, g.kind_id, r.ordinal as role, r.min_members, r.max_members, r.strategy, r.require,
+  k.require as together, k.apart, coalesce(j.epoch_rank, j.rank) as rank, g.world_size,
+  i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
 from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.live_jobs j on j.gang_id = g.id
-join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1) join gangq.shapes s on s.id = j.shape_id
+join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1)
+join gangq.shapes s on s.id = j.shape_id
 join gangq.incarnations i on i.id = j.incarnation
 left join lateral (
   select count(*) as devices, min(x.vram_mb) as vram, bool_and(x.offered_by = i.id) as here
@@ -350,8 +373,10 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                 admitted = db.execute("select * from gangq.admit()").fetchone()
                 assert admitted is not None
                 now = db.execute(
-                    "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats from gangq.live_gangs g "
-                    "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null where g.state = 'reserved' group by g.id"
+                    "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats "
+                    "from gangq.live_gangs g "
+                    "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null "
+                    "where g.state = 'reserved' group by g.id"
                 ).fetchall()
                 plan = {row["gang_id"]: row["incarnations"] for row in decided if row["action"] == "start"}
                 assert {row["id"]: row["seats"] for row in now if row["id"] not in before} == plan, (

@@ -185,12 +185,14 @@ class Fleet:
             "hosts": self.hosts, "host_first": [*first, len(self.nodes) + 1],
             "worker_domains": None if len(self.levels) == 1 else [
                 self.path(n, name) for n in range(len(self.nodes)) for name in self.levels],
-            "device_first": [1 + sum(1 for worker, _ in self.devices if worker < n) for n in range(len(self.nodes) + 1)],
+            "device_first": [
+                1 + sum(1 for worker, _ in self.devices if worker < n) for n in range(len(self.nodes) + 1)],
             "device_ids": ids, "device_worker": [worker + 1 for worker, _ in self.devices],
             "device_vram": [vram for _, vram in self.devices], "device_held": holds,
             "held_unit": [h.gang or -job for job, h in enumerate(held, 1)], "held_job": list(range(1, len(held) + 1)),
             "held_worker": [h.worker for h in held], "held_slots": [1] * len(held),
-            "held_memory": [h.memory for h in held], "held_mcpus": [h.mcpus for h in held], "held_gpus": [h.gpus for h in held],
+            "held_memory": [h.memory for h in held], "held_mcpus": [h.mcpus for h in held],
+            "held_gpus": [h.gpus for h in held],
             "held_ends": [(NOW + timedelta(seconds=h.ends)).isoformat() for h in held],
             "queue_names": names, "queue_parent": parents, "queue_open": setting("open", True),
             "queue_policy": setting("policy", "priority"), "queue_weight": setting("weight", 1.0),
@@ -199,24 +201,32 @@ class Fleet:
             "queue_submitter_maximum": setting("submitter_maximum"), "queue_preempts": setting("preempts", True),
             "used_gangs": zero, "used_jobs": zero, "used_gpus": zero, "used_memory": zero, "used_mcpus": zero,
             "usage_submitters": {},
-            "shape_ids": list(range(1, len(shapes) + 1)), "shape_gpus": [s[0] for s in shapes], "shape_vram": [s[1] for s in shapes],
+            "shape_ids": list(range(1, len(shapes) + 1)), "shape_gpus": [s[0] for s in shapes],
+            "shape_vram": [s[1] for s in shapes],
             "shape_memory": [s[2] for s in shapes], "shape_mcpus": [s[3] for s in shapes],
             "shape_avoid": _arrays([list(s[5]) or None for s in shapes]),
-            "shape_serves": [s[4] is None or s[4] == label for s in shapes for label in classes], "classes": len(classes),
-            "kind_ids": [n + 1 for n in range(len(kinds))], "kind_queue": [names.index(kind.queue) + 1 for kind in kinds],
-            "kind_require": [level[kind.require] for kind in kinds], "kind_prefer": [level[kind.prefer] for kind in kinds],
+            "shape_serves": [s[4] is None or s[4] == label for s in shapes for label in classes],
+            "classes": len(classes),
+            "kind_ids": [n + 1 for n in range(len(kinds))],
+            "kind_queue": [names.index(kind.queue) + 1 for kind in kinds],
+            "kind_require": [level[kind.require] for kind in kinds],
+            "kind_prefer": [level[kind.prefer] for kind in kinds],
             "kind_apart": [kind.apart for kind in kinds],
             "kind_first_role": [1 + sum(len(k.roles) for k in kinds[:n]) for n in range(len(kinds))],
             "kind_roles": [len(kind.roles) for kind in kinds],
-            "role_names": [f"r{n}" for n in range(len(roles))], "role_shape": [shapes.index(role.shape) + 1 for role in roles],
+            "role_names": [f"r{n}" for n in range(len(roles))],
+            "role_shape": [shapes.index(role.shape) + 1 for role in roles],
             "role_min": [role.count for role in roles], "role_max": [role.most or role.count for role in roles],
-            "role_strategy": [role.strategy for role in roles], "role_require": [level[role.require] for role in roles],
+            "role_strategy": [role.strategy for role in roles],
+            "role_require": [level[role.require] for role in roles],
             "role_prefer": [level[role.prefer] for role in roles], "role_balanced": [role.balanced for role in roles],
-            "gang_ids": [n + 1 for n in range(len(gangs))] or None, "gang_kind": [kinds.index(gang.kind) + 1 for gang in gangs],
+            "gang_ids": [n + 1 for n in range(len(gangs))] or None,
+            "gang_kind": [kinds.index(gang.kind) + 1 for gang in gangs],
             "gang_priority": [gang.priority for gang in gangs],
             "gang_order_key": [(1000 - gang.priority) << 50 | n for n, gang in enumerate(gangs)],
             "gang_submitter": [gang.submitter for gang in gangs], "gang_estimate": [gang.estimate for gang in gangs],
-            "gang_missing": _arrays([gang.missing for gang in gangs]), "gang_anchor": _arrays([gang.mates for gang in gangs]),
+            "gang_missing": _arrays([gang.missing for gang in gangs]),
+            "gang_anchor": _arrays([gang.mates for gang in gangs]),
             "gang_preempting": [False] * len(gangs),
             "apart_keys": [key for key, _ in apart], "apart_hosts": [self.hosts.index(host) + 1 for _, host in apart],
             "apart_gangs": [0] * len(apart),
@@ -270,21 +280,21 @@ class Fleet:
             return False
         for level, workers in [
             (kind.require, everybody),
-            *((role.require, mine) for role, mine in zip(kind.roles, seats)),
+            *((role.require, mine) for role, mine in zip(kind.roles, seats, strict=False)),
         ]:
             if level and (
                 len({self.path(w, level) for w in workers}) > 1
                 or None in {self.path(w, level) for w in workers}
             ):
                 return False
-        for role, mine in zip(kind.roles, seats):
+        for role, mine in zip(kind.roles, seats, strict=False):
             hosts = Counter(self.nodes[worker].host for worker in mine)
             if role.strategy == "strict_pack" and len(hosts) > 1:
                 return False
             if role.strategy == "strict_spread" and max(hosts.values(), default=0) > 1:
                 return False
         on = [
-            [role for role, mine in zip(kind.roles, seats) for w in mine if w == n]
+            [role for role, mine in zip(kind.roles, seats, strict=False) for w in mine if w == n]
             for n in range(len(self.nodes))
         ]
         return all(not members or self.holds(n, members) for n, members in enumerate(on))
@@ -310,8 +320,8 @@ def seat(
 ) -> list[list[int]] | None:
     """What `gangq.seat_gang` says: of each role the workers (from 0), in rank order."""
     row = db.execute(
-        "select gangq.seat_gang(b, 1, %(counts)s::integer[], b.free_slots, b.free_memory, b.free_mcpus, b.device_held, "
-        "z.none, z.none::bigint[], z.none::bigint[], z.none) as seats "
+        "select gangq.seat_gang(b, 1, %(counts)s::integer[], b.free_slots, b.free_memory, b.free_mcpus, "
+        "b.device_held, z.none, z.none::bigint[], z.none::bigint[], z.none) as seats "
         "from jsonb_populate_record(null::gangq.board, %(board)s) b "
         "cross join lateral (select array_fill(0, array[cardinality(b.worker_ids)]) as none) z",
         {
@@ -325,4 +335,4 @@ def seat(
     flat = [worker - 1 for worker in row["seats"]]
     assert len(flat) == sum(role.count for role in kind.roles)
     ends = list(itertools.accumulate(role.count for role in kind.roles))
-    return [flat[end - role.count : end] for end, role in zip(ends, kind.roles)]
+    return [flat[end - role.count : end] for end, role in zip(ends, kind.roles, strict=True)]

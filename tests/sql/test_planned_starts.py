@@ -1,4 +1,4 @@
-"""Planned starts: the first that wait are told when, later ones may pass only if that delays nobody, and nobody starves."""
+"""Planned starts: the first that wait are told when; later ones pass only if that delays nobody; nobody starves."""
 
 from __future__ import annotations
 
@@ -32,9 +32,14 @@ def kept(row: Row) -> dict[int, list[int]]:
 def random_work(dice: random.Random) -> tuple[Fleet, list[Held]]:
     """A small fleet and what runs on it."""
     nodes = [
-        Node(f"h{n}", slots=dice.randint(1, 3), memory=dice.choice([3, 6]), vrams=tuple(dice.choice([10, 40]) for _ in range(dice.randint(0, 3))))
+        Node(
+            f"h{n}",
+            slots=dice.randint(1, 3),
+            memory=dice.choice([3, 6]),
+            vrams=tuple(dice.choice([10, 40]) for _ in range(dice.randint(0, 3))),
+        )
         for n in range(dice.randint(1, 4))
-    ]  # fmt: skip
+    ]
     fleet, held = Fleet(nodes), []
     for n, node in enumerate(fleet.nodes):
         devices, memory = len(node.vrams), node.memory
@@ -55,7 +60,7 @@ def then(fleet: Fleet, held: list[Held], seconds: float) -> Fleet:
     nodes = []
     for n, node in enumerate(fleet.nodes):
         mine = [job for job in held if job.worker == n + 1]
-        free, taken = list(sorted(node.vrams)), 0
+        free, taken = sorted(node.vrams), 0
         for job in mine:  # as the board deals them out: from the first device on, in the order of the jobs
             if job.ends > seconds:
                 del free[taken : taken + job.gpus]
@@ -82,7 +87,10 @@ def test_the_planned_start_is_the_first_end_after_which_the_gang_fits(q: Q) -> N
         fleet, held = random_work(dice)
         strategies = ["pack", "spread", "strict_pack", "strict_spread"]
         kind = Kind(tuple(
-            Role(dice.randint(1, 3), gpus=dice.choice([0, 1]), vram=dice.choice([0, 20]), memory=dice.choice([0, 1, 3]), strategy=dice.choice(strategies))
+            Role(
+                dice.randint(1, 3), gpus=dice.choice([0, 1]), vram=dice.choice([0, 20]),
+                memory=dice.choice([0, 1, 3]), strategy=dice.choice(strategies),
+            )
             for _ in range(dice.choice([1, 1, 2]))
         ))  # fmt: skip
         (row,) = decide(q, fleet.board(gangs=[Waiting(kind)], held=held, reservations=4))
@@ -171,11 +179,14 @@ def test_nothing_that_starts_or_is_planned_delays_a_planned_start(q: Q) -> None:
         fleet, held = random_work(dice)
         gangs = [
             Waiting(
-                Kind((Role(dice.randint(1, 4), gpus=dice.choice([0, 0, 1]), memory=dice.choice([0, 1, 2])),), apart=None),
+                Kind(
+                    (Role(dice.randint(1, 4), gpus=dice.choice([0, 0, 1]), memory=dice.choice([0, 1, 2])),),
+                    apart=None,
+                ),
                 estimate=float(dice.choice([50, 150, 100, 300, 1000])),
             )
             for _ in range(dice.randint(2, 8))
-        ]  # fmt: skip
+        ]
         rows = decide(q, fleet.board(gangs=gangs, held=held, reservations=dice.choice([1, 2, 4])))
         started = [row for row in rows if row["action"] == "start"]
         planned = [row for row in rows if row["action"] == "plan"]
@@ -256,7 +267,8 @@ def test_the_estimate_is_the_budget_until_the_tasks_own_history_says_less(q: Q) 
     q.tick()
     assert behind.state == "blocked"
     q.sql(
-        "insert into gangq.runtimes (queue, task, samples, p90_s, updated_at) values ('default', 'quick', 9, 60, gangq.now())"
+        "insert into gangq.runtimes (queue, task, samples, p90_s, updated_at) "
+        "values ('default', 'quick', 9, 60, gangq.now())"
     )
     q.tick()
     assert behind.state == "blocked", "nine ends are no history"

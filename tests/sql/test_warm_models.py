@@ -288,7 +288,8 @@ def avoid(q: Q, *uuids: str) -> None:
         "with ids as (select array_agg(id) as ids from gangq.device_registry where uuid = any (%(uuids)s)), "
         "new as materialized (select x.shape_id as old, gangq.shape_avoiding(x.shape_id, ids.ids) as new "
         "from ids, (select shape_id from gangq.live_jobs union select shape_id from gangq.live_gangs) x), "
-        "g as (update gangq.live_gangs t set shape_id = new.new, kind_id = gangq.kind_avoiding(t.kind_id, new.old, new.new) "
+        "g as (update gangq.live_gangs t "
+        "set shape_id = new.new, kind_id = gangq.kind_avoiding(t.kind_id, new.old, new.new) "
         "from new where new.old = t.shape_id) "
         "update gangq.live_jobs t set shape_id = new.new from new where new.old = t.shape_id",
         uuids=list(uuids),
