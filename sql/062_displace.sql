@@ -143,8 +143,9 @@ begin
           'for', d.gang_id, 'lost_s', lost -> unit::text, 'digest', displace_decided.digest)))
         from gangq.live_jobs x join gangq.live_gangs e on e.id = x.gang_id where x.id = -unit;
       else
-        perform gangq.displace_job(-unit, why, jsonb_strip_nulls(jsonb_build_object(
-          'for', case d.action when 'preempt' then d.gang_id end, 'lost_s', lost -> unit::text, 'digest', displace_decided.digest)));
+        perform gangq.stop_solo(x, why, jsonb_strip_nulls(jsonb_build_object(
+          'for', case d.action when 'preempt' then d.gang_id end, 'lost_s', lost -> unit::text, 'digest', displace_decided.digest)), t)
+        from gangq.live_jobs x where x.id = -unit;
       end if;
     end loop;
     continue when why is null;

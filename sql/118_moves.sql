@@ -1,11 +1,10 @@
 -- Work is moved out of the way: displace_job for a solo job, as preempt_gang for a gang; and what a drain's deadline does.
 -- Locks: gangs by id, jobs by id. move_away takes them with skip locked. Never a worker row.
 
-create function gangq.displace_job(job_id bigint, reason text default null, data jsonb default null) returns boolean
+create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
-  t timestamptz;
   j gangq.live_jobs;
 begin
   select x.* into j from gangq.live_jobs x where x.id = displace_job.job_id for update;
@@ -19,17 +18,25 @@ begin
   if j.state <> 'running' then
     return false;
   end if;
-  t := gangq.now();
-  update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = 'preempt' where x.id = j.id;
-  perform gangq.log_event(t, 'preempt', job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => coalesce(displace_job.reason, 'preempted by an operator'), data => displace_job.data);
-  perform gangq.wake(array[j.incarnation], 'stop');
+  perform gangq.stop_solo(j, coalesce(displace_job.reason, 'preempted by an operator'), null, gangq.now());
   return true;
 end $$;
-comment on function gangq.displace_job(bigint, text, jsonb) is
+comment on function gangq.displace_job(bigint, text) is
   'Tells a running solo job to stop. Nobody is charged; it keeps its checkpoint, and once proven stopped it is pending again '
-  'in its old place. data: what its event says besides. False, and nothing changed, for one that does not run. For '
-  'gangq_admin. Raises GQ001 (a member of a gang), GQ002.';
+  'in its old place. False, and nothing changed, for one that does not run. For gangq_admin. Raises GQ001 (a member of a '
+  'gang), GQ002.';
+
+create function gangq.stop_solo(j gangq.live_jobs, reason text, data jsonb, t timestamptz) returns void
+language plpgsql set search_path = '' as $$
+#variable_conflict use_column
+begin
+  update gangq.live_jobs x set state = 'preempting', told_at = stop_solo.t, stop_reason = 'preempt' where x.id = (stop_solo.j).id;
+  perform gangq.log_event(stop_solo.t, 'preempt', job_id => (stop_solo.j).id, token => (stop_solo.j).token,
+    incarnation => (stop_solo.j).incarnation, reason => stop_solo.reason, data => stop_solo.data);
+  perform gangq.wake(array[(stop_solo.j).incarnation], 'stop');
+end $$;
+comment on function gangq.stop_solo(gangq.live_jobs, text, jsonb, timestamptz) is
+  'Internal. Tells this running solo job, which the caller has locked, to stop. data: what its event says besides.';
 
 create function gangq.move_away(most integer default 200) returns integer language plpgsql set search_path = '' as $$
 #variable_conflict use_column

@@ -64,7 +64,7 @@ grant execute on function
     real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean),
   gangq.set_task(text, real, real, real, real, real, text[], boolean),
   gangq.quarantine(text, text, text), gangq.unquarantine(text, text), gangq.set_taints(text, text[]), gangq.preempt_gang(bigint, bigint, text),
-  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text, jsonb), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer), gangq.replay(timestamptz, timestamptz),
+  gangq.shrink_gang(bigint, bigint[], text), gangq.displace_job(bigint, text), gangq.cordon(text, text, boolean, timestamptz, text), gangq.uncordon(text, text), gangq.decide(integer), gangq.replay(timestamptz, timestamptz),
   gangq.keep_partitions(boolean)
 to gangq_admin;
 

@@ -56,6 +56,7 @@ _TRIP = {
     "devices",
     "evidence",
 }
+_PLAN = {"gang_id", "queue", "task", "priority", "size", "before", "after", "hosts", "gate", "changed", "why"}
 _CORDON = {
     "kind",
     "name",
@@ -88,21 +89,9 @@ CASES: list[tuple[str, set[str]]] = [
     ("events g1", _EVENT),
     ("explain 1", {"gate", "ok", "detail", "numbers"}),
     ("explain g1", {"gate", "ok", "detail", "numbers"}),
-    (
-        "plan",
-        {
-            "gang_id",
-            "before",
-            "after",
-            "starts_before",
-            "starts_after",
-            "place",
-            "hosts",
-            "gate",
-            "changed",
-            "why",
-        },
-    ),
+    ("plan", _PLAN),
+    ("plan --add-worker 2x8xH100", _PLAN),
+    ("replay", {"at", "digest", "decisions", "same", "difference"}),
     ("priority -3 g1", _STATE),
     ("cancel g1", _STATE),
     ("retry g1", _STATE),

@@ -92,7 +92,7 @@ def test_a_submit_of_a_shape_never_seen_before_held_uncommitted_stalls_no_other_
     worker = meeting.worker("w1")
     value(frozen, "submit", task="never seen", memory_mb=0, cpus=0)
     assert value(others, "submit", task="never seen")
-    call(frozen, "submit_gang", task="never seen either", size=2)
+    call(frozen, "submit_gang", task="never seen either", size=2, wait_for_hardware=True)
     assert call(others, "submit_gang", task="never seen either", size=1)
     call(others, "heartbeat", incarnation=worker)
     tick(others)
@@ -215,7 +215,7 @@ def test_an_uncommitted_claim_stalls_neither_its_own_heartbeat_nor_the_tick(meet
 def test_a_gang_that_waited_is_let_go_as_a_whole_however_small_the_bite(meeting):
     worker = meeting.worker("w1")
     job, token = meeting.running(worker)
-    gang_id, members = meeting.gang(3, after=[job])
+    gang_id, members = meeting.gang(3, after=[job], wait_for_hardware=True)
     call(meeting.db, "complete", job_ids=[job], tokens=[token])
     assert value(meeting.db, "promote_due", most=1) == 3
     assert {meeting.state(m) for m in members} == {"blocked"}

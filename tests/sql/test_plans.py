@@ -140,7 +140,10 @@ def idle(full: str) -> str:
         ("select * from gangq.submit('fits')", 120),
         ("select * from gangq.submit('fits', model => 'm')", 150),
         ("select * from gangq.watch_terms('fits')", 20),
-        ("select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true)", 600),
+        (
+            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true)",
+            600,
+        ),
         ("select * from gangq.cancel(array[{job}])", 150),
         (
             "select * from gangq.cancel(array[(select min(j.id) from gangq.live_jobs j where j.id < 100)])",
