@@ -170,9 +170,9 @@ def test_a_worker_with_two_members_is_lost_while_the_third_fails(meeting, turn, 
         assert gang.state in ("blocked", "reserved"), "as a whole, perhaps placed again by now"
         assert gang.states == [gang.state] * 3
     elif turn == 0:
-        assert gang.states == ["running", "running", "blocked"]
+        assert gang.states == ["running", "running", "blocked"], "who failed backs off first"
     else:
-        assert gang.states == ["blocked", "blocked", "running"]
+        assert gang.states == ["reserved", "reserved", "running"], "by the same tick, on the two idle workers"
 
 
 @first_of_two
