@@ -95,7 +95,8 @@ def test_nobody_is_displaced(q: Q, why: str) -> None:
         q.sql("update gangq.queues_table set preempts = false")
     if why == "no budget":
         q.sql("update gangq.settings set preemptions_per_pass = 0")
-    high = q.submit_gang(3 if why == "not enough" else 2, priority=0 if why == "equal priority" else 5)
+    size, priority = 3 if why == "not enough" else 2, 0 if why == "equal priority" else 5
+    high = q.submit_gang(size, priority=priority, wait_for_hardware=True)
     q.settle()
     assert (low.state, high.state) == ("running", "blocked")
     assert displaced(q) == []
@@ -310,7 +311,7 @@ class Fleet:
             if rng.random() < 0.6:
                 q.submit(**shape)
             else:
-                q.submit_gang(rng.randint(1, 2), **shape)
+                q.submit_gang(rng.randint(1, 2), **shape, wait_for_hardware=True)
         for _ in range(2):
             q.call("admit")
             for worker in self.workers:
@@ -323,7 +324,7 @@ class Fleet:
         self.asked = self.shape() | {"memory_mb": rng.choice((1000, 3000))}
         self.size = rng.randint(1, 3)
         self.strategy = rng.choice(("pack", "pack", "spread", "strict_pack", "strict_spread"))
-        self.gang = q.submit_gang(self.size, priority=1, **self.asked)
+        self.gang = q.submit_gang(self.size, priority=1, **self.asked, wait_for_hardware=True)
         q.sql(
             "update gangq.kind_roles set strategy = %(strategy)s where kind_id = %(kind)s",
             strategy=self.strategy,

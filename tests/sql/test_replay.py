@@ -51,12 +51,14 @@ def busy_hour(q: Q) -> None:
             None,
             roles=[
                 {"name": "x", "count": 1, "cpus": 0.333},
-                {"name": "y", "count": 3, "min": 1, "gpus": 1, "prefer": "rack"},
+                {"name": "y", "count": 2, "min": 1, "gpus": 1, "prefer": "rack"},
             ],
             selector=[{"key": "zone", "op": "in", "values": ["eu", "us"]}],
             apart="pair",
         )
         q.later(13.7)
+        for worker in workers:
+            worker.beat()
         q.one("admit", max_gangs=2)
 
 
@@ -194,7 +196,9 @@ def test_every_gang_of_a_pass_may_be_asked_for_and_no_other_decision_changes(rec
     q = recording
     busy_hour(q)
     q.sql("update gangq.settings set reservations = 0")
-    q.sql("select gangq.submit_gang('train', 12, gpus => 1) from generate_series(1, 9)")
+    q.call("set_queue", name="held")
+    q.sql("select gangq.submit_gang('train', 2, queue => 'held') from generate_series(1, 9)")
+    q.call("set_queue", name="held", max_running_gangs=0)
     some, every = (
         q.sql(
             "select to_jsonb(d) - 'turn' as d from gangq.decide_on(gangq.look(200), each_gang => %(each)s) d",

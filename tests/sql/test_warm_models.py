@@ -229,7 +229,7 @@ def test_a_worker_kept_for_a_gang_takes_no_warm_job_that_comes_after_it(q: Q) ->
     gang = q.submit_gang(2)
     q.tick()
     assert q.value("select count(*) from gangq.earmarks") == 1
-    after = q.submit(model="a")
+    after = q.submit(model="a", budget_s=1e5)
     assert worker.take(model="a").job_id == before
     busy.complete()
     assert worker.claim(model="a") == []
