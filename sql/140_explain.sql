@@ -12,7 +12,7 @@ create function gangq.gate_text(gate text, numbers jsonb) returns text language 
     when 'quota' then format('queue %s holds %s of at most %s %s, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
     when 'running_limit' then format('queue %s has %s of at most %s %s placed, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
     when 'submitter_limit' then format('%s holds %s of at most %s %s in queue %s, and it asks for %s', numbers ->> 'submitter', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'queue', numbers ->> 'asked')
-    when 'infeasible' then 'the workers there are could not hold it even when idle'
+    when 'infeasible' then 'the workers that take new work could not hold it even when idle'
     when 'capacity' then 'waits for capacity'
     when 'reserved' then 'its place is kept until others have ended'
     else gate end
@@ -257,6 +257,7 @@ begin
     if b.kind_apart[k] is not null then
       b.apart_keys := b.apart_keys || array_fill(b.kind_apart[k], array[cardinality(d.incarnations)]);
       b.apart_hosts := b.apart_hosts || array(select b.worker_host[array_position(b.worker_ids, u.id)] from unnest(d.incarnations) as u(id));
+      b.apart_gangs := b.apart_gangs || array_fill(d.gang_id, array[cardinality(d.incarnations)]);
     end if;
   end loop;
   return b;
@@ -279,6 +280,7 @@ begin
   b.worker_open := array_fill(true, array[coalesce(cardinality(b.worker_ids), 0)]);
   b.apart_keys := null;
   b.apart_hosts := null;
+  b.apart_gangs := null;
   return b;
 end $$;
 comment on function gangq.idle(gangq.board) is 'Internal. The board with nothing placed on it and every worker open; quarantined devices stay so.';

@@ -51,7 +51,7 @@ def busy_hour(q: Q) -> None:
             None,
             roles=[
                 {"name": "x", "count": 1, "cpus": 0.333},
-                {"name": "y", "count": 3, "min": 1, "gpus": 1, "prefer": "rack"},
+                {"name": "y", "count": 2, "min": 1, "gpus": 1, "prefer": "rack"},
             ],
             selector=[{"key": "zone", "op": "in", "values": ["eu", "us"]}],
             apart="pair",
@@ -193,8 +193,10 @@ def test_a_tick_whose_pass_ran_out_of_time_wants_to_run_again_at_once(
 def test_every_gang_of_a_pass_may_be_asked_for_and_no_other_decision_changes(recording: Q) -> None:
     q = recording
     busy_hour(q)
-    q.sql("select gangq.submit_gang('train', 2, queue => 'a.b') from generate_series(1, 9)")
-    q.call("set_queue", name="a.b", paused=True)
+    q.sql("update gangq.settings set reservations = 0")
+    q.call("set_queue", name="held")
+    q.sql("select gangq.submit_gang('train', 2, queue => 'held') from generate_series(1, 9)")
+    q.call("set_queue", name="held", max_running_gangs=0)
     some, every = (
         q.sql(
             "select to_jsonb(d) - 'turn' as d from gangq.decide_on(gangq.look(200), each_gang => %(each)s) d",
