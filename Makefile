@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
 	@echo "make test        every test, on real PostgreSQL"
-	@echo "make test-servers what is about SQL, on every PostgreSQL found and not only the oldest and the newest"
+	@echo "make test-servers what is about SQL, all of it on every PostgreSQL found"
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floor and a peer"
 	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"

@@ -1,8 +1,9 @@
 """A real PostgreSQL for the tests: one server a session, one database a test.
 
-What is about SQL runs on the oldest and the newest PostgreSQL found (the system's, the wheel's), with
-`GANGQ_TEST_EVERY_SERVER=1` on all of them; the rest on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a
-directory with initdb and postgres).
+What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
+wheel's), half of it on each; migrations and plans run on both. With `GANGQ_TEST_EVERY_SERVER=1` all of it
+runs on all of them. The rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with
+initdb and postgres).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -29,6 +31,8 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
+BOTH_SERVERS = {"schema", "test_plans.py"}
+"""Of those, what is most likely to: rooms, and files."""
 
 _numbers = itertools.count(1)
 
@@ -43,15 +47,17 @@ def _servers() -> list[Binaries]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of the rooms in SEVERAL_SERVERS on two servers or on all, all others on the first one."""
+    """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the first."""
     if "server" in metafunc.fixturenames:
         found = _servers()
-        room = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
+        parts = metafunc.definition.path.relative_to(Path(__file__).parent).parts
         chosen = found[:1]
-        if room in SEVERAL_SERVERS:
+        if parts[0] in SEVERAL_SERVERS:
             chosen = sorted(found, key=lambda binaries: binaries.major)
             if os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
                 chosen = [chosen[0], *chosen[1:][-1:]]
+                if not BOTH_SERVERS & set(parts):
+                    chosen = [chosen[zlib.crc32(metafunc.definition.name.encode()) % len(chosen)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
