@@ -350,15 +350,6 @@ begin
   loop
     exit when started >= decide_on.max_gangs;
     exit when looked >= max_turns;
-    -- Only who has placed something may leave early: the next pass begins at the front, and would never get past those
-    -- that do not fit if looking at them alone used up its time.
-    if started > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0) then
-      d := null;
-      d.action := 'stop';
-      d.turn := looked;
-      return next d;
-      exit;
-    end if;
     -- Whose turn it is: the highest priority; among those, from the root of the tree down, whom each node's policy prefers.
     lane := null;
     if lanes = 1 then
@@ -423,6 +414,15 @@ begin
         depth := depth + 1;
       end loop;
       lane := chosen[1];
+    end if;
+    -- Only who has placed something may leave early: the next pass begins at the front, and would never get past those
+    -- that do not fit if looking at them alone used up its time. Who has looked at all of it is through, however late.
+    if started > 0 and clock_timestamp() - began > make_interval(secs => budget_ms / 1000.0) then
+      d := null;
+      d.action := 'stop';
+      d.turn := looked;
+      return next d;
+      exit;
     end if;
 
     g := turn_gang[lane_next[lane]];

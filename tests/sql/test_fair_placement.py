@@ -49,6 +49,14 @@ def test_of_more_gangs_alike_than_a_pass_looks_at_all_that_fit_are_placed(q: Q) 
     ]
 
 
+def test_a_pass_that_has_looked_at_all_that_waits_is_through_however_late_it_is(q: Q) -> None:
+    gangs = [q.submit_gang(1) for _ in range(2)]
+    q.workers(2)
+    assert q.one("admit", budget_ms=0) == {"placed": 1, "again": True}
+    assert q.one("admit", budget_ms=0) == {"placed": 1, "again": False}
+    assert [gang.state for gang in gangs] == ["reserved", "reserved"]
+
+
 # Quarantine after the reservation ---------------------------------------------------------------------------
 
 

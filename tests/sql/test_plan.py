@@ -120,8 +120,8 @@ CHANGES: dict[str, tuple[Row, Callable[[Q], Any]]] = {
         really_add_workers,
     ),
     "a priority": (
-        {"priority": {"gang": 5, "value": 50}},
-        lambda q: q.call("set_priority", gang_ids=[5], priority=50),
+        {"priority": {"gang": 6, "value": 50}},
+        lambda q: q.call("set_priority", gang_ids=[6], priority=50),
     ),
     "a gang that waits is cancelled": ({"cancel": {"gang": 2}}, lambda q: q.call("cancel", gang_ids=[2])),
     "a gang that runs is cancelled": ({"cancel": {"gang": 1}}, really_cancel_the_running_gang),

@@ -170,9 +170,9 @@ def test_a_pass_looks_past_those_that_do_not_fit_however_long_that_takes(q: Q) -
     for n in range(5):
         q.submit_gang(1, cpus=n + 1, priority=5, wait_for_hardware=True)
     q.sql("update gangq.incarnations set cpus = 0")
-    gang = q.submit_gang(1)
+    gang, behind = q.submit_gang(1), q.submit_gang(1)
     assert q.one("admit", budget_ms=0) == {"placed": 1, "again": True}
-    assert gang.state == "reserved"
+    assert (gang.state, behind.state) == ("reserved", "blocked")
 
 
 @pytest.mark.parametrize(
