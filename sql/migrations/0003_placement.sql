@@ -142,7 +142,7 @@ alter table gangq.live_gangs
   add column missing_since timestamptz;
 update gangq.live_gangs g set kind_id = k.id,
   world_size = case when g.state in ('reserved', 'running', 'draining') then g.size end,
-  timeout_s = 900, timeout_at = clock_timestamp() + interval '900 s'
+  timeout_s = 900, timeout_at = greatest(clock_timestamp(), g.not_before) + interval '900 s'
 from gangq.gang_kinds k where k.spec = format('v1 %s %s', g.shape_id, g.size);
 alter table gangq.live_gangs alter column kind_id set not null, alter column timeout_s set not null;
 drop index gangq.live_gangs_blocked;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -57,15 +57,9 @@ insert into gangq.tick_state (singleton, last_at) values (true, now()) on confli
 
 
 @pytest.fixture
-def old(empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def old(empty_dsn: str, migrate_to: Callable[[str], None]) -> str:
     """A database of the first release with work in it; migrate() then brings it here."""
-    root = tmp_path / "sql"
-    (root / "migrations").mkdir(parents=True)
-    first = schema.migrations()[0]
-    (root / "migrations" / f"{first.name}.sql").write_text(first.text)
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "_sql_root", lambda: root)
-        schema.migrate(empty_dsn, log=lambda _: None)
+    migrate_to("0001_foundation")
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(AT_WORK.encode())
     return empty_dsn
@@ -91,14 +85,17 @@ TABLES = (
 )
 
 
-def test_a_database_at_work_is_migrated_and_loses_nothing(old: str) -> None:
+def test_a_database_at_work_is_migrated_and_loses_nothing(
+    old: str, migrate_to: Callable[[str], None]
+) -> None:
     before = {table: rows(old, f"select * from gangq.{table} order by 1") for table in TABLES}
-    report = schema.migrate(old, log=lambda _: None)
-    assert report.applied == tuple(f.name for f in schema.migrations()[1:])
+    migrate_to("0002_watchdogs")
     for table in TABLES:
         after = rows(old, f"select * from gangq.{table} order by 1")
         kept = [{key: row[key] for key in was} for row, was in zip(after, before[table], strict=True)]
         assert kept == before[table], table
+    report = schema.migrate(old, log=lambda _: None)
+    assert report.applied == tuple(f.name for f in schema.migrations()[2:])
     assert rows(old, "select * from gangq.violations") == []
 
 
@@ -148,4 +145,4 @@ def test_migrating_it_takes_no_longer_than_its_locks_allow_while_somebody_reads(
         with pytest.raises(schema.Busy):
             schema.migrate(old, log=lambda _: None)
     assert rows(old, "select to_regclass('gangq.evidence') as it") == [{"it": None}]
-    assert schema.migrate(old, log=lambda _: None).applied == ("0002_watchdogs",)
+    assert schema.migrate(old, log=lambda _: None).applied == tuple(f.name for f in schema.migrations()[1:])
