@@ -70,7 +70,7 @@ begin
   )
   select array_agg(s.id order by s.order_key) into ids from single s;
   perform gangq.log_event(t, 'split', (g).id, (g).epoch, reason => split_gang.reason, data => jsonb_build_object('job_ids', ids));
-  perform gangq.end_gang((g).id, 'cancelled', format('%s: its members run as single jobs', split_gang.reason), t);
+  perform gangq.end_gang((g).id, 'cancelled', format('%s; its members run as single jobs', split_gang.reason), t);
   for wake in
     select s.queue, count(*) as jobs from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (ids) group by s.queue
   loop
@@ -80,7 +80,7 @@ end $$;
 comment on function gangq.split_gang(gangq.live_gangs, text, timestamptz) is
   'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their ids, payloads and counters.';
 
-create function gangq.timed_out(g gangq.live_gangs, t timestamptz) returns void language plpgsql set search_path = '' as $$
+create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
   v gangq.verdicts;
@@ -96,9 +96,9 @@ begin
     where x.id = (g).id;
     return;
   end if;
-  why := format('not placed within %s s', (g).timeout_s) || coalesce(' (' || nullif(concat_ws(': ', v.gate,
-    (select string_agg(format('%s %s', n.key, n.value), ', ') from jsonb_each_text(
-      case jsonb_typeof(v.numbers) when 'object' then v.numbers else '{}' end) n)), '') || ')', '');
+  -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
+  too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
+  why := concat_ws(': ', format('not placed within %s s', (g).timeout_s), coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;
@@ -123,10 +123,10 @@ begin
     perform gangq.wake(freed, 'claim');
   end if;
 end $$;
-comment on function gangq.timed_out(gangq.live_gangs, timestamptz) is
+comment on function gangq.timed_out(gangq.live_gangs, timestamptz, text) is
   'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the plan back and backs off, if '
   'its planned start is overdue or nothing known could hold it; else it waits on. hard: it fails. soft: its members run as '
-  'single jobs.';
+  'single jobs. too_large: why no worker there is could hold its kind, empty if some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
@@ -137,6 +137,7 @@ declare
   w record;
   g gangq.live_gangs;
   held double precision;
+  too_large text;
   n integer := 0;
   later integer;
 begin
@@ -160,6 +161,7 @@ begin
   loop
     exit when n >= most;
     held := gangq.ineligible_s(k.id, t);
+    too_large := null;
     -- Never by more than it has waited: what is due later, or backs off, was not waiting all the time its kind was held.
     update gangq.live_gangs x set held_s = held, timeout_at = x.timeout_at + make_interval(secs =>
       least(held - x.held_s, extract(epoch from t - x.timeout_at)::float8 + x.timeout_s))
@@ -179,7 +181,7 @@ begin
       where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= held;
       continue when not found;
       begin
-        perform gangq.timed_out(g, t);
+        too_large := gangq.timed_out(g, t, too_large);
         n := n + 1;
       exception when lock_not_available then
         null;  -- somebody holds an earmark or a plan of it: the next tick

@@ -1,6 +1,6 @@
 """Placement timeouts: a gang that could have had a place and got none is requeued, failed, or split.
 
-Time in which its kind was not eligible does not count. Verdicts are written by hand here, as a pass would.
+Time in which its kind was not eligible, as passes found it, does not count.
 """
 
 from __future__ import annotations
@@ -9,34 +9,47 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import Gang, Q
-from psycopg.types.json import Jsonb
+from drive import Gang, Q, Worker
 
 
-def judge(q: Q, gang: Gang, gate: str, held_s: float = 0, **numbers: Any) -> None:
-    """A pass finds this gate shut for gangs of this kind; what came before is summed up as a pass does."""
-    q.sql(
-        "insert into gangq.verdicts as v (kind_id, gate, since, held_s, numbers) "
-        "values (%(kind)s, %(gate)s, gangq.now(), %(held)s, %(numbers)s) "
-        "on conflict (kind_id) do update set gate = excluded.gate, since = excluded.since, "
-        "numbers = excluded.numbers, held_s = gangq.ineligible_s(v.kind_id, gangq.now())",
-        kind=gang.live["kind_id"],
-        gate=gate,
-        held=held_s,
-        numbers=Jsonb(numbers),
-    )
+GATES: dict[str, dict[str, Any]] = {
+    "paused": {"paused": True},
+    "quota": {"maximum": {"jobs": 0}},
+    "running_limit": {"max_running_gangs": 0},
+    "submitter_limit": {"submitter_maximum": {"gangs": 0}},
+}
 
 
-def plan(q: Q, gang: Gang, in_s: float) -> None:
-    """The gang has a planned start, and a worker is kept for it."""
-    q.sql(
-        "insert into gangq.plans (gang_id, place, starts_at, decided_at) values (%(id)s, 1, %(at)s, gangq.now())",
-        id=gang.id,
-        at=q.clock.now() + timedelta(seconds=in_s),
-    )
+def shut(q: Q, gate: str) -> None:
+    """The queue starts nothing any more, and a pass finds it so."""
+    q.call("set_queue", name="default", **GATES[gate])
+    q.tick()
+    assert q.value("select array_agg(distinct gate) from gangq.verdicts") == [gate]
 
 
-def gang_of(q: Q, size: int = 2, style: str = "requeue", timeout_s: float = 100, **options: Any) -> Gang:
+def open_again(q: Q) -> None:
+    """The queue may start what it has, and a pass finds it so."""
+    limits = ["maximum", "max_running_gangs", "submitter_maximum"]
+    q.call("set_queue", name="default", paused=False, reset=limits)
+    q.tick()
+    assert not set(GATES) & set(q.value("select array_agg(gate) from gangq.verdicts"))
+
+
+def gate_of(q: Q, gang: Gang) -> Any:
+    """What the last pass found for gangs of this kind; None: no pass has looked."""
+    rows = q.sql("select gate from gangq.verdicts where kind_id = %(kind)s", kind=gang.live["kind_id"])
+    return rows[0]["gate"] if rows else None
+
+
+def busy_worker(q: Q, budget_s: float) -> Worker:
+    """A worker whose only slot is taken for that long, so that a gang of one can have a planned start."""
+    worker = q.worker(lease_s=1e5)
+    q.submit(budget_s=budget_s)
+    worker.take()
+    return worker
+
+
+def gang_of(q: Q, size: int | None = 2, style: str = "requeue", timeout_s: float = 100, **options: Any) -> Gang:
     """A gang that nothing here can hold: nobody serves its queue."""
     gang = q.submit_gang(size, **options)
     with_timeout(q, gang, style, timeout_s)
@@ -69,16 +82,15 @@ def ended_within(q: Q, gang: Gang, seconds: float) -> bool:
 # Styles -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gate", [None, "capacity", "reserved", "unknown"])
-@pytest.mark.parametrize("planned", [None, 1000.0])
-def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(
-    q: Q, gate: str | None, planned: float | None
-) -> None:
-    gang = gang_of(q)
-    if gate:
-        judge(q, gang, gate)
-    if planned:
-        plan(q, gang, planned)
+@pytest.mark.parametrize("held_by", ["nobody serves it", "a planned start", "no planned starts"])
+def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(q: Q, held_by: str) -> None:
+    if held_by != "nobody serves it":
+        busy_worker(q, 5000)
+    if held_by == "no planned starts":
+        q.call("configure", reservations=0)
+    gang = gang_of(q, 1)
+    q.tick()
+    assert gate_of(q, gang) == ("reserved" if held_by == "a planned start" else "capacity")
     for _ in range(3):
         pass_by(q, 101)
         assert (gang.state, gang.live["timeouts"], gang.live["not_before"]) == ("blocked", 0, None)
@@ -86,20 +98,22 @@ def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(
     assert q.events("timeout") == []
 
 
-def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_off(q: Q) -> None:
-    worker = q.worker(queues=["default"])
+def test_a_gang_that_no_pass_has_looked_at_waits_on(q: Q) -> None:
     gang = gang_of(q)
-    judge(q, gang, "reserved", need=2, best=1)
-    plan(q, gang, 50)
-    pass_by(q, 99)
-    assert gang.live["timeouts"] == 0
-    q.sql("delete from gangq.earmarks")
-    q.sql(
-        "insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots) "
-        "select %(i)s, id, order_key, 'infinity', 1 from gangq.live_gangs",
-        i=worker.incarnation,
-    )
-    q.later(2)
+    q.later(101)
+    assert q.one("time_out") == 1
+    assert (gang.live["timeouts"], gate_of(q, gang)) == (0, None)
+    assert gang.live["timeout_at"] == q.clock.now() + timedelta(seconds=100)
+
+
+def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_off(q: Q) -> None:
+    worker = busy_worker(q, 50)
+    gang = gang_of(q, 1)
+    q.tick()
+    assert q.value("select incarnation from gangq.earmarks") == worker.incarnation
+    q.later(99)
+    assert q.one("time_out") == 0
+    q.later(1)
     assert q.one("time_out") == 1
     live = gang.live
     backoff = (live["not_before"] - q.clock.now()).total_seconds()
@@ -108,51 +122,72 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
     assert q.sql("select * from gangq.plans") == q.sql("select * from gangq.earmarks") == []
     (event,) = q.events("timeout", gang_id=gang.id)
-    assert event["reason"] == "not placed within 100 s (reserved: best 1, need 2)"
+    assert event["reason"] == "not placed within 100 s: its place is kept until others have ended"
     assert (event["data"]["style"], event["data"]["timeouts"]) == ("requeue", 1)
-    assert event["data"]["numbers"] == {"need": 2, "best": 1}
+    assert event["data"]["gate"] == "reserved"
 
 
 def test_a_gang_nothing_known_could_hold_backs_off_longer_each_time(q: Q) -> None:
-    gang = gang_of(q)
-    judge(q, gang, "infeasible", hosts=0)
+    q.worker(lease_s=1e5)
+    gang = gang_of(q, wait_for_hardware=True)
+    q.tick()
+    assert gate_of(q, gang) == "infeasible"
     base = q.value("select gang_backoff_s from gangq.settings")
     for nth in range(1, 5):
-        q.later((gang.live["timeout_at"] - q.clock.now()).total_seconds())
-        assert q.one("time_out") == 1
+        pass_by(q, (gang.live["timeout_at"] - q.clock.now()).total_seconds())
         backoff = (gang.live["not_before"] - q.clock.now()).total_seconds()
         assert gang.live["timeouts"] == nth
         assert base * 2 ** (nth - 1) / 2 <= backoff <= base * 2 ** (nth - 1)
     assert len(q.events("timeout")) == 4
 
 
-def test_a_hard_timeout_fails_the_gang_with_the_numbers_of_its_verdict(q: Q) -> None:
-    gang = gang_of(q, style="hard")
-    judge(q, gang, "capacity", room=1, members=2)
+def test_a_hard_timeout_fails_the_gang_with_the_numbers_of_what_there_is(q: Q) -> None:
+    q.worker(lease_s=1e5)
+    gang = gang_of(q, style="hard", wait_for_hardware=True)
     pass_by(q, 99)
     assert gang.state == "blocked"
     pass_by(q, 1)
     assert gang.state == "failed"
-    assert gang.row["reason"] == "not placed within 100 s (capacity: room 1, members 2)"
+    reason = "not placed within 100 s: the 1 workers of queue default could hold 1 of 2 members even when idle"
+    assert gang.row["reason"].startswith(reason)
     assert gang.states == ["failed", "failed"]
     assert {m["error"]["message"] for m in gang.members} == {gang.row["reason"]}
-    assert [e["data"]["style"] for e in q.events("timeout")] == ["hard"]
+    assert [(e["data"]["style"], e["data"]["gate"]) for e in q.events("timeout")] == [("hard", "infeasible")]
 
 
-def test_a_hard_timeout_needs_no_verdict(q: Q) -> None:
-    gang = gang_of(q, style="hard")
+def test_a_hard_timeout_where_all_is_taken_says_so(q: Q) -> None:
+    busy_worker(q, 5000)
+    q.call("configure", reservations=0)
+    gang = gang_of(q, 1, style="hard")
+    q.tick()
     pass_by(q, 100)
+    assert gang.row["reason"] == "not placed within 100 s: waits for capacity"
+
+
+def test_a_hard_timeout_needs_no_pass_before_it(q: Q) -> None:
+    q.worker(slots=2)
+    gang = gang_of(q, style="hard")
+    q.later(100)
+    assert q.one("time_out") == 1
     assert gang.row["reason"] == "not placed within 100 s"
+
+
+def test_gangs_of_several_kinds_that_time_out_together_each_get_their_own_reason(q: Q) -> None:
+    q.worker(slots=2)
+    large, small = gang_of(q, 3, "hard", wait_for_hardware=True), gang_of(q, 2, "hard")
+    q.later(100)
+    assert q.one("time_out") == 2
+    assert "could hold 2 of 3 members" in large.row["reason"]
+    assert small.row["reason"] == "not placed within 100 s"
 
 
 def test_a_soft_timeout_makes_single_jobs_of_the_members_with_their_ids_and_payloads(q: Q) -> None:
     gang = gang_of(q, 3, "soft", payloads=[{"n": n} for n in range(3)], priority=4)
     key = gang.live["order_key"]
-    judge(q, gang, "capacity", room=1)
     pass_by(q, 100)
     assert (gang.state, gang.members) == ("cancelled", [])
-    reason = "not placed within 100 s (capacity: room 1)"
-    assert gang.row["reason"] == f"{reason}: its members run as single jobs"
+    reason = "not placed within 100 s: no registered worker serves queue default with task train"
+    assert gang.row["reason"] == f"{reason}; its members run as single jobs"
     (split,) = q.events("split")
     assert (split["gang_id"], split["reason"], split["data"]["job_ids"]) == (gang.id, reason, gang.job_ids)
     jobs = [q.job(i) for i in gang.job_ids]
@@ -172,11 +207,8 @@ def test_a_soft_timeout_makes_single_jobs_of_the_members_with_their_ids_and_payl
 
 def test_single_jobs_of_two_shapes_are_all_found_by_one_claim(q: Q) -> None:
     """Their places must differ: a claim that merges shapes by place would never get past two equal ones."""
-    gang = gang_of(q, 4, "soft")
-    q.sql(
-        "update gangq.live_jobs set shape_id = gangq.intern_shape('default', 'other', 0, 0, 1, 0, '{}', null) "
-        "where rank >= 2"
-    )
+    roles = [{"name": "one", "count": 2}, {"name": "other", "count": 2, "task": "other", "memory_mb": 1}]
+    gang = gang_of(q, None, "soft", roles=roles)
     pass_by(q, 100)
     claims = q.worker(slots=4, memory_mb=10).claim()
     assert [c.job_id for c in claims] == gang.job_ids
@@ -273,12 +305,12 @@ def test_what_it_ran_does_not_count_and_it_waits_anew_after_a_drain_or_a_rollbac
 @pytest.mark.parametrize("gate", ["paused", "quota", "running_limit", "submitter_limit"])
 def test_time_in_which_it_was_not_eligible_does_not_count(q: Q, gate: str) -> None:
     gang = gang_of(q, style="hard")
-    judge(q, gang, "capacity")
+    q.tick()
     assert not ended_within(q, gang, 60)
-    judge(q, gang, gate)
+    shut(q, gate)
     for _ in range(5):
         assert not ended_within(q, gang, 1000)
-    judge(q, gang, "capacity")
+    open_again(q)
     assert not ended_within(q, gang, 39)
     assert ended_within(q, gang, 1)
 
@@ -286,9 +318,9 @@ def test_time_in_which_it_was_not_eligible_does_not_count(q: Q, gate: str) -> No
 def test_a_pause_that_ends_between_two_looks_counts_for_as_long_as_it_lasted(q: Q) -> None:
     gang = gang_of(q, style="hard")
     for seconds in (30, 20):
-        judge(q, gang, "paused")
+        shut(q, "paused")
         q.later(seconds)
-        judge(q, gang, "capacity")
+        open_again(q)
         q.later(10)
     assert not ended_within(q, gang, 79)
     assert ended_within(q, gang, 1)
@@ -297,16 +329,16 @@ def test_a_pause_that_ends_between_two_looks_counts_for_as_long_as_it_lasted(q: 
 def test_a_pause_that_began_before_it_was_submitted_counts_from_then_only(q: Q) -> None:
     """And one that was over by then not at all, though the verdict of its kind remembers both."""
     first = gang_of(q)
-    judge(q, first, "quota")
+    shut(q, "quota")
     q.later(700)
-    judge(q, first, "capacity")
+    open_again(q)
     q.later(50)
-    judge(q, first, "paused")
+    shut(q, "paused")
     q.later(900)
     gang = gang_of(q, style="hard")
     assert gang.live["kind_id"] == first.live["kind_id"]
     q.later(30)
-    judge(q, gang, "capacity")
+    open_again(q)
     assert not ended_within(q, gang, 99)
     assert ended_within(q, gang, 1)
 
@@ -316,9 +348,10 @@ def test_a_pause_while_it_ran_does_not_lengthen_its_next_wait(q: Q) -> None:
     gang = q.submit_gang(2)
     with_timeout(q, gang, "hard", 100)
     claims = gang.start(w1, w2)
-    judge(q, gang, "paused")
+    assert gang_of(q).live["kind_id"] == gang.live["kind_id"]
+    shut(q, "paused")
     q.live_on(300, w1, w2)
-    judge(q, gang, "capacity")
+    open_again(q)
     q.call("preempt_gang", gang_id=gang.id)
     for claim in claims:
         claim.ack()
@@ -330,20 +363,27 @@ def test_a_pause_while_it_ran_does_not_lengthen_its_next_wait(q: Q) -> None:
 
 def test_a_pause_before_it_was_due_lengthens_its_wait_by_one_timeout_at_most(q: Q) -> None:
     gang = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=5000))
-    judge(q, gang, "paused")
+    assert gang_of(q).live["kind_id"] == gang.live["kind_id"]
+    shut(q, "paused")
     q.later(5000)
-    judge(q, gang, "capacity")
+    open_again(q)
     assert not ended_within(q, gang, 100)
     assert ended_within(q, gang, 100)
 
 
 def test_a_gang_whose_kind_changes_keeps_what_it_has_waited(q: Q) -> None:
+    other = gang_of(q, memory_mb=1)
+    shut(q, "paused")
+    q.later(5000)
     gang = gang_of(q, style="hard")
-    judge(q, gang, "paused")
+    q.tick()
     pass_by(q, 40)
-    kind = q.value("select gangq.intern_kind('default', '[]', null, null, null)")
-    q.sql("insert into gangq.verdicts values (%(kind)s, 'capacity', gangq.now(), 5000, '{}')", kind=kind)
-    q.sql("update gangq.live_gangs set kind_id = %(kind)s", kind=kind)
+    q.sql(
+        "update gangq.live_gangs set kind_id = %(kind)s where id = %(id)s",
+        kind=other.live["kind_id"],
+        id=gang.id,
+    )
+    open_again(q)
     assert not ended_within(q, gang, 99)
     assert ended_within(q, gang, 1)
 
@@ -359,9 +399,10 @@ def test_a_step_is_bounded_and_the_tick_says_that_there_is_more(q: Q) -> None:
 
 
 def test_gangs_of_a_paused_queue_are_not_looked_at_and_nobody_is_hidden_behind_them(q: Q) -> None:
+    q.call("set_queue", name="open")
     held = [gang_of(q, 1, "hard") for _ in range(3)]
-    judge(q, held[0], "paused")
-    other = gang_of(q, 2, "hard")
+    shut(q, "paused")
+    other = gang_of(q, 2, "hard", queue="open")
     q.later(100)
     assert q.one("time_out", most=1) == 1
     assert other.state == "failed"
@@ -381,16 +422,13 @@ def test_a_gang_somebody_holds_is_left_for_the_next_tick(q: Q, dsn: str) -> None
 
 
 def test_an_earmark_somebody_holds_delays_its_own_gang_only(q: Q, dsn: str) -> None:
-    worker = q.worker()
+    busy_worker(q, 5000)
     held, free = gang_of(q, 1, "hard"), gang_of(q, 1, "hard")
-    q.sql(
-        "insert into gangq.earmarks (incarnation, gang_id, order_key, until) values (%(i)s, %(g)s, 1, 'infinity')",
-        i=worker.incarnation,
-        g=held.id,
-    )
+    q.tick()
+    assert q.value("select array_agg(gang_id order by gang_id) from gangq.earmarks") == [held.id, free.id]
     q.later(100)
     with q.connected(dsn) as other, other.db.transaction():
-        other.sql("update gangq.earmarks set slots = 1")
+        other.sql("update gangq.earmarks set slots = slots where gang_id = %(id)s", id=held.id)
         assert q.one("time_out") == 1
         assert (held.state, free.state) == ("blocked", "failed")
     assert q.one("time_out") == 1
