@@ -12,7 +12,7 @@ create function gangq.gate_text(gate text, numbers jsonb) returns text language 
     when 'quota' then format('queue %s holds %s of at most %s %s, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
     when 'running_limit' then format('queue %s has %s of at most %s %s placed, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
     when 'submitter_limit' then format('%s holds %s of at most %s %s in queue %s, and it asks for %s', numbers ->> 'submitter', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'queue', numbers ->> 'asked')
-    when 'infeasible' then 'the workers there are could not hold it even when idle'
+    when 'infeasible' then 'the workers that take new work could not hold it even when idle'
     when 'capacity' then 'waits for capacity'
     when 'reserved' then 'its place is kept until others have ended'
     else gate end

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from drive import Gang, Q, Worker
 
-
 GATES: dict[str, dict[str, Any]] = {
     "paused": {"paused": True},
     "quota": {"maximum": {"jobs": 0}},
@@ -49,7 +48,9 @@ def busy_worker(q: Q, budget_s: float) -> Worker:
     return worker
 
 
-def gang_of(q: Q, size: int | None = 2, style: str = "requeue", timeout_s: float = 100, **options: Any) -> Gang:
+def gang_of(
+    q: Q, size: int | None = 2, style: str = "requeue", timeout_s: float = 100, **options: Any
+) -> Gang:
     """A gang that nothing here can hold: nobody serves its queue."""
     gang = q.submit_gang(size, **options)
     with_timeout(q, gang, style, timeout_s)
@@ -66,9 +67,11 @@ def with_timeout(q: Q, gang: Gang, style: str, timeout_s: float) -> None:
     )
 
 
-def pass_by(q: Q, seconds: float) -> None:
-    """Let so much time pass, and look."""
+def pass_by(q: Q, seconds: float, *workers: Worker) -> None:
+    """Let so much time pass, in which these workers are not silent, and look."""
     q.later(seconds)
+    for worker in workers:
+        worker.beat()
     q.tick()
 
 
@@ -84,15 +87,14 @@ def ended_within(q: Q, gang: Gang, seconds: float) -> bool:
 
 @pytest.mark.parametrize("held_by", ["nobody serves it", "a planned start", "no planned starts"])
 def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(q: Q, held_by: str) -> None:
-    if held_by != "nobody serves it":
-        busy_worker(q, 5000)
+    workers = [] if held_by == "nobody serves it" else [busy_worker(q, 5000)]
     if held_by == "no planned starts":
         q.call("configure", reservations=0)
     gang = gang_of(q, 1)
     q.tick()
     assert gate_of(q, gang) == ("reserved" if held_by == "a planned start" else "capacity")
     for _ in range(3):
-        pass_by(q, 101)
+        pass_by(q, 101, *workers)
         assert (gang.state, gang.live["timeouts"], gang.live["not_before"]) == ("blocked", 0, None)
         assert gang.live["timeout_at"] == q.clock.now() + timedelta(seconds=100)
     assert q.events("timeout") == []
@@ -148,7 +150,9 @@ def test_a_hard_timeout_fails_the_gang_with_the_numbers_of_what_there_is(q: Q) -
     assert gang.state == "blocked"
     pass_by(q, 1)
     assert gang.state == "failed"
-    reason = "not placed within 100 s: the 1 workers of queue default could hold 1 of 2 members even when idle"
+    reason = (
+        "not placed within 100 s: the 1 workers of queue default could hold 1 of 2 members even when idle"
+    )
     assert gang.row["reason"].startswith(reason)
     assert gang.states == ["failed", "failed"]
     assert {m["error"]["message"] for m in gang.members} == {gang.row["reason"]}
@@ -263,8 +267,9 @@ def test_a_gang_that_was_split_is_not_retried_under_its_id(q: Q) -> None:
 def test_the_wait_begins_when_the_gang_is_due_and_when_what_it_waits_for_is_done(q: Q) -> None:
     worker = q.worker(queues=["default"])
     first = q.submit()
-    due = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=500))
-    after = gang_of(q, style="hard", after=[first])
+    at = q.clock.now() + timedelta(seconds=500)
+    due = gang_of(q, style="hard", due_at=at, wait_for_hardware=True)
+    after = gang_of(q, style="hard", after=[first], wait_for_hardware=True)
     claim = worker.take()
     q.live_on(400, worker)
     assert (due.state, after.state) == ("blocked", "waiting")
