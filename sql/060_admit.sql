@@ -110,6 +110,8 @@ declare
   none_big bigint[] := array_fill(0::bigint, array[n]);
   planned_gpus integer[];
   earliest timestamptz := plan_start.starts_at;
+  apart_hosts integer[] := b.apart_hosts;
+  there bigint[];
 begin
   moments := array(
     select distinct e from (
@@ -137,6 +139,15 @@ begin
       from unnest(plan_start.held) with ordinality as d(held, n)
       left join (select j.job from unnest(b.held_job, b.held_ends) as j(job, ends) where j.ends <= moments[mid]) h on h.job = d.held
       order by d.n) end;
+    if b.kind_apart[plan_start.kind] is not null then
+      -- A gang it is kept apart from leaves its hosts when it ends; one started in this very pass has no unit yet.
+      there := array(
+        select distinct coalesce(h.unit, h.job - 1152921504606846976)
+        from unnest(b.held_unit, b.held_job, b.held_ends) as h(unit, job, ends) where h.ends > moments[mid]);
+      b.apart_hosts := array(
+        select case when x.gang = any (there) or x.gang is null then x.host else 0 end
+        from unnest(apart_hosts, b.apart_gangs) with ordinality as x(host, gang, n) order by x.n);
+    end if;
     got := gangq.seat_gang(b, kind, counts, then_slots, then_memory, then_mcpus, then_held, none, none_big, none_big, planned_gpus);
     if got is not null then
       seats := got;

@@ -257,6 +257,7 @@ begin
     if b.kind_apart[k] is not null then
       b.apart_keys := b.apart_keys || array_fill(b.kind_apart[k], array[cardinality(d.incarnations)]);
       b.apart_hosts := b.apart_hosts || array(select b.worker_host[array_position(b.worker_ids, u.id)] from unnest(d.incarnations) as u(id));
+      b.apart_gangs := b.apart_gangs || array_fill(d.gang_id, array[cardinality(d.incarnations)]);
     end if;
   end loop;
   return b;
@@ -279,6 +280,7 @@ begin
   b.worker_open := array_fill(true, array[coalesce(cardinality(b.worker_ids), 0)]);
   b.apart_keys := null;
   b.apart_hosts := null;
+  b.apart_gangs := null;
   return b;
 end $$;
 comment on function gangq.idle(gangq.board) is 'Internal. The board with nothing placed on it and every worker open; quarantined devices stay so.';

@@ -142,9 +142,11 @@ begin
     select x.* from unnest(b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus)
       as x(gang, worker, slots, memory, mcpus, gpus)
     where place[x.worker] is not null order by x.gang, place[x.worker]) e;
-  select array_agg(a.key order by a.key, a.host), array_agg(a.host order by a.key, a.host) into b.apart_keys, b.apart_hosts
+  select array_agg(a.key order by a.key, a.host, a.gang), array_agg(a.host order by a.key, a.host, a.gang), array_agg(a.gang order by a.key, a.host, a.gang)
+  into b.apart_keys, b.apart_hosts, b.apart_gangs
   from (
-    select x.key, array_position(b.hosts, old_hosts[x.host]) as host from unnest(b.apart_keys, b.apart_hosts) as x(key, host)) a
+    select x.key, array_position(b.hosts, old_hosts[x.host]) as host, x.gang
+    from unnest(b.apart_keys, b.apart_hosts, b.apart_gangs) as x(key, host, gang)) a
   where a.host is not null;
   return b;
 end $$;
@@ -216,18 +218,15 @@ begin
     with ordinality as h(unit, job, worker, slots, memory, mcpus, gpus, ends, n)
   where h.unit <> free_unit.unit and h.slots > 0;
   select array_agg(x.id order by x.n), array_agg(x.queue order by x.n), array_agg(x.submitter order by x.n), array_agg(x.priority order by x.n),
-    array_agg(x.movable order by x.n), array_agg(x.leaving order by x.n), array_agg(x.lost order by x.n)
-  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost
-  from unnest(b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost)
-    with ordinality as x(id, queue, submitter, priority, movable, leaving, lost, n)
+    array_agg(x.movable order by x.n), array_agg(x.leaving order by x.n), array_agg(x.lost order by x.n), array_agg(x.since order by x.n)
+  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
+  from unnest(b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since)
+    with ordinality as x(id, queue, submitter, priority, movable, leaving, lost, since, n)
   where x.id <> free_unit.unit;
-  if b.apart_keys is not null then
-    select array_agg(x.apart order by x.apart, x.host), array_agg(x.host order by x.apart, x.host) into b.apart_keys, b.apart_hosts
-    from (
-      select distinct k.apart, b.worker_host[h.worker] as host
-      from unnest(b.held_unit, b.held_worker) as h(unit, worker) join gangq.live_gangs g on g.id = h.unit join gangq.gang_kinds k on k.id = g.kind_id
-      where k.apart = any (b.kind_apart)) x;
-  end if;
+  select array_agg(x.key order by x.n), array_agg(x.host order by x.n), array_agg(x.gang order by x.n)
+  into b.apart_keys, b.apart_hosts, b.apart_gangs
+  from unnest(b.apart_keys, b.apart_hosts, b.apart_gangs) with ordinality as x(key, host, gang, n)
+  where x.gang <> free_unit.unit;
   return b;
 end $$;
 comment on function gangq.free_unit(gangq.board, bigint) is

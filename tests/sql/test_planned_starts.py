@@ -81,6 +81,19 @@ def then(fleet: Fleet, held: list[Held], seconds: float) -> Fleet:
 # When -------------------------------------------------------------------------------------------------------
 
 
+def test_a_gang_kept_apart_starts_when_the_one_it_is_kept_apart_from_has_ended(q: Q) -> None:
+    worker = q.worker(slots=4)
+    first = q.submit_gang(1, apart="x", budget_s=500)
+    (claim,) = first.start(worker)
+    second = q.submit_gang(1, apart="x")
+    q.tick()
+    assert second.state == "blocked"
+    assert q.value("select starts_at from gangq.plans") == first.live["go_at"] + timedelta(seconds=500)
+    claim.complete()
+    q.tick()
+    assert second.state == "reserved"
+
+
 def test_the_planned_start_is_the_first_end_after_which_the_gang_fits(q: Q) -> None:
     dice, planned = random.Random(1), 0
     for n in range(150):
