@@ -217,60 +217,56 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
             )
 
 
-def some_gang(db: Connection, dice: random.Random) -> None:
-    """A gang of one to three roles, fixed or elastic."""
-    queue, roles, size = dice.choice(["a", "a.b", "a.c", "d"]), [], 0
+def some_levels(dice: random.Random, never: int) -> tuple[str | None, str | None]:
+    """A level required (None more often, the higher `never`) and one preferred, which is narrower."""
+    require = dice.choice([*[None] * never, *LEVELS])
+    narrower = LEVELS if require is None else LEVELS[LEVELS.index(require) + 1 :]
+    return require, dice.choice([None, None, *narrower])
+
+
+def some_gang(db: Connection, dice: random.Random) -> bool:
+    """A gang of one to three roles, fixed or elastic; false: refused, above a limit or against itself."""
+    roles = []
     for n in range(dice.choice([1, 1, 2, 3])):
         devices = dice.choice([0, 1, 1, 2])
-        row = db.execute(
-            "select gangq.intern_shape(%s, 'work', %s, %s, %s, %s, '{}', null) as id",
-            (
-                queue,
-                devices,
-                dice.choice([0, 20]) if devices else 0,
-                dice.choice([0, 1, 2]),
-                dice.choice([0, 1]),
-            ),
-        ).fetchone()
-        assert row is not None
         least = dice.randint(1, 3)
-        most = least + dice.choice([0, 0, 0, 2])
+        require, prefer = some_levels(dice, 3)
         roles.append(
             {
-                "name": f"r{n}", "shape": row["id"], "min": least, "max": most,
+                "name": f"r{n}", "min": least, "count": least + dice.choice([0, 0, 0, 2]),
+                "gpus": devices, "vram_mb": dice.choice([0, 20]) if devices else 0,
+                "memory_mb": dice.choice([0, 1, 2]), "cpus": dice.choice([0, 1]),
                 "strategy": dice.choice(["pack", "pack", "spread", "strict_pack", "strict_spread"]),
-                "require": dice.choice([None, None, None, *LEVELS]), "prefer": dice.choice([None, None, *LEVELS]),
-                "balanced": dice.random() < 0.2,
+                "require": require, "prefer": prefer, "balanced": dice.random() < 0.2,
             }
         )  # fmt: skip
-        size += most
-    db.execute(
-        "with born as materialized (select * from gangq.submit_gang('work', %(size)s, %(queue)s, "
-        "priority => %(priority)s, checkpoint_mode => 'rank0')), "
-        "kind as materialized ("
-        "select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) "
-        "select * from born, kind",
-        values := {
-            "size": size, "queue": queue, "priority": dice.choice([0, 0, 5]), "roles": Jsonb(roles),
-            "require": dice.choice([None] * 4 + list(LEVELS)), "prefer": dice.choice([None, None, *LEVELS]),
-            "apart": dice.choice([None, None, None, "x"]), "budget": dice.choice([10.0, 100.0, 1000.0]),
-        },
-    )  # fmt: skip
-    # Its members learn their roles as the owner would have written them.
-    db.execute(
-        "update gangq.live_gangs g set kind_id = k.id, shape_id = (%(roles)s::jsonb -> 0 ->> 'shape')::integer, "
-        "budget_s = %(budget)s, submitter = case when g.id %% 2 = 0 then 'ann' else 'bob' end "
-        "from (select max(id) as id from gangq.gang_kinds) m, "
-        "lateral (select gangq.intern_kind(%(queue)s, %(roles)s, %(require)s, %(prefer)s, %(apart)s) as id) k "
-        "where g.id = (select max(id) from gangq.live_gangs)",
-        values,
-    )
-    db.execute(
-        "update gangq.live_jobs j set role = r.ordinal, shape_id = r.shape_id, submitter = g.submitter "
-        "from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id "
-        "where g.id = (select max(id) from gangq.live_gangs) and j.gang_id = g.id "
-        "and j.rank between r.first_rank and r.first_rank + r.max_members - 1"
-    )
+    require, prefer = some_levels(dice, 4)
+    try:
+        with db.transaction():
+            db.execute(
+                "select gangq.submit_gang('work', queue => %s, priority => %s, budget_s => %s::real, roles => %s, "
+                "require => %s, prefer => %s, apart => %s, checkpoint_mode => 'rank0', wait_for_hardware => true)",
+                (
+                    dice.choice(["a", "a.b", "a.c", "d"]),
+                    dice.choice([0, 0, 5]),
+                    dice.choice([10.0, 100.0, 1000.0]),
+                    Jsonb(roles),
+                    require,
+                    prefer,
+                    dice.choice([None, None, None, "x"]),
+                ),
+            )
+    except psycopg.Error as e:
+        if e.sqlstate != "GQ001":
+            raise
+        return False
+    # Everybody here is one login: half of the gangs are somebody else's.
+    if dice.random() < 0.5:
+        for table, key in (("live_gangs", "id"), ("live_jobs", "gang_id")):
+            db.execute(
+                f"update gangq.{table} set submitter = 'bob' where {key} = (select max(id) from gangq.live_gangs)"
+            )
+    return True
 
 
 ABOVE_A_LIMIT = """
@@ -352,12 +348,12 @@ def check(db: Connection, case: Any) -> int:
 
 def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Connection, clock: Any) -> None:
     seed, dice = numbers()
-    placed = 0
+    placed = taken = 0
     for n in range(1000 if SOAK else 35):
         with db.transaction(force_rollback=True):
             some_fleet(db, dice)
             for _ in range(dice.randint(1, 7)):
-                some_gang(db, dice)
+                taken += some_gang(db, dice)
             for _ in range(3):
                 clock.advance(3)
                 decided = db.execute("select * from gangq.decide()").fetchall()
@@ -396,5 +392,6 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                     db.execute(
                         "select gangq.cancel(gang_ids => array[%s::bigint])", (dice.choice(gone)["id"],)
                     )
-                some_gang(db, dice)
+                taken += some_gang(db, dice)
+    assert taken > 120
     assert placed > 60
