@@ -12,6 +12,7 @@ import psycopg
 from interleaving.sessions import Arena, Connection, Later, call, value
 
 SECONDS = 8.0
+AT_MOST_S = 40.0  # on a machine that is busy with other things
 # What a verb may answer somebody who comes too late, or too early, or finds a row busy.
 EXPECTED = {"GQ001", "GQ002", "GQ003", "GQ004", "GQ005", "GQ006", "55P03"}
 
@@ -49,6 +50,7 @@ class Fleet:
         self.jobs: list[int] = []
         self.seen: dict[str, int] = {}
         self.faults: list[str] = []
+        self.over = threading.Event()
 
     def some(self, things: list[Any], rng: random.Random, most: int = 3) -> list[Any]:
         with self.lock:
@@ -57,21 +59,20 @@ class Fleet:
 
 
 class Busybody(threading.Thread):
-    """Calls verbs at random until the time is up."""
+    """Calls verbs at random until it is over."""
 
-    def __init__(self, arena: Arena, fleet: Fleet, seed: int, until: float) -> None:
+    def __init__(self, arena: Arena, fleet: Fleet, seed: int) -> None:
         super().__init__(name=f"busybody {seed}", daemon=True)
         self.rng = random.Random(seed)
         self.conn = arena.connect(statement_timeout="10000")
         self.fleet = fleet
-        self.until = until
 
     def run(self) -> None:
         names = [name for name in dir(self) if name.startswith("do_")]
         weights = [
             4 if name in ("do_claim", "do_complete", "do_tick", "do_submit_gang") else 1 for name in names
         ]
-        while time.monotonic() < self.until:
+        while not self.fleet.over.is_set():
             (name,) = self.rng.choices(names, weights)
             try:
                 getattr(self, name)()
@@ -212,21 +213,28 @@ def test_six_threads_calling_verbs_at_random_see_no_deadlock_and_break_nothing(
     meeting: Arena, db: Connection
 ):
     fleet = Fleet()
-    until = time.monotonic() + SECONDS
-    threads = [Busybody(meeting, fleet, seed, until) for seed in range(6)]
+    threads = [Busybody(meeting, fleet, seed) for seed in range(6)]
     threads[0].do_register()
+    began = time.monotonic()
     for thread in threads:
         thread.start()
-    while time.monotonic() < until:
-        assert meeting.violations() == []
-        time.sleep(0.2)
+
+    def unproven() -> list[str]:
+        """What did not happen yet, without which it means nothing: each verb got through, and gangs did run."""
+        with fleet.lock:
+            missing = [name for name in dir(Busybody) if name.startswith("do_") and not fleet.seen.get(name)]
+        went = db.execute("select 1 from gangq.events where kind = 'go' limit 1").fetchall()
+        return missing if went else [*missing, "go"]
+
+    try:
+        while (passed := time.monotonic() - began) < SECONDS or (passed < AT_MOST_S and unproven()):
+            assert meeting.violations() == []
+            time.sleep(0.2)
+    finally:
+        fleet.over.set()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive(), f"{thread.name} hangs"
     assert fleet.faults == []
     assert meeting.violations() == []
-    # It meant something: every verb got through, and gangs did run.
-    assert {name for name, n in fleet.seen.items() if n == 0} == set()
-    ran = db.execute("select count(*) as n from gangq.events where kind = 'go'").fetchone()
-    assert ran is not None
-    assert ran["n"] > 0
+    assert unproven() == []
