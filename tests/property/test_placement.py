@@ -5,12 +5,14 @@ The walks of `make test` are always the same; GANGQ_SOAK=1 walks much further, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from itertools import groupby
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from sql.boards import Fleet, Held, Kind, Node, Role, Waiting, seat
@@ -126,15 +128,26 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
                 vrams = tuple(dice.choice([10, 40, 40]) for _ in range(dice.randint(0, 4)))
                 nodes.append(
                     Node(
-                        f"h{host}", slots=dice.randint(0, 4), memory=dice.choice([4, 8]), mcpus=dice.choice([4, 8]),
-                        vrams=vrams, label=dice.choice(["", "x"]), open=dice.random() < 0.95,
+                        f"h{host}",
+                        slots=dice.randint(0, 4),
+                        memory=dice.choice([4, 8]),
+                        mcpus=dice.choice([4, 8]),
+                        vrams=vrams,
+                        label=dice.choice(["", "x"]),
+                        open=dice.random() < 0.95,
                     )
-                )  # fmt: skip
+                )
         shapes = [
-            Role(1, gpus=dice.choice([0, 1, 2]), vram=dice.choice([0, 20]), memory=dice.choice([0, 1, 3]),
-                 mcpus=dice.choice([0, 1]), label=dice.choice([None, None, "x"]))
+            Role(
+                1,
+                gpus=dice.choice([0, 1, 2]),
+                vram=dice.choice([0, 20]),
+                memory=dice.choice([0, 1, 3]),
+                mcpus=dice.choice([0, 1]),
+                label=dice.choice([None, None, "x"]),
+            )
             for _ in range(dice.randint(1, 2))
-        ]  # fmt: skip
+        ]
         kinds = [
             Kind(
                 (
@@ -163,7 +176,28 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
         other = decide(db, long.board(gangs=gangs, held=held, reservations=promises))
         assert one == other, (seed, n, short, gangs)
         placed += sum(row["action"] == "start" for row in one)
-    assert placed > 60
+    assert taken > 60
+    assert placed > 40
+
+
+# Limits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resource", ["gpus", "memory_mb", "cpus", "jobs", "gangs", "submitter"])
+def test_a_pass_counts_what_it_has_placed_against_the_limits_of_every_ancestor(
+    db: Connection, resource: str
+) -> None:
+    fleet = Fleet([Node("h0", slots=9, memory=99, mcpus=99000, vrams=(10,) * 9)])
+    gangs = [Waiting(Kind((Role(2, gpus=1, memory=1, mcpus=1000),), queue="a.b.c")) for _ in range(3)]
+    above: dict[str, Any] = {"maximum": {resource: 5}}
+    if resource == "gangs":
+        above = {"max_gangs": 2}
+    elif resource == "submitter":
+        above = {"submitter_maximum": {"gangs": 2}}
+    rows = decide(db, fleet.board(gangs=gangs, queues={"a": above, "a.b": {}, "a.b.c": {}, "d": {}}))
+    assert [row["action"] for row in rows] == ["start", "start", "wait"]
+    gate = {"gangs": "running_limit", "submitter": "submitter_limit"}.get(resource, "quota")
+    assert (rows[2]["gate"], rows[2]["numbers"]["queue"]) == (gate, "a")
 
 
 # Whole passes over the tables ---------------------------------------------------------------------------------
@@ -181,7 +215,7 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
         "insert into gangq.queues_table (name) values ('a'), ('a.b'), ('a.c'), ('d') on conflict do nothing"
     )
     for queue in ("a", "a.b", "a.c", "d"):
-        maximum = {key: dice.randint(1, 8) for key in RESOURCES if dice.random() < 0.2}
+        maximum = {key: dice.randint(1, 6) for key in RESOURCES if dice.random() < 0.3}
         db.execute(
             "update gangq.queues_table set policy = %s, maximum = %s, max_running_gangs = %s, max_running_jobs = %s, "
             "submitter_maximum = %s, weight = %s where name = %s",
@@ -195,7 +229,7 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
                 queue,
             ),
         )
-    for host in range(dice.randint(1, 5)):
+    for host in range(dice.randint(2, 6)):
         rack = {"rack": f"r{dice.randint(1, 2)}"} if dice.random() < 0.9 else {}
         for n in range(dice.choice([1, 1, 2])):
             devices = [
@@ -253,7 +287,7 @@ def some_gang(db: Connection, dice: random.Random) -> bool:
                     Jsonb(roles),
                     require,
                     prefer,
-                    dice.choice([None, None, None, "x"]),
+                    dice.choice([None, "x"]),
                 ),
             )
     except psycopg.Error as e:
@@ -271,16 +305,17 @@ def some_gang(db: Connection, dice: random.Random) -> bool:
 
 ABOVE_A_LIMIT = """
 with used as (
-  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs,
-    sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
+  select q.name, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus) as gpus,
+    sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
   from gangq.queues_table q join gangq.shapes s on s.queue = q.name or starts_with(s.queue, q.name || '.')
   join gangq.live_jobs j on j.shape_id = s.id and j.incarnation is not null
   group by q.name)
 select u.*, q.maximum, q.max_running_gangs, q.max_running_jobs
 from used u join gangq.queues_table q on q.name = u.name
 where u.gangs > q.max_running_gangs or u.jobs > q.max_running_jobs
-  or u.gpus > (q.maximum ->> 'gpus')::numeric or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric
-  or u.cpus > (q.maximum ->> 'cpus')::numeric or u.jobs > (q.maximum ->> 'jobs')::numeric
+  or u.gpus > (q.maximum ->> 'gpus')::numeric
+  or u.memory_mb > (q.maximum ->> 'memory_mb')::numeric or u.cpus > (q.maximum ->> 'cpus')::numeric
+  or u.jobs > (q.maximum ->> 'jobs')::numeric
 """
 ABOVE_A_SUBMITTERS = """
 select q.name, j.submitter
@@ -295,15 +330,14 @@ from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id join ga
 group by i.id having count(*) > i.slots or sum(s.memory_mb) > i.memory_mb or sum(s.cpus) > i.cpus
 """
 SEATED = """
-select g.id, g.state, g.kind_id, r.ordinal as role, r.min_members, r.max_members, r.strategy, r.require,
-  k.require as together, k.apart, coalesce(j.epoch_rank, j.rank) as rank, g.world_size,
-  i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
+select g.id, g.kind_id, r.ordinal as role, k.require as together, k.apart, coalesce(j.epoch_rank, j.rank) as rank,
+  g.world_size, i.host, i.labels ->> 'rack' as rack, i.id as incarnation, s.gpus, s.vram_mb, d.devices, d.vram
 from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.live_jobs j on j.gang_id = g.id
 join gangq.kind_roles r on r.kind_id = k.id and r.ordinal = coalesce(j.role, 1)
 join gangq.shapes s on s.id = j.shape_id
 join gangq.incarnations i on i.id = j.incarnation
 left join lateral (
-  select count(*) as devices, min(x.vram_mb) as vram, bool_and(x.offered_by = i.id) as here
+  select count(*) filter (where x.offered_by = i.id) as devices, min(x.vram_mb) as vram
   from gangq.device_holds h join gangq.device_registry x on x.id = h.device_id where h.job_id = j.id) d on true
 order by g.id, rank
 """
@@ -349,10 +383,10 @@ def check(db: Connection, case: Any) -> int:
 def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Connection, clock: Any) -> None:
     seed, dice = numbers()
     placed = taken = 0
-    for n in range(1000 if SOAK else 35):
+    for n in range(1000 if SOAK else 16):
         with db.transaction(force_rollback=True):
             some_fleet(db, dice)
-            for _ in range(dice.randint(1, 7)):
+            for _ in range(dice.randint(3, 8)):
                 taken += some_gang(db, dice)
             for _ in range(3):
                 clock.advance(3)
@@ -393,5 +427,5 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                         "select gangq.cancel(gang_ids => array[%s::bigint])", (dice.choice(gone)["id"],)
                     )
                 taken += some_gang(db, dice)
-    assert taken > 120
-    assert placed > 60
+    assert taken > 60
+    assert placed > 40

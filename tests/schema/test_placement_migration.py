@@ -56,8 +56,8 @@ from (
 order by n;
 insert into gangq.live_jobs (id, order_key, state, shape_id, token, incarnation, ran_on, claimed_at, attempts,
   max_attempts, max_crashes, max_trips, priority, submitted_at, submitter, payload)
-values (nextval('gangq.job_ids'), (1000::bigint << 50) + 9, 'running', 2, 113, 1, 1, now(), 1, 3, 3, 3, 0, now(), 'me',
-  '{}');
+values (nextval('gangq.job_ids'), (1000::bigint << 50) + 9, 'running', 2, 113, 1, 1, now(), 1, 3, 3, 3, 0, now(),
+  'me', '{}');
 insert into gangq.dependencies (job_id, on_job_id) values (11, 13), (12, 13);
 insert into gangq.device_holds (device_id, kind, job_id, token, since)
 select r.id, 'job', r.id, 100 + r.id, now() from gangq.device_registry r;
