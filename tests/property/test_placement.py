@@ -5,7 +5,6 @@ The walks of `make test` are always the same; GANGQ_SOAK=1 walks much further, a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from itertools import groupby
@@ -176,7 +175,6 @@ def test_gangs_without_wishes_get_the_same_seats_the_short_way_and_the_long_one(
         other = decide(db, long.board(gangs=gangs, held=held, reservations=promises))
         assert one == other, (seed, n, short, gangs)
         placed += sum(row["action"] == "start" for row in one)
-    assert taken > 60
     assert placed > 40
 
 
