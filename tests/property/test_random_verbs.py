@@ -459,7 +459,7 @@ class Verbs(RuleBasedStateMachine):
         self.now += 0.001
 
 
-@pytest.mark.timeout(3600 if SOAK else 900)
+@pytest.mark.timeout(3600 if SOAK else 180)
 def test_no_sequence_of_verbs_breaks_an_invariant_or_surprises_the_model(dsn: str, clock: Any):
     with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
         make_reset(conn)

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
 
+from gangq import Role
 from gangq.client import Client
 
 
@@ -179,35 +179,9 @@ def solo(ctx):
     assert until_state(client, client.submit(task="solo")[0], "done").result == "ran"
 
 
-def with_policy(dsn: str, gang_id: int, policy: str, fewest: int) -> None:
-    """Before any worker is there: what a lost member means to this gang, and its minimum."""
-    with psycopg.connect(dsn, autocommit=True) as owner:
-        owner.execute(
-            "update gangq.live_gangs g set failure_policy = %s, checkpoint_mode = 'rank0', kind_id = "
-            "gangq.intern_kind('default', jsonb_build_array(jsonb_build_object('name', 'trainer', 'shape', "
-            "g.shape_id, 'min', %s::integer, 'max', g.size, 'strategy', 'pack', 'require', null, 'prefer', "
-            "null, 'balanced', false)), null, null, null) where g.id = %s",
-            (policy, fewest, gang_id),
-        )
-
-
-def replace_missing(client: Client, gang_id: int, job_id: int) -> None:
-    """Give a missing member a place on any worker that has one."""
-
-    def placed() -> bool:
-        if client.job(id=job_id).state != "blocked" or client.gang(id=gang_id).state != "running":
-            return False
-        return any(
-            client.reserve_members(gang_id=gang_id, job_ids=[job_id], incarnations=[worker.incarnation])
-            for worker in client.workers()
-        )
-
-    eventually(placed, f"member {job_id} is replaced")
-
-
 @pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
 def test_a_running_handler_is_told_that_another_member_was_replaced(
-    dsn: str, client: Client, fleet: Fleet, isolate: bool
+    client: Client, fleet: Fleet, isolate: bool
 ) -> None:
     fleet.define(f"""
 @app.task(isolate={isolate})
@@ -225,12 +199,15 @@ def trains(ctx):
     ctx.gang_changed.clear()
     return [g.epoch, ctx.gang.epoch, heard, ctx.checkpoint.step, ctx.gang.role, not ctx.stopping]
 """)
-    gang = client.submit_gang(task="trains", size=2)
-    with_policy(dsn, gang.gang_id, "restart_member", 2)
+    gang = client.submit_gang(
+        task="trains",
+        roles=[Role("trainer", 2)],
+        failure_policy="restart_member",
+        checkpoint_mode="rank0",
+        max_attempts=5,
+    )
     for name in ("w1", "w2"):
         fleet.start(name)
-    eventually(lambda: client.job(id=gang.job_ids[1]).attempts == 1, "rank 1 was claimed")
-    replace_missing(client, gang.gang_id, gang.job_ids[1])
     until_gang(client, gang.gang_id, "done", "failed")
     assert [client.job(id=i).result for i in gang.job_ids] == [[1, 2, [2], 3, "trainer", True], [2, 3]]
     assert client.violations() == []
@@ -238,7 +215,7 @@ def trains(ctx):
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
 def test_those_who_go_on_with_fewer_meet_at_the_new_rank_0(
-    dsn: str, client: Client, fleet: Fleet, isolate: bool
+    client: Client, fleet: Fleet, isolate: bool
 ) -> None:
     fleet.define(f"""
 import socket
@@ -261,26 +238,30 @@ def meet(ctx):
                 time.sleep(0.01)
     return [g.epoch, g.rank, g.role_rank, g.world_size, len(g.peers), g.local_rank]
 """)
-    gang = client.submit_gang(task="meet", size=3)
-    with_policy(dsn, gang.gang_id, "shrink", 1)
     for name in ("w1", "w2", "w3"):
         fleet.start(name)
+    eventually(lambda: len(client.workers()) == 3, "there is room for all three at once")
+    gang = client.submit_gang(task="meet", size=3, min_size=1, failure_policy="shrink")
     until_gang(client, gang.gang_id, "done", "failed")
     assert [client.job(id=i).state for i in gang.job_ids] == ["cancelled", "done", "done"]
     assert [client.job(id=i).result for i in gang.job_ids[1:]] == [[2, 0, 0, 2, 2, 0], [2, 1, 1, 2, 2, 1]]
     assert client.violations() == []
 
 
-def test_a_command_asks_who_it_is_now(dsn: str, client: Client, fleet: Fleet) -> None:
+def test_a_command_asks_who_it_is_now(client: Client, fleet: Fleet) -> None:
     script = (
         'if [ $RANK = 1 ]; then [ $GANGQ_EPOCH = 2 ]; exit $?; fi; echo "$GANGQ_ROLE $GANGQ_ROLE_RANK"; '
         f"until {sys.executable} -m gangq gang | grep -q GANGQ_EPOCH=2; do sleep 0.2; done; "
         f"{sys.executable} -m gangq gang --json; echo started in $GANGQ_EPOCH"
     )
-    gang = client.submit_gang(task="command", size=2, payload={"argv": [script], "shell": True})
-    with_policy(dsn, gang.gang_id, "restart_member", 2)
+    gang = client.submit_gang(
+        task="command",
+        payload={"argv": [script], "shell": True},
+        roles=[Role("trainer", 2)],
+        failure_policy="restart_member",
+        max_attempts=5,
+    )
     fleet.start(slots=2)
-    replace_missing(client, gang.gang_id, gang.job_ids[1])
     until_gang(client, gang.gang_id, "done", "failed")
     lines = "".join(row.chunk for row in client.logs(job_id=gang.job_ids[0])).splitlines()
     assert (lines[0], lines[2]) == ("trainer 0", "started in 1")
