@@ -82,6 +82,7 @@ def then(fleet: Fleet, held: list[Held], seconds: float) -> Fleet:
 
 
 def test_a_pass_sees_only_workers_of_queues_in_which_something_waits(q: Q) -> None:
+    q.call("set_queue", name="other")
     q.worker("other", queues=["other"])
     q.worker("here", queues=["other", "default"])
     q.submit_gang(2, wait_for_hardware=True)
