@@ -316,7 +316,8 @@ create function gangq.look_at_workers(b gangq.board, sample integer default null
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
-  queues text[] := array(
+  -- Not called queues: that would be the column of incarnations wherever it is asked for.
+  wanted text[] := array(
     select b.queue_names[k] from unnest(b.kind_queue) as k
     union select s.queue from gangq.shapes s where s.id in (select b.shape_ids[m] from unnest(b.move_shape) as m));
   named boolean := exists (
@@ -334,7 +335,7 @@ begin
         limit look_at_workers.sample) h
       union
       select n.id from (
-        select i.id from gangq.incarnations i where i.ended_at is null and i.queues && queues order by i.id limit look_at_workers.sample) n);
+        select i.id from gangq.incarnations i where i.ended_at is null and i.queues && wanted order by i.id limit look_at_workers.sample) n);
   end if;
   open := gangq.candidates(b.t, among);
   -- Sorted once, then aggregated as it comes.
@@ -342,7 +343,7 @@ begin
     select i.id, i.name, i.host, i.slots, i.memory_mb, (i.cpus * 1000)::bigint as mcpus, i.prefetch, i.queues, coalesce(i.tasks, '{*}') as tasks,
       i.labels, i.taints, case when named then i.name else '' end as who
     from gangq.incarnations i
-    where i.ended_at is null and i.queues && queues and (among is null or i.id = any (among))
+    where i.ended_at is null and i.queues && wanted and (among is null or i.id = any (among))
   ),
   classes as materialized (
     select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id))::integer as n
@@ -352,7 +353,7 @@ begin
     select j.incarnation, count(*) filter (where not s.plain or j.gang_id is not null) as whole,
       count(*) filter (where s.plain and j.gang_id is null) as plain, sum(s.memory_mb)::bigint as memory, (sum(s.cpus) * 1000)::bigint as mcpus
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation is not null and (among is null or j.incarnation = any (among)) group by j.incarnation
+    where j.incarnation = any (array(select l.id from live l)) group by j.incarnation
   ),
   w as (
     select l.id, l.name, l.slots, l.memory_mb, l.mcpus, c.n as class, o.id is not null as open,
@@ -445,7 +446,7 @@ begin
     ),
     estimates as materialized (
       select k.shape_id, k.budget_s, gangq.estimate_s(s.queue, s.task, s.gpus::integer, k.budget_s) as s,
-        coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most
+        coalesce(k.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most, s.plain
       from (select distinct p.shape_id, p.budget_s from placed p) k join gangq.shapes s on s.id = k.shape_id cross join gangq.settings c
     )
     -- A member that leaves a gang which goes on without it, or could, is a unit of its own.
@@ -459,14 +460,17 @@ begin
           from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z) end as ends
     from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
     join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
-    where not (s.plain and j.gang_id is null)
+    where not (e.plain and j.gang_id is null)
     union all
     -- Plain jobs share slots: together they are as many slots as they take, until the last of them ends.
-    select 0, 0, j.worker, ceil(count(*)::numeric / max(i.prefetch))::integer, 0, 0, 0,
+    select 0, 0, j.worker, ceil(sum(j.jobs)::numeric / max(i.prefetch))::integer, 0, 0, 0,
       max(greatest(j.claimed_at + make_interval(secs => e.s), b.t + interval '1 s'))
-    from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
-    join gangq.incarnations i on i.id = b.worker_ids[j.worker] join gangq.shapes s on s.id = j.shape_id
-    where s.plain and j.gang_id is null
+    from (
+      select p.worker, p.shape_id, p.budget_s, count(*) as jobs, max(p.claimed_at) as claimed_at
+      from placed p where p.gang_id is null group by p.worker, p.shape_id, p.budget_s) j
+    join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
+    join gangq.incarnations i on i.id = b.worker_ids[j.worker]
+    where e.plain
     group by j.worker
     order by 1, 2, 3) x;
   select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),

@@ -81,6 +81,14 @@ def then(fleet: Fleet, held: list[Held], seconds: float) -> Fleet:
 # When -------------------------------------------------------------------------------------------------------
 
 
+def test_a_pass_sees_only_workers_of_queues_in_which_something_waits(q: Q) -> None:
+    q.call("set_queue", name="other")
+    q.worker("other", queues=["other"])
+    q.worker("here", queues=["other", "default"])
+    q.submit_gang(2, wait_for_hardware=True)
+    assert q.value("select b.worker_names from gangq.look(200) b") == ["here"]
+
+
 def test_a_gang_kept_apart_starts_when_the_one_it_is_kept_apart_from_has_ended(q: Q) -> None:
     worker = q.worker(slots=4)
     first = q.submit_gang(1, apart="x", budget_s=500)
