@@ -128,19 +128,14 @@ create function gangq.look_at_queues(b gangq.board) returns gangq.board language
 declare
   n integer;
   i integer;
-  up integer;
-  per_submitter boolean;
-  u record;
-  said text;
 begin
   select array_agg(q.name order by q.name), array_agg(q.parent order by q.name), array_agg(not q.paused order by q.name),
     array_agg(q.policy order by q.name), array_agg(q.weight::float8 order by q.name), array_agg(nullif(q.maximum, '{}') order by q.name),
     array_agg(nullif(q.guaranteed, '{}') order by q.name), array_agg(q.max_running_gangs order by q.name),
     array_agg(q.max_running_jobs order by q.name), array_agg(nullif(q.submitter_maximum, '{}') order by q.name),
-    array_agg(q.preempts order by q.name),
-    bool_or(q.submitter_maximum <> '{}' or q.policy = 'fair')
+    array_agg(q.preempts order by q.name)
   into b.queue_names, b.queue_parent, b.queue_open, b.queue_policy, b.queue_weight, b.queue_maximum, b.queue_guaranteed,
-    b.queue_max_gangs, b.queue_max_jobs, b.queue_submitter_maximum, b.queue_preempts, per_submitter
+    b.queue_max_gangs, b.queue_max_jobs, b.queue_submitter_maximum, b.queue_preempts
   from (
     select z.*, (
       select a.n from (select y.name, row_number() over (order by y.name) as n from gangq.queues_table y) a
@@ -158,6 +153,18 @@ begin
   b.used_memory := b.used_gangs;
   b.used_mcpus := b.used_gangs;
   b.usage_submitters := '{}';
+  return b;
+end $$;
+comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues; nothing is counted yet.';
+
+create function gangq.look_at_usage(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  per_submitter boolean := exists (select 1 from unnest(b.queue_submitter_maximum) as m where m is not null) or 'fair' = any (b.queue_policy);
+  u record;
+  up integer;
+  said text;
+begin
   for u in
     select array_position(b.queue_names, s.queue) as queue, case when per_submitter then j.submitter end as submitter,
       count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus)::bigint as gpus, sum(s.memory_mb)::bigint as memory,
@@ -185,7 +192,7 @@ begin
   end loop;
   return b;
 end $$;
-comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues and what each holds, children included.';
+comment on function gangq.look_at_usage(gangq.board) is 'Internal. What each queue holds, children included: counted over all that is placed.';
 
 -- What is to be moved: whole gangs that run, with a member on what is drained, and solo jobs that run there.
 create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
@@ -525,6 +532,12 @@ begin
   b := gangq.look_at_gangs(gangq.look_at_queues(b), look.most);
   if b.gang_ids is null and b.move_units is null then
     return b;
+  end if;
+  -- Counting what is placed is worth it where it decides something: a limit, a guarantee, whose turn it is.
+  if (select count(distinct k) from unnest(b.kind_queue) as k) > 1 or 'fair' = any (b.queue_policy) or exists (
+    select 1 from unnest(b.queue_maximum, b.queue_guaranteed, b.queue_submitter_maximum, b.queue_max_gangs, b.queue_max_jobs) as l(a, b, c, d, e)
+    where num_nonnulls(l.a, l.b, l.c, l.d, l.e) > 0) then
+    b := gangq.look_at_usage(b);
   end if;
   b := gangq.look_at_workers(b, look.sample);
   if b.worker_ids <> '{}' then

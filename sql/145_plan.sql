@@ -450,7 +450,7 @@ begin
   end if;
   b.t := look_changed.t;
   select s.reservations, s.preemptions_per_pass, s.topology into b.reservations, b.preemptions, b.levels from gangq.settings s;
-  b := gangq.look_at_gangs(gangq.look_at_queues(b), look_changed.most);
+  b := gangq.look_at_gangs(gangq.look_at_usage(gangq.look_at_queues(b)), look_changed.most);
   for c, n in select e.change, e.n from jsonb_array_elements(changes) with ordinality as e(change, n) loop
     verb := (select k.key from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key) where k.key = any (verbs) limit 1);
     if verb is null or (verb <> 'add_workers' and c - verb <> '{}') or c - verb - worker_keys <> '{}' then
