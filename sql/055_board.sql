@@ -225,12 +225,8 @@ begin
 end $$;
 comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs on hosts and workers that are drained and could run elsewhere.';
 
--- These plan anew each time: how much waits and how many workers there are decides the plan, and a generic one that
--- suits three hosts takes seconds for five thousand.
---
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = ''
-set plan_cache_mode = force_custom_plan as $$
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
@@ -319,8 +315,7 @@ begin
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
-create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = ''
-set plan_cache_mode = force_custom_plan as $$
+create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
   -- Not called queues: that would be the column of incarnations wherever it is asked for.
@@ -427,8 +422,7 @@ comment on function gangq.look_at_workers(gangq.board, integer) is
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = ''
-set plan_cache_mode = force_custom_plan as $$
+create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
   -- Of elastic gangs that go on without a member, those above the minimum of their role, the last ranks.
@@ -518,10 +512,15 @@ end $$;
 comment on function gangq.look_at_work(gangq.board) is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
 
-create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer set search_path = '' as $$
+create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer
+set search_path = '' set plan_cache_mode = auto as $$
 declare
   b gangq.board;
 begin
+  -- A generic plan suits three hosts and takes seconds for five thousand: a large fleet is worth planning for each time.
+  if look.sample is null and (select count(*) from (select 1 from gangq.incarnations i where i.ended_at is null limit 129) x) > 128 then
+    perform set_config('plan_cache_mode', 'force_custom_plan', true);
+  end if;
   b.t := gangq.now();
   select s.reservations, s.preemptions_per_pass, s.grace_s, s.topology into b.reservations, b.preemptions, b.grace_s, b.levels from gangq.settings s;
   if not exists (select 1 from gangq.live_gangs g where g.state = 'blocked')

@@ -426,7 +426,7 @@ comment on function gangq.with_gang(gangq.board, gangq.shapes[], jsonb, integer)
 -- The plan -----------------------------------------------------------------------------------------------------------
 
 create function gangq.look_changed(t timestamptz, most integer, changes jsonb) returns gangq.board
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = '' set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
