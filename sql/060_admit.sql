@@ -963,7 +963,8 @@ begin
     update gangq.earmarks e set until = w.starts_at, slots = w.slots, memory_mb = w.memory_mb, cpus = w.cpus, gpus = w.gpus
     from wanted w
     where e.incarnation = w.incarnation and e.gang_id = w.gang_id and e.kind = 'plan'
-      and (e.slots, e.memory_mb, e.cpus, e.gpus) is distinct from (w.slots, w.memory_mb, w.cpus, w.gpus)
+      and ((e.slots, e.memory_mb, e.cpus, e.gpus) is distinct from (w.slots, w.memory_mb, w.cpus, w.gpus)
+        or abs(extract(epoch from e.until - w.starts_at)) > 1)
       and (e.incarnation, e.gang_id) in (
         select z.incarnation, z.gang_id from gangq.earmarks z order by z.incarnation, z.gang_id for update skip locked)
   )

@@ -398,3 +398,20 @@ def test_what_a_whole_gang_cannot_have_a_single_member_can(q: Q) -> None:
     q.tick()
     assert (whole.state, running.state) == ("blocked", "running")
     assert {m["state"] for m in running.members} == {"running", "reserved"}
+
+
+def test_what_is_kept_is_kept_until_the_start_as_it_is_planned_now(q: Q) -> None:
+    late = q.submit(budget_s=5000)
+    q.submit(budget_s=1000)
+    claims = {claim.job_id: claim for claim in (worker.take() for worker in q.workers(2))}
+    gang = q.submit_gang(2)
+    for end_s in (5000, 1000):
+        q.tick()
+        kept = q.sql(
+            "select distinct extract(epoch from e.until - gangq.now())::integer as s from gangq.earmarks e "
+            "where e.gang_id = %(id)s",
+            id=gang.id,
+        )
+        assert [row["s"] for row in kept] == [end_s]
+        if end_s == 5000:
+            claims[late].complete()
