@@ -681,7 +681,7 @@ begin
   b.t := t;
   -- What is used is counted only where there is a limit on it.
   if exists (select 1 from gangq.limits_of(gangq.queue_path(s.queue))) then
-    b := gangq.look_at_queues(b);
+    b := gangq.look_at_usage(gangq.look_at_queues(b));
   else
     b.queue_names := array[s.queue];
   end if;

@@ -38,7 +38,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
-    return lublin.generate(60, FLEET.slots, 1.5, seed=4)
+    return lublin.generate(45, FLEET.slots, 1.5, seed=4)
 
 
 @pytest.fixture(scope="module")

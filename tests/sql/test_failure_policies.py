@@ -281,6 +281,9 @@ def test_a_gang_that_waits_for_a_successor_does_not_stand_still(q: Q) -> None:
     q.sql("update gangq.live_gangs set timeout_s = 99999")
     stall = q.value("select gang_stall_s from gangq.settings")
     claims[1].fail()
+    q.sql(
+        "update gangq.live_gangs set not_before = gangq.now() + interval '1 day'"
+    )  # no place for a successor
     q.live_on(stall + 60, *workers, step=30)
     assert gang.state == "running"
     replace(gang, [claims[1].job_id], [workers[1]])
