@@ -335,3 +335,16 @@ def test_a_warm_model_does_not_go_past_a_limit(q: Q) -> None:
     cold, warm = q.submit(count=2), q.submit(task="m", count=3, model="m")
     assert [c.job_id for c in worker.claim(model="m")] == warm[:2]
     assert q.state(cold[0]) == "pending"
+
+
+def test_what_a_claim_took_since_the_pass_looked_is_not_placed_beside(q: Q) -> None:
+    q.call("set_queue", name="default", maximum={"jobs": 2})
+    workers = q.workers(3)
+    gang = q.submit_gang(2)
+    q.sql("create temp table seen as select gangq.look() as board")
+    q.sql("create temp table decided as select array_agg(d) as starts from seen, gangq.decide_on(board) d")
+    q.submit()
+    workers[2].take()  # which the gang is not to have
+    reserve = "select gangq.reserve_decided(board, starts, null) from seen, decided"
+    assert q.value(reserve) == []
+    assert gang.state == "blocked"
