@@ -481,7 +481,7 @@ begin
     end loop;
     d.starts_at := null;
     seats := null;
-    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g] or b.gang_missing[g] is not null) then
+    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g]) then
       if not promised and roles = 1 and b.kind_require[k] = 0 and b.kind_prefer[k] = 0 and b.kind_apart[k] is null and b.gang_missing[g] is null
         and b.role_strategy[first_role] = 'pack' and b.role_require[first_role] = 0 and b.role_prefer[first_role] = 0 and not b.role_balanced[first_role]
         and cardinality(b.levels) = 1 and b.role_min[first_role] = b.role_max[first_role] then
