@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,18 @@ spin()
 """
 
 
-def test_handing_the_gil_to_the_library_is_no_movement_of_a_handler_that_spins() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SPIN_BESIDE_THE_LIBRARY], capture_output=True, text=True, timeout=60
-    )
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
+@pytest.mark.parametrize("newcomers", [0, 150])
+def test_handing_the_gil_to_the_library_is_no_movement_of_a_handler_that_spins(newcomers: int) -> None:
+    # Of each process that is new on the host the library reads who its parent is: three times the GIL.
+    command = [sys.executable, "-c", SPIN_BESIDE_THE_LIBRARY]
+    with ExitStack() as stack:
+        run = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert run.stdout is not None
+        lines = []
+        while line := run.stdout.readline():
+            lines.append(json.loads(line))
+            for _ in range(newcomers):
+                stack.callback(stack.enter_context(subprocess.Popen(["sleep", "60"])).kill)
     assert [line["moved"] for line in lines] == [False] * 3, lines
     assert all(line["cpu_share"] > 0.02 for line in lines)
 

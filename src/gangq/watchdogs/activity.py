@@ -11,7 +11,7 @@ Two kinds of threads would make a hung job look alive, and are taken out:
 
 * The library's own (heartbeat, lease, listener): in the process that runs the handler, everything counts but
   them. To a handler that spins they do one more thing: whenever one of them wakes, the spinning thread hands
-  over the GIL, which the kernel counts as a wait of *its*.
+  over the GIL, which the kernel counts as two waits of *its*.
 * Threads that wait for a GIL that never comes. They wake every 5 ms to ask again: 200 waits a second each, as
   many as a brisk download makes; but a download does not sit in a futex.
 """
@@ -140,7 +140,9 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         own_switches += now.switches.get(0, 0) - then.switches.get(0, 0)
     switches -= own_switches
     if cpu > _BUSY_CPU * interval:
-        switches -= own_switches  # Each of them may have cost the busy thread a handing over of the GIL.
+        # Each of them may have cost the busy thread a handing over of the GIL, in which it waits twice: until
+        # the other one has taken it, and until it is free again.
+        switches -= 2 * own_switches
     memory = _held(after) - _held(before)
     scale = max(interval, _LEAST_S) / _PER_S
     found = [
