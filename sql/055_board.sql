@@ -281,36 +281,40 @@ begin
   from gangq.shapes s where s.id = any (b.shape_ids);
   b.move_kind := array(select array_position(b.kind_ids, m.kind) from unnest(b.move_kind) with ordinality as m(kind, n) order by m.n);
   b.move_shape := array(select array_position(b.shape_ids, m.shape) from unnest(b.move_shape) with ordinality as m(shape, n) order by m.n);
-  with estimates as materialized (
+  -- One after another by its key: how many wait makes no difference to what is read.
+  with found as materialized (
+    select y.g from unnest(waiting) as w(id) cross join lateral (select x as g from gangq.live_gangs x where x.id = w.id offset 0) y
+  ),
+  estimates as materialized (
     select z.kind_id, z.budget_s, (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))::float8
       from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = z.kind_id) as s
-    from (
-      -- One after another by its key: how many wait makes no difference to what is read.
-      select distinct g.kind_id, g.budget_s from unnest(waiting) as w(id)
-      cross join lateral (select y.kind_id, y.budget_s from gangq.live_gangs y where y.id = w.id offset 0) g) z
+    from (select distinct (f.g).kind_id, (f.g).budget_s from found f) z
+  ),
+  escrows as materialized (
+    select distinct x.gang_id from gangq.earmarks x where x.kind = 'escrow' and x.until > b.t
   )
   select array_agg(x.id), array_agg(x.kind), array_agg(x.priority), array_agg(x.order_key), array_agg(x.submitter), array_agg(x.estimate),
     array_agg(x.missing), array_agg(x.mates), array_agg(x.preempting)
   into b.gang_ids, b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter, b.gang_estimate, b.gang_missing, b.gang_anchor, b.gang_preempting
   from (
-    select g.id, k.n::integer as kind, g.priority::integer as priority, g.order_key, g.submitter, e.s as estimate,
-      case when g.state = 'running' then (
+    select (f.g).id, k.n::integer as kind, (f.g).priority::integer as priority, (f.g).order_key, (f.g).submitter, e.s as estimate,
+      case when (f.g).state = 'running' then (
         select jsonb_agg(y.missing order by y.ordinal) from (
           select r.ordinal, count(j.id) as missing
-          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
-            and j.state = 'blocked' and gangq.in_epoch(j, g)
-          where r.kind_id = g.kind_id group by r.ordinal) y) end as missing,
-      case when g.state = 'running' then (
+          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = (f.g).id and coalesce(j.role, 1) = r.ordinal
+            and j.state = 'blocked' and gangq.in_epoch(j, f.g)
+          where r.kind_id = (f.g).kind_id group by r.ordinal) y) end as missing,
+      case when (f.g).state = 'running' then (
         select jsonb_agg(y.mates order by y.ordinal) from (
           select r.ordinal, coalesce(jsonb_agg(j.incarnation order by j.incarnation) filter (where j.id is not null), '[]') as mates
-          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
-          where r.kind_id = g.kind_id group by r.ordinal) y) end as mates,
-      exists (select 1 from gangq.earmarks x where x.gang_id = g.id and x.kind = 'escrow' and x.until > b.t) as preempting
-    from unnest(waiting) as w(id) cross join lateral (select y.* from gangq.live_gangs y where y.id = w.id offset 0) g
-    join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = g.kind_id
-    join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
-    order by g.order_key, g.id) x;
+          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = (f.g).id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
+          where r.kind_id = (f.g).kind_id group by r.ordinal) y) end as mates,
+      (f.g).id in (select x.gang_id from escrows x) as preempting
+    from found f
+    join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = (f.g).kind_id
+    join estimates e on e.kind_id = (f.g).kind_id and e.budget_s is not distinct from (f.g).budget_s
+    order by (f.g).order_key, (f.g).id) x;
   return b;
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
@@ -422,9 +426,10 @@ comment on function gangq.look_at_workers(gangq.board, integer) is
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_work(b gangq.board, priced boolean default true) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
+  lowest integer;
   -- Of elastic gangs that go on without a member, those above the minimum of their role, the last ranks.
   surplus bigint[] := array(
     select m.id
@@ -437,12 +442,12 @@ declare
     where m.nth > m.min_members);
 begin
   select array_agg(x.unit), array_agg(x.job), array_agg(x.worker), array_agg(x.slots), array_agg(x.memory), array_agg(x.mcpus),
-    array_agg(x.gpus), array_agg(x.ends)
-  into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
+    array_agg(x.gpus), array_agg(x.ends), min(x.priority)
+  into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends, lowest
   from (
     -- One estimate for all that are alike.
     with placed as materialized (
-      select j.id, j.gang_id, j.state, j.told_at, j.claimed_at, j.budget_s, w.n::integer as worker, j.shape_id
+      select j.id, j.gang_id, j.state, j.told_at, j.claimed_at, j.budget_s, j.priority, w.n::integer as worker, j.shape_id
       from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.live_jobs j on j.incarnation = w.id
     ),
     estimates as materialized (
@@ -458,14 +463,14 @@ begin
         else (
           select case when z.from_at + make_interval(secs => e.s) > b.t then z.from_at + make_interval(secs => e.s)
             else greatest(z.from_at + make_interval(secs => e.most), b.t + interval '30 s') end
-          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z) end as ends
+          from (select coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end, b.t) as from_at) z) end as ends, j.priority
     from placed j join estimates e on e.shape_id = j.shape_id and e.budget_s is not distinct from j.budget_s
     join gangq.shapes s on s.id = j.shape_id left join gangq.live_gangs g on g.id = j.gang_id cross join gangq.settings c
     where not (e.plain and j.gang_id is null)
     union all
     -- Plain jobs share slots: together they are as many slots as they take, until the last of them ends.
     select 0, 0, j.worker, ceil(sum(j.jobs)::numeric / max(i.prefetch))::integer, 0, 0, 0,
-      max(greatest(j.claimed_at + make_interval(secs => e.s), b.t + interval '1 s'))
+      max(greatest(j.claimed_at + make_interval(secs => e.s), b.t + interval '1 s')), null
     from (
       select p.worker, p.shape_id, p.budget_s, count(*) as jobs, max(p.claimed_at) as claimed_at
       from placed p where p.gang_id is null group by p.worker, p.shape_id, p.budget_s) j
@@ -474,26 +479,36 @@ begin
     where e.plain
     group by j.worker
     order by 1, 2, 3) x;
-  select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),
-    array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost), array_agg(u.since)
-  into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
-  from (
-    select d.unit as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
-      -- All of it runs (a gang of which a member is done could not run again), and stopping once more would not end it.
-      bool_and(j.state = 'running') and (d.unit < 0 or count(*) + (select count(*) from gangq.live_jobs z where z.gang_id = d.unit and z.id = any (surplus)) = max(g.world_size)) and bool_and(j.stops < c.max_stops)
-        and bool_and(coalesce(g.preemptible, true) and q.preemptible)
-        and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
-      bool_and(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
-      sum(greatest(s.gpus, 1) * extract(epoch from b.t - greatest(coalesce(g.go_at, j.claimed_at, b.t), (
-        select max(p.saved_at) from gangq.checkpoints p
-        where p.job_id = coalesce((select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0 and g.checkpoint_mode = 'rank0'), j.id)))))::float8 as lost
-    from (select distinct u.unit from unnest(b.held_unit) as u(unit) where u.unit <> 0) d
-    join gangq.live_jobs j on j.gang_id = d.unit or j.id = -d.unit
-    join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
-    cross join gangq.settings c
-    where j.incarnation is not null and (d.unit < 0 or j.id <> all (surplus) and (j.state <> 'preempting' or g.state <> 'running'))
-    group by d.unit
-    order by 1) u;
+  -- Where nothing that is placed could make room for anything that waits, or move, no cost is told.
+  if priced or b.move_units is not null or exists (select 1 from unnest(b.queue_guaranteed) as q where q is not null) or lowest < (
+    select max(g.priority) from unnest(b.gang_priority, b.gang_kind) as g(priority, kind) where b.queue_preempts[b.kind_queue[g.kind]]) then
+    with units as materialized (
+      select distinct u.unit from unnest(b.held_unit) as u(unit) where u.unit <> 0
+    )
+    select array_agg(u.id), array_agg(array_position(b.queue_names, u.queue)), array_agg(u.submitter), array_agg(u.priority),
+      array_agg(u.movable), array_agg(u.leaving), array_agg(u.lost), array_agg(u.since)
+    into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
+    from (
+      select j.unit as id, min(s.queue) as queue, min(j.submitter) as submitter, min(j.priority)::integer as priority,
+        -- All of it runs (a gang of which a member is done could not run again), and stopping once more would not end it.
+        bool_and(j.state = 'running') and (j.unit < 0 or count(*) + (select count(*) from gangq.live_jobs z where z.gang_id = j.unit and z.id = any (surplus)) = max(g.world_size)) and bool_and(j.stops < c.max_stops)
+          and bool_and(coalesce(g.preemptible, true) and q.preemptible)
+          and bool_and(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) <= b.t - make_interval(secs => q.min_run_s)) as movable,
+        bool_and(j.state = 'preempting') as leaving, min(coalesce(g.go_at, j.claimed_at, b.t)) as since,
+        sum(greatest(s.gpus, 1) * extract(epoch from b.t - greatest(coalesce(g.go_at, j.claimed_at, b.t), (
+          select max(p.saved_at) from gangq.checkpoints p
+          where p.job_id = coalesce((select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0 and g.checkpoint_mode = 'rank0'), j.id)))))::float8 as lost
+      from (
+        -- Each by its own index.
+        select z.unit, j.* from units z join gangq.live_jobs j on j.gang_id = z.unit
+        union all
+        select z.unit, j.* from units z join gangq.live_jobs j on j.id = -z.unit) j
+      join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue left join gangq.live_gangs g on g.id = j.gang_id
+      cross join gangq.settings c
+      where j.incarnation is not null and (j.unit < 0 or j.id <> all (surplus) and (j.state <> 'preempting' or g.state <> 'running'))
+      group by j.unit
+      order by 1) u;
+  end if;
   select array_agg(e.gang_id order by e.gang_id, w.n), array_agg(w.n::integer order by e.gang_id, w.n), array_agg(e.slots order by e.gang_id, w.n),
     array_agg(e.memory_mb order by e.gang_id, w.n), array_agg((e.cpus * 1000)::bigint order by e.gang_id, w.n), array_agg(e.gpus order by e.gang_id, w.n)
   into b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus
@@ -509,8 +524,8 @@ begin
     where k.apart = any (b.kind_apart)) x;
   return b;
 end $$;
-comment on function gangq.look_at_work(gangq.board) is
-  'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it; escrows; hosts of gangs to be kept apart from.';
+comment on function gangq.look_at_work(gangq.board, boolean) is
+  'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it (unless not priced: only if something could be displaced); escrows; hosts of gangs to be kept apart from.';
 
 create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer
 set search_path = '' set plan_cache_mode = auto as $$
@@ -540,7 +555,7 @@ begin
   end if;
   b := gangq.look_at_workers(b, look.sample);
   if b.worker_ids <> '{}' then
-    b := gangq.look_at_work(b);
+    b := gangq.look_at_work(b, priced => false);
   end if;
   return b;
 end $$;

@@ -91,16 +91,21 @@ create function gangq.plan_start(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[],
   plan_worker integer[], plan_slots integer[], plan_memory bigint[], plan_mcpus bigint[], plan_gpus integer[], plan_ends timestamptz[],
+  end_at timestamptz[], end_worker integer[], end_slots integer[], end_memory bigint[], end_mcpus bigint[], device_ends timestamptz[],
   inout starts_at timestamptz, out seats integer[], out kept jsonb
-) language plpgsql immutable set search_path = '' as $$
+) language plpgsql immutable set search_path = '' set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
-  moments timestamptz[];
+  earliest timestamptz := plan_start.starts_at;
+  ends integer := coalesce(cardinality(end_at), 0);
   lo integer := 1;
-  hi integer;
+  hi integer := ends;
   mid integer;
   stride integer := 1;
+  beside timestamptz[];  -- null: still among what runs
+  too_early timestamptz;
+  moment timestamptz;
   got integer[];
   then_slots integer[];
   then_memory bigint[];
@@ -109,51 +114,88 @@ declare
   none integer[] := array_fill(0, array[n]);
   none_big bigint[] := array_fill(0::bigint, array[n]);
   planned_gpus integer[];
-  earliest timestamptz := plan_start.starts_at;
   apart_hosts integer[] := b.apart_hosts;
   there bigint[];
+  x record;
 begin
-  moments := array(
-    select distinct e from (
-      select h.ends as e from unnest(b.held_ends) as h(ends) union all select p.ends from unnest(plan_ends) as p(ends)) x
-    where x.e >= earliest order by x.e);
-  -- In growing strides until it fits, then back by halves: what waits longest usually fits soon.
-  hi := cardinality(moments);
+  -- What has ended before the earliest moment has ended at each.
   while lo <= hi loop
-    mid := case when seats is null then least(lo + stride - 1, hi) else (lo + hi) / 2 end;
-    select array_agg(x.slots + coalesce(f.slots, 0) - coalesce(p.slots, 0) order by x.n),
-      array_agg((x.memory + coalesce(f.memory, 0) - coalesce(p.memory, 0))::bigint order by x.n),
-      array_agg((x.mcpus + coalesce(f.mcpus, 0) - coalesce(p.mcpus, 0))::bigint order by x.n), array_agg(coalesce(p.gpus, 0)::integer order by x.n)
-    into then_slots, then_memory, then_mcpus, planned_gpus
-    from unnest(plan_start.slots, plan_start.memory, plan_start.mcpus) with ordinality as x(slots, memory, mcpus, n)
-    left join (
-      select h.worker, sum(h.slots)::integer as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus
-      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_ends) as h(worker, slots, memory, mcpus, ends)
-      where h.ends <= moments[mid] group by h.worker) f on f.worker = x.n
-    left join (
-      select q.worker, sum(q.slots)::integer as slots, sum(q.memory) as memory, sum(q.mcpus) as mcpus, sum(q.gpus)::integer as gpus
-      from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as q(worker, slots, memory, mcpus, gpus, ends)
-      where q.ends > moments[mid] group by q.worker) p on p.worker = x.n;
-    then_held := case when plan_start.held is null then null else array(
-      select case when d.held > 0 and h.job is not null then 0 else d.held end
-      from unnest(plan_start.held) with ordinality as d(held, n)
-      left join (select j.job from unnest(b.held_job, b.held_ends) as j(job, ends) where j.ends <= moments[mid]) h on h.job = d.held
-      order by d.n) end;
+    mid := (lo + hi) / 2;
+    if end_at[mid] < earliest then
+      lo := mid + 1;
+    else
+      hi := mid - 1;
+    end if;
+  end loop;
+  hi := ends;
+  loop
+    -- In growing strides until it fits, then back by halves: what waits longest usually fits soon. Then the ends of
+    -- promises that lie between the last moment too early and the one that is found.
+    if beside is null and lo > hi then
+      beside := array(
+        select distinct p.ends from unnest(plan_ends) as p(ends)
+        where p.ends >= earliest and (too_early is null or p.ends > too_early) and (seats is null or p.ends < starts_at) order by p.ends);
+    end if;
+    if beside is null then
+      mid := case when seats is null then least(lo + stride - 1, hi) else (lo + hi) / 2 end;
+      moment := end_at[mid];
+      while end_at[mid + 1] = moment loop
+        mid := mid + 1;
+      end loop;
+    else
+      exit when beside = '{}';
+      moment := beside[1];
+      beside := beside[2:];
+      mid := (select count(*) from unnest(end_at) as e(at) where e.at <= moment);
+    end if;
+    then_slots := plan_start.slots;
+    then_memory := plan_start.memory;
+    then_mcpus := plan_start.mcpus;
+    then_held := plan_start.held;
+    planned_gpus := none;
+    for x in
+      select e.worker, sum(e.slots)::integer as slots, sum(e.memory)::bigint as memory, sum(e.mcpus)::bigint as mcpus
+      from unnest(end_worker[1 : mid], end_slots[1 : mid], end_memory[1 : mid], end_mcpus[1 : mid]) as e(worker, slots, memory, mcpus) group by e.worker
+    loop
+      then_slots[x.worker] := then_slots[x.worker] + x.slots;
+      then_memory[x.worker] := then_memory[x.worker] + x.memory;
+      then_mcpus[x.worker] := then_mcpus[x.worker] + x.mcpus;
+      for e in b.device_first[x.worker] .. b.device_first[x.worker + 1] - 1 loop
+        if device_ends[e] <= moment then
+          then_held[e] := 0;
+        end if;
+      end loop;
+    end loop;
+    for x in
+      select p.worker, p.slots, p.memory, p.mcpus, p.gpus
+      from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as p(worker, slots, memory, mcpus, gpus, ends)
+      where p.ends > moment
+    loop
+      then_slots[x.worker] := then_slots[x.worker] - x.slots;
+      then_memory[x.worker] := then_memory[x.worker] - x.memory;
+      then_mcpus[x.worker] := then_mcpus[x.worker] - x.mcpus;
+      planned_gpus[x.worker] := planned_gpus[x.worker] + x.gpus;
+    end loop;
     if b.kind_apart[plan_start.kind] is not null then
       -- A gang it is kept apart from leaves its hosts when it ends; one started in this very pass has no unit yet.
       there := array(
         select distinct coalesce(h.unit, h.job - 1152921504606846976)
-        from unnest(b.held_unit, b.held_job, b.held_ends) as h(unit, job, ends) where h.ends > moments[mid]);
+        from unnest(b.held_unit, b.held_job, b.held_ends) as h(unit, job, ends) where h.ends > moment);
       b.apart_hosts := array(
-        select case when x.gang = any (there) or x.gang is null then x.host else 0 end
-        from unnest(apart_hosts, b.apart_gangs) with ordinality as x(host, gang, n) order by x.n);
+        select case when a.gang = any (there) or a.gang is null then a.host else 0 end
+        from unnest(apart_hosts, b.apart_gangs) with ordinality as a(host, gang, n) order by a.n);
     end if;
     got := gangq.seat_gang(b, kind, counts, then_slots, then_memory, then_mcpus, then_held, none, none_big, none_big, planned_gpus);
     if got is not null then
       seats := got;
-      starts_at := moments[mid];
+      starts_at := moment;
+      exit when beside is not null;
       hi := mid - 1;
-    else
+      while hi >= lo and end_at[hi] = moment loop
+        hi := hi - 1;
+      end loop;
+    elsif beside is null then
+      too_early := moment;
       lo := mid + 1;
       stride := stride * 2;
     end if;
@@ -163,12 +205,6 @@ begin
     return;
   end if;
   -- What has to stay free until then: what it needs, less what will have ended, but for what earlier promises take of that.
-  with freed as materialized (
-    select e.worker, e.vram
-    from unnest(b.device_worker, b.device_vram, plan_start.held) as e(worker, vram, held)
-    join unnest(b.held_job, b.held_ends) as j(job, ends) on j.job = e.held
-    where e.held > 0 and j.ends <= plan_start.starts_at
-  )
   select jsonb_agg(jsonb_build_array(k.worker, k.slots, k.memory, k.mcpus, k.gpus, k.all_slots, k.all_memory, k.all_mcpus, k.all_gpus) order by k.worker) into kept
   from (
     select s.worker, s.slots as all_slots, s.memory as all_memory, s.mcpus as all_mcpus, s.gpus as all_gpus,
@@ -177,27 +213,29 @@ begin
       greatest(0, s.mcpus + coalesce(p.mcpus, 0) - kept_mcpus[s.worker] - coalesce(f.mcpus, 0)) as mcpus,
       greatest(0, s.gpus + coalesce(p.gpus, 0) - kept_gpus[s.worker] - (
         -- A device too small for it is none.
-        select count(*) from freed z where z.worker = s.worker and z.vram >= s.vram)) as gpus
+        select count(*) from generate_series(b.device_first[s.worker], b.device_first[s.worker + 1] - 1) as d(n)
+        where device_ends[d.n] <= plan_start.starts_at and b.device_vram[d.n] >= s.vram)) as gpus
     from (
-      select x.worker, count(*) as slots, max(case when b.shape_gpus[x.shape] > 0 then b.shape_vram[x.shape] end) as vram, sum(b.shape_memory[x.shape]) as memory, sum(b.shape_mcpus[x.shape]) as mcpus, sum(b.shape_gpus[x.shape]) as gpus
+      select y.worker, count(*) as slots, max(case when b.shape_gpus[y.shape] > 0 then b.shape_vram[y.shape] end) as vram,
+        sum(b.shape_memory[y.shape]) as memory, sum(b.shape_mcpus[y.shape]) as mcpus, sum(b.shape_gpus[y.shape]) as gpus
       from (
         select e.worker, b.role_shape[b.kind_first_role[plan_start.kind] + (
           select count(*)::integer from generate_series(1, cardinality(counts)) as r(role)
           where (select sum(c.members) from unnest(counts[1 : r.role]) as c(members)) < e.n)] as shape
-        from unnest(seats) with ordinality as e(worker, n)) x
-      group by x.worker) s
+        from unnest(seats) with ordinality as e(worker, n)) y
+      group by y.worker) s
     left join (
-      select h.worker, sum(h.slots) as slots, sum(h.memory) as memory, sum(h.mcpus) as mcpus
-      from unnest(b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_ends) as h(worker, slots, memory, mcpus, ends)
-      where h.ends <= plan_start.starts_at group by h.worker) f on f.worker = s.worker
+      select e.worker, sum(e.slots) as slots, sum(e.memory) as memory, sum(e.mcpus) as mcpus
+      from unnest(end_worker, end_slots, end_memory, end_mcpus, end_at) as e(worker, slots, memory, mcpus, at)
+      where e.at <= plan_start.starts_at and e.worker = any (seats) group by e.worker) f on f.worker = s.worker
     left join (
       select q.worker, sum(q.slots) as slots, sum(q.memory) as memory, sum(q.mcpus) as mcpus, sum(q.gpus) as gpus
       from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as q(worker, slots, memory, mcpus, gpus, ends)
       where q.ends > plan_start.starts_at group by q.worker) p on p.worker = s.worker) k;
 end $$;
-comment on function gangq.plan_start(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], integer[], integer[], bigint[], bigint[], integer[], timestamptz[], timestamptz) is
-  'Internal. The earliest moment, not before starts_at, at which a gang fits, and what must stay free for it until then. '
-  'kept: [worker, slots, memory, mcpus, gpus to keep now, then the same in all].';
+comment on function gangq.plan_start(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], integer[], integer[], bigint[], bigint[], integer[], timestamptz[], timestamptz[], integer[], integer[], bigint[], bigint[], timestamptz[], timestamptz) is
+  'Internal. The earliest moment, not before starts_at, at which a gang fits, and what must stay free for it until then. end_*: what '
+  'ends when on which worker, in that order. kept: [worker, slots, memory, mcpus, gpus to keep now, then the same in all].';
 
 -- The decision. One pass over what waits, in the order of the queues' policies; each gang is placed if it fits without
 -- delaying those before it that have a planned start, else gets such a start itself while there are fewer than
@@ -228,6 +266,8 @@ declare
   plan_gpus integer[] := '{}'; plan_ends timestamptz[] := '{}';
   plan_after timestamptz[] := array_fill(b.t, array[coalesce(cardinality(b.kind_ids), 0)]);
   planned record;
+  -- what ends when, in that order, for planned starts; null: to be sorted again
+  end_at timestamptz[]; end_worker integer[]; end_slots integer[]; end_memory bigint[]; end_mcpus bigint[]; device_ends timestamptz[];
   -- what this pass has placed, until it goes to the board: its ends count for planned starts like those of what runs
   began_job bigint[] := '{}'; began_worker integer[] := '{}'; began_slots integer[] := '{}'; began_memory bigint[] := '{}';
   began_mcpus bigint[] := '{}'; began_gpus integer[] := '{}'; began_ends timestamptz[] := '{}';
@@ -249,6 +289,9 @@ declare
   chosen integer[]; key integer; share double precision; best_share double precision; best_age bigint; same integer[];
   -- this gang
   g integer; k integer; q integer; up integer; said text;
+  counted boolean := true;  -- whether what the last gang takes of its queues has been
+  judged boolean; may_displace boolean;
+  room bigint; free_gpus bigint;  -- in all: who asks for more need not be tried
   first_role integer; roles integer; shape integer; role integer;
   counts integer[]; more integer[]; low integer; high integer;
   respects integer; failed integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);
@@ -286,6 +329,8 @@ begin
   end if;
   select sum(x.s), sum(x.m), sum(x.c) into total_slots, total_memory, total_mcpus from unnest(b.all_slots, b.all_memory, b.all_mcpus) as x(s, m, c);
   total_gpus := coalesce(cardinality(b.device_ids), 0);
+  room := (select coalesce(sum(greatest(x.s, 0)), 0) from unnest(slots, b.worker_open) as x(s, open) where x.open);
+  free_gpus := (select count(*) from unnest(held) as h where h = 0);
   for e in 1 .. coalesce(cardinality(b.escrow_gang), 0) loop
     w := b.escrow_worker[e];
     kept_slots[w] := kept_slots[w] + b.escrow_slots[e];
@@ -348,6 +393,26 @@ begin
   end loop;
 
   loop
+    if not counted then
+      -- What the last one takes, or is promised while others leave for it, counts for whose turn it is, and for limits.
+      up := q;
+      while up is not null loop
+        used_gangs[up] := used_gangs[up] + gangs;
+        used_jobs[up] := used_jobs[up] + jobs;
+        used_gpus[up] := used_gpus[up] + gpus;
+        used_memory[up] := used_memory[up] + need_memory;
+        used_mcpus[up] := used_mcpus[up] + need_mcpus;
+        if submitters <> '{}' or b.queue_policy[up] = 'fair' or b.queue_submitter_maximum[up] is not null then
+          said := up || '/' || b.gang_submitter[g];
+          submitters := submitters || jsonb_build_object(said, jsonb_build_object(
+            'gangs', coalesce((submitters -> said ->> 'gangs')::bigint, 0) + gangs,
+            'jobs', coalesce((submitters -> said ->> 'jobs')::bigint, 0) + jobs,
+            'gpus', coalesce((submitters -> said ->> 'gpus')::bigint, 0) + gpus));
+        end if;
+        up := b.queue_parent[up];
+      end loop;
+      counted := true;
+    end if;
     exit when started >= decide_on.max_gangs;
     exit when looked >= max_turns;
     -- Whose turn it is: the highest priority; among those, from the root of the tree down, whom each node's policy prefers.
@@ -445,6 +510,19 @@ begin
       return next d;
       continue;
     end if;
+    -- Whom it must not delay: planned starts that it would still be running at.
+    respects := 0;
+    foreach d.starts_at in array plan_starts loop
+      if d.starts_at < b.t + make_interval(secs => b.gang_estimate[g]) then
+        respects := respects + 1;
+      end if;
+    end loop;
+    d.starts_at := null;
+    -- Its kind has been tried beside no more promises than that, in vain; and nobody may be told to stop for it.
+    judged := failed[k] <= respects and b.gang_missing[g] is null and not b.gang_preempting[g];
+    may_displace := b.queue_preempts[q] and b.unit_ids is not null and b.gang_missing[g] is null and n > 0 and told < b.preemptions
+      and refusals < 16 and (refused[k] is null or b.gang_priority[g] > refused[k]);
+    continue when judged and not may_displace and cardinality(plans) >= b.reservations and not each_gang;
     counts := case when b.gang_missing[g] is null then b.role_min[first_role : first_role + roles - 1]
       else array(select v.value::integer from jsonb_array_elements_text(b.gang_missing[g]) with ordinality as v(value, n) order by v.n) end;
     gangs := case when b.gang_missing[g] is null then 1 else 0 end;
@@ -472,16 +550,8 @@ begin
       continue;
     end if;
 
-    -- Whom it must not delay: planned starts that it would still be running at.
-    respects := 0;
-    foreach d.starts_at in array plan_starts loop
-      if d.starts_at < b.t + make_interval(secs => b.gang_estimate[g]) then
-        respects := respects + 1;
-      end if;
-    end loop;
-    d.starts_at := null;
     seats := null;
-    if n > 0 and (failed[k] is null or respects < failed[k] or b.gang_preempting[g]) then
+    if judged is not true and jobs <= room and gpus <= free_gpus then
       if not promised and roles = 1 and b.kind_require[k] = 0 and b.kind_prefer[k] = 0 and b.kind_apart[k] is null and b.gang_missing[g] is null
         and b.role_strategy[first_role] = 'pack' and b.role_require[first_role] = 0 and b.role_prefer[first_role] = 0 and not b.role_balanced[first_role]
         and cardinality(b.levels) = 1 and b.role_min[first_role] = b.role_max[first_role] then
@@ -627,20 +697,11 @@ begin
       if b.gang_preempting[g] then
         -- What was told to stop for it is leaving, and its places are kept; so is its part of the queue's limits.
         d.gate := 'preempting';
-        up := q;
-        while up is not null loop
-          used_gangs[up] := used_gangs[up] + gangs;
-          used_jobs[up] := used_jobs[up] + jobs;
-          used_gpus[up] := used_gpus[up] + gpus;
-          used_memory[up] := used_memory[up] + need_memory;
-          used_mcpus[up] := used_mcpus[up] + need_mcpus;
-          up := b.queue_parent[up];
-        end loop;
+        counted := false;
         return next d;
         continue;
       end if;
-      if b.queue_preempts[q] and b.gang_missing[g] is null and n > 0 and told < b.preemptions and refusals < 16
-        and (refused[k] is null or b.gang_priority[g] > refused[k]) then
+      if may_displace then
         covered := gangq.covered_by(b, q, jobs, gpus, need_memory, need_mcpus, used_jobs, used_gpus, used_memory, used_mcpus);
         -- Who is owed its place does not wait for the planned start of one that only borrows.
         beside := plan_starts;
@@ -695,21 +756,15 @@ begin
               b.held_ends[i] := least(b.held_ends[i], d.starts_at);
             end if;
           end loop;
-          up := q;
-          while up is not null loop
-            used_gangs[up] := used_gangs[up] + gangs;
-            used_jobs[up] := used_jobs[up] + jobs;
-            used_gpus[up] := used_gpus[up] + gpus;
-            used_memory[up] := used_memory[up] + need_memory;
-            used_mcpus[up] := used_mcpus[up] + need_mcpus;
-            up := b.queue_parent[up];
-          end loop;
+          end_at := null;
+          counted := false;
           return next d;
           continue;
         end if;
       end if;
       if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
         if began_job <> '{}' then
+          end_at := null;
           b.held_job := b.held_job || began_job;
           b.held_worker := b.held_worker || began_worker;
           b.held_slots := b.held_slots || began_slots;
@@ -720,8 +775,23 @@ begin
           began_job := '{}'; began_worker := '{}'; began_slots := '{}'; began_memory := '{}'; began_mcpus := '{}';
           began_gpus := '{}'; began_ends := '{}';
         end if;
+        if end_at is null then
+          select array_agg(h.ends), array_agg(h.worker), array_agg(h.slots), array_agg(h.memory), array_agg(h.mcpus)
+          into end_at, end_worker, end_slots, end_memory, end_mcpus
+          from (
+            select x.ends, x.worker, sum(x.slots)::integer as slots, sum(x.memory)::bigint as memory, sum(x.mcpus)::bigint as mcpus
+            from unnest(b.held_ends, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus) as x(ends, worker, slots, memory, mcpus)
+            group by x.ends, x.worker order by x.ends, x.worker) h;
+          end_at := coalesce(end_at, '{}');
+          device_ends := array(
+            select j.ends from unnest(held) with ordinality as x(job, n)
+            left join (
+              select h.job, max(h.ends) as ends from unnest(b.held_job, b.held_ends) as h(job, ends) where h.job <> 0 group by h.job) j on j.job = x.job
+            order by x.n);
+        end if;
         select p.* into planned from gangq.plan_start(b, k, counts, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus,
-          plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends, plan_after[k]) p;
+          plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends, end_at, end_worker, end_slots, end_memory, end_mcpus, device_ends,
+          plan_after[k]) p;
         if planned.seats is null then
           d.gate := 'infeasible';
         else
@@ -754,8 +824,8 @@ begin
             plan_ends := plan_ends || planned.starts_at + make_interval(secs => b.gang_estimate[g]);
           end loop;
         end if;
-      elsif failed[k] < respects and not each_gang then
-        continue;  -- its kind has been judged
+      elsif judged and not each_gang then
+        continue;
       end if;
       return next d;
       continue;
@@ -861,22 +931,9 @@ begin
       b.apart_hosts := b.apart_hosts || array(select b.worker_host[s] from unnest(seats) as s);
       b.apart_gangs := b.apart_gangs || array_fill(b.gang_ids[g], array[cardinality(seats)]);
     end if;
-    up := q;
-    while up is not null loop
-      used_gangs[up] := used_gangs[up] + gangs;
-      used_jobs[up] := used_jobs[up] + jobs;
-      used_gpus[up] := used_gpus[up] + gpus;
-      used_memory[up] := used_memory[up] + need_memory;
-      used_mcpus[up] := used_mcpus[up] + need_mcpus;
-      if submitters <> '{}' or b.queue_policy[up] = 'fair' or b.queue_submitter_maximum[up] is not null then
-        said := up || '/' || b.gang_submitter[g];
-        submitters := submitters || jsonb_build_object(said, jsonb_build_object(
-          'gangs', coalesce((submitters -> said ->> 'gangs')::bigint, 0) + gangs,
-          'jobs', coalesce((submitters -> said ->> 'jobs')::bigint, 0) + jobs,
-          'gpus', coalesce((submitters -> said ->> 'gpus')::bigint, 0) + gpus));
-      end if;
-      up := b.queue_parent[up];
-    end loop;
+    room := room - jobs;
+    free_gpus := free_gpus - gpus;
+    counted := false;
     started := started + 1;
     return next d;
   end loop;
