@@ -229,7 +229,7 @@ comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs on 
 create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
-  waiting bigint[];
+  ids bigint[]; of_kind integer[]; running boolean[]; priorities integer[]; order_keys bigint[]; submitters text[]; budgets real[];
   kinds integer[];
   alone integer[];
 begin
@@ -239,21 +239,24 @@ begin
     select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
     from kinds k where k.id is not null
   )
-  select array_agg(g.id), array_agg(distinct g.kind_id order by g.kind_id) into waiting, kinds
+  -- One kind after another by its index: how many wait makes no difference to what is read.
+  select array_agg(g.id), array_agg(g.kind_id), array_agg(g.running), array_agg(g.priority), array_agg(g.order_key), array_agg(g.submitter), array_agg(g.budget_s)
+  into ids, of_kind, running, priorities, order_keys, submitters, budgets
   from (
-    select w.id, k.id as kind_id
+    select w.*
     from kinds k cross join lateral (
-      select x.id from gangq.live_gangs x
+      select x.id, x.kind_id, false as running, x.priority::integer as priority, x.order_key, x.submitter, x.budget_s
+      from gangq.live_gangs x
       where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
       order by x.order_key limit look_at_gangs.most) w
     union all
-    select x.id, x.kind_id from gangq.live_gangs x
+    select x.id, x.kind_id, true, x.priority, x.order_key, x.submitter, x.budget_s from gangq.live_gangs x
     where x.state = 'running' and x.missing_since is not null and (x.not_before is null or x.not_before <= b.t) and exists (
       select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))) g;
   b := gangq.look_at_moves(b);
-  kinds := array(select k from unnest(kinds) as k union select k from unnest(b.move_kind) as k where k is not null order by 1);
+  kinds := array(select k from unnest(of_kind) as k union select k from unnest(b.move_kind) as k where k is not null order by 1);
   alone := array(select s from unnest(b.move_shape) as s where s is not null);
-  if waiting is null and b.move_units is null then
+  if ids is null and b.move_units is null then
     return b;
   end if;
   b.shape_ids := array(
@@ -281,15 +284,15 @@ begin
   from gangq.shapes s where s.id = any (b.shape_ids);
   b.move_kind := array(select array_position(b.kind_ids, m.kind) from unnest(b.move_kind) with ordinality as m(kind, n) order by m.n);
   b.move_shape := array(select array_position(b.shape_ids, m.shape) from unnest(b.move_shape) with ordinality as m(shape, n) order by m.n);
-  -- One after another by its key: how many wait makes no difference to what is read.
   with found as materialized (
-    select y.g from unnest(waiting) as w(id) cross join lateral (select x as g from gangq.live_gangs x where x.id = w.id offset 0) y
+    select * from unnest(ids, of_kind, running, priorities, order_keys, submitters, budgets)
+      as f(id, kind_id, running, priority, order_key, submitter, budget_s)
   ),
   estimates as materialized (
     select z.kind_id, z.budget_s, (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))::float8
       from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = z.kind_id) as s
-    from (select distinct (f.g).kind_id, (f.g).budget_s from found f) z
+    from (select distinct f.kind_id, f.budget_s from found f) z
   ),
   escrows as materialized (
     select distinct x.gang_id from gangq.earmarks x where x.kind = 'escrow' and x.until > b.t
@@ -298,23 +301,23 @@ begin
     array_agg(x.missing), array_agg(x.mates), array_agg(x.preempting)
   into b.gang_ids, b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter, b.gang_estimate, b.gang_missing, b.gang_anchor, b.gang_preempting
   from (
-    select (f.g).id, k.n::integer as kind, (f.g).priority::integer as priority, (f.g).order_key, (f.g).submitter, e.s as estimate,
-      case when (f.g).state = 'running' then (
+    select f.id, k.n::integer as kind, f.priority, f.order_key, f.submitter, e.s as estimate,
+      case when f.running then (
         select jsonb_agg(y.missing order by y.ordinal) from (
           select r.ordinal, count(j.id) as missing
-          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = (f.g).id and coalesce(j.role, 1) = r.ordinal
-            and j.state = 'blocked' and gangq.in_epoch(j, f.g)
-          where r.kind_id = (f.g).kind_id group by r.ordinal) y) end as missing,
-      case when (f.g).state = 'running' then (
+          from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id
+          left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.state = 'blocked' and gangq.in_epoch(j, g)
+          where g.id = f.id group by r.ordinal) y) end as missing,
+      case when f.running then (
         select jsonb_agg(y.mates order by y.ordinal) from (
           select r.ordinal, coalesce(jsonb_agg(j.incarnation order by j.incarnation) filter (where j.id is not null), '[]') as mates
-          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = (f.g).id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
-          where r.kind_id = (f.g).kind_id group by r.ordinal) y) end as mates,
-      (f.g).id in (select x.gang_id from escrows x) as preempting
+          from gangq.kind_roles r left join gangq.live_jobs j on j.gang_id = f.id and coalesce(j.role, 1) = r.ordinal and j.incarnation is not null
+          where r.kind_id = f.kind_id group by r.ordinal) y) end as mates,
+      f.id in (select x.gang_id from escrows x) as preempting
     from found f
-    join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = (f.g).kind_id
-    join estimates e on e.kind_id = (f.g).kind_id and e.budget_s is not distinct from (f.g).budget_s
-    order by (f.g).order_key, (f.g).id) x;
+    join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = f.kind_id
+    join estimates e on e.kind_id = f.kind_id and e.budget_s is not distinct from f.budget_s
+    order by f.order_key, f.id) x;
   return b;
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
