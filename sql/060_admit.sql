@@ -1076,6 +1076,7 @@ declare
   wanted bigint[];
   locked bigint[];
   gang_ids bigint[]; job_ids bigint[]; incarnations bigint[]; ranks integer[]; first_device integer[]; gpus integer[];
+  device_ids bigint[]; device_jobs bigint[];
   limited text[];
   t timestamptz := gangq.now();
 begin
@@ -1170,43 +1171,15 @@ begin
     return ids;
   end if;
 
-  insert into gangq.device_holds (device_id, kind, job_id, since)
-  select d.devices[n], 'job', p.job_id, t
+  select array_agg(p.gang_id), array_agg(p.job_id), array_agg(p.incarnation), array_agg(p.rank), array_agg(p.first_device), array_agg(p.gpus)
+  into gang_ids, job_ids, incarnations, ranks, first_device, gpus
+  from unnest(gang_ids, job_ids, incarnations, ranks, first_device, gpus) as p(gang_id, job_id, incarnation, rank, first_device, gpus)
+  where p.gang_id in (select i from unnest(ids) as i);
+  select array_agg(d.devices[n]), array_agg(p.job_id) into device_ids, device_jobs
   from unnest(gang_ids, job_ids, first_device, gpus) as p(gang_id, job_id, first_device, gpus)
-  join unnest(reserve_decided.starts) d on d.gang_id = p.gang_id join unnest(ids) as i(id) on i.id = p.gang_id
+  join unnest(reserve_decided.starts) d on d.gang_id = p.gang_id
   cross join generate_series(p.first_device, p.first_device + p.gpus - 1) as n;
-  update gangq.live_gangs x set
-    state = case x.state when 'blocked' then 'reserved' else x.state end, epoch = x.epoch + 1,
-    world_size = case x.state when 'blocked' then cardinality(d.incarnations) else x.world_size end,
-    reserved_at = case x.state when 'blocked' then t else x.reserved_at end,
-    deadline_at = case x.state when 'running' then least(x.deadline_at, t + make_interval(secs => x.claim_deadline_s)) else t + make_interval(secs => x.claim_deadline_s) end,
-    go_at = case x.state when 'blocked' then null else x.go_at end, not_before = null,
-    restore_step = gangq.restore_step(x), drain_cause = null, drain_trigger = null
-  from unnest(reserve_decided.starts) d
-  where x.id = d.gang_id and x.id in (select i from unnest(ids) as i);
-  update gangq.live_jobs j set state = 'reserved', incarnation = p.incarnation, deadline_at = t + make_interval(secs => g.claim_deadline_s),
-    epoch_rank = case when g.state = 'running' then j.epoch_rank when gangq.elastic(g.kind_id) then p.rank end
-  from unnest(gang_ids, job_ids, incarnations, ranks) as p(gang_id, job_id, incarnation, rank)
-  join gangq.live_gangs g on g.id = p.gang_id
-  where j.id = p.job_id and p.gang_id in (select i from unnest(ids) as i);
-  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
-  delete from gangq.checkpoints c using gangq.live_gangs g
-  where g.id = any (ids) and g.state = 'reserved' and c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  delete from gangq.plans p where p.gang_id = any (ids);
-  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
-    select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
-  insert into gangq.events (at, kind, gang_id, epoch, reason, data)
-  select t, 'reserve', g.id, g.epoch, null, jsonb_build_object(
-    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', reserve_decided.digest,
-    'replaces', case g.state when 'running' then (
-      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members from unnest(d.incarnations) as w(id)
-      join gangq.incarnations i on i.id = w.id group by i.host) h))
-  from unnest(reserve_decided.starts) d join gangq.live_gangs g on g.id = d.gang_id
-  where g.id = any (ids) order by g.id;
-  perform gangq.wake(array(
-    select distinct p.incarnation from unnest(gang_ids, incarnations) as p(gang_id, incarnation) where p.gang_id = any (ids)), 'claim');
+  perform gangq.take_places(gang_ids, job_ids, incarnations, ranks, device_ids, device_jobs, digest, t);
   return ids;
 end $$;
 comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) is

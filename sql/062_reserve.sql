@@ -1,4 +1,4 @@
--- Members get their place, and lose it again unclaimed: reserve_members, reserve_gang, rollback_gang.
+-- Members get their place, and lose it again unclaimed: take_places, reserve_members, reserve_gang, rollback_gang.
 -- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is busy now is tried again.
 
 -- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those with an epoch_rank are
@@ -11,6 +11,52 @@ create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns bo
 $$ select j.epoch_rank is not null or g.world_size = g.size $$;
 comment on function gangq.in_epoch(gangq.live_jobs, gangq.live_gangs) is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
+
+-- What it is to be placed, for whatever chose the places; under the caller's locks, and judged by him.
+create function gangq.take_places(
+  gang_ids bigint[], job_ids bigint[], incarnations bigint[], ranks integer[], device_ids bigint[], device_jobs bigint[], digest text, t timestamptz
+) returns void language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  ids bigint[] := array(select distinct i from unnest(take_places.gang_ids) as i order by i);
+begin
+  insert into gangq.device_holds (device_id, kind, job_id, since)
+  select d.id, 'job', d.job_id, t from unnest(device_ids, device_jobs) as d(id, job_id);
+  update gangq.live_gangs x set
+    state = case x.state when 'blocked' then 'reserved' else x.state end, epoch = x.epoch + 1,
+    world_size = case x.state when 'blocked' then m.members else x.world_size end,
+    reserved_at = case x.state when 'blocked' then t else x.reserved_at end,
+    deadline_at = case x.state when 'running' then least(x.deadline_at, t + make_interval(secs => x.claim_deadline_s)) else t + make_interval(secs => x.claim_deadline_s) end,
+    go_at = case x.state when 'blocked' then null else x.go_at end, not_before = null,
+    restore_step = gangq.restore_step(x), drain_cause = null, drain_trigger = null
+  from (select i.id, count(*) as members from unnest(take_places.gang_ids) as i(id) group by i.id) m
+  where x.id = m.id;
+  update gangq.live_jobs j set state = 'reserved', incarnation = p.incarnation, deadline_at = t + make_interval(secs => g.claim_deadline_s),
+    epoch_rank = case when g.state = 'running' then j.epoch_rank when gangq.elastic(g.kind_id) then p.rank end
+  from unnest(take_places.gang_ids, take_places.job_ids, take_places.incarnations, take_places.ranks) as p(gang_id, job_id, incarnation, rank)
+  join gangq.live_gangs g on g.id = p.gang_id
+  where j.id = p.job_id;
+  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
+  delete from gangq.checkpoints c using gangq.live_gangs g
+  where g.id = any (ids) and c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
+  delete from gangq.plans p where p.gang_id = any (ids);
+  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
+    select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
+  insert into gangq.events (at, kind, gang_id, epoch, reason, data)
+  select t, 'reserve', g.id, g.epoch, null, jsonb_build_object(
+    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', take_places.digest,
+    'replaces', case g.state when 'running' then (
+      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
+    'hosts', (select jsonb_object_agg(h.host, h.members) from (
+      select i.host, count(*) as members
+      from unnest(take_places.gang_ids, take_places.incarnations) as w(gang_id, id)
+      join gangq.incarnations i on i.id = w.id where w.gang_id = g.id group by i.host) h))
+  from gangq.live_gangs g where g.id = any (ids) order by g.id;
+  perform gangq.wake(array(select distinct w from unnest(take_places.incarnations) as w), 'claim');
+end $$;
+comment on function gangq.take_places(bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text, timestamptz) is
+  'Internal. Writes down that these members, one entry each, are placed: new epochs, claim deadlines, devices held, workers woken. '
+  'ranks: in the epoch. digest: of what the pass saw, null without one.';
 
 create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
@@ -26,6 +72,8 @@ declare
   at_worker bigint;
   left_ids bigint[];
   left_vrams integer[];
+  own_queue text;
+  hit jsonb;
   picked bigint[];
   devices bigint[] := '{}';
   holders bigint[] := '{}';
@@ -45,6 +93,7 @@ begin
   end if;
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   fresh := g.state = 'blocked';
+  own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
   if fresh then
     if reserve_members.job_ids <> array(
         select j.id from gangq.live_jobs j where j.gang_id = g.id and j.id = any (reserve_members.job_ids) order by j.rank)
@@ -84,6 +133,13 @@ begin
   ) then
     return false;
   end if;
+  perform gangq.lock_limited(array[own_queue], true);
+  select gangq.limit_hit(own_queue, g.submitter, fresh::integer, count(*)::integer, sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)) into hit
+  from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (reserve_members.job_ids);
+  if hit is not null then
+    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of queue %s: %s %s are used, %s more would be, and %s is the limit', g.id, hit ->> 'queue',
+      hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'), 'Wait until others have ended, or raise the limit: select gangq.set_queue(...).');
+  end if;
   -- Each takes the smallest devices that are large enough and not avoided. Who can use the fewest chooses first: what suits
   -- the next one suited it too, so that nobody is left without whom another order would have served.
   for m in
@@ -110,38 +166,8 @@ begin
     select coalesce(array_agg(d.id order by d.n), '{}'), coalesce(array_agg(d.vram order by d.n), '{}') into left_ids, left_vrams
     from unnest(left_ids, left_vrams) with ordinality as d(id, vram, n) where d.id <> all (picked);
   end loop;
-  insert into gangq.device_holds (device_id, kind, job_id, since)
-  select d.id, 'job', d.job_id, t from unnest(devices, holders) as d(id, job_id);
-  g.deadline_at := t + make_interval(secs => g.claim_deadline_s);
-  g.restore_step := gangq.restore_step(g);
-  -- A later step that only some members saved in an older epoch must never complete with this epoch's saves.
-  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  update gangq.live_jobs j set state = 'reserved', incarnation = w.incarnation, deadline_at = g.deadline_at,
-    epoch_rank = case when not fresh then j.epoch_rank when e.elastic then w.n - 1 end
-  from (select gangq.elastic(g.kind_id) as elastic) e
-  cross join unnest(reserve_members.job_ids, reserve_members.incarnations) with ordinality as w(job_id, incarnation, n)
-  where j.id = w.job_id;
-  if fresh then
-    update gangq.live_gangs x set state = 'reserved', epoch = x.epoch + 1, world_size = cardinality(reserve_members.job_ids), reserved_at = t,
-      deadline_at = g.deadline_at, go_at = null, not_before = null, restore_step = g.restore_step, drain_cause = null, drain_trigger = null
-    where x.id = g.id;
-    delete from gangq.earmarks e where e.incarnation = any (array(
-      select z.incarnation from gangq.earmarks z where z.gang_id = g.id order by z.incarnation for update skip locked));
-    delete from gangq.plans p where p.gang_id = g.id;
-  else
-    update gangq.live_gangs x set epoch = x.epoch + 1, deadline_at = least(x.deadline_at, g.deadline_at), not_before = null,
-      restore_step = g.restore_step
-    where x.id = g.id;
-  end if;
-  perform gangq.log_event(t, 'reserve', g.id, g.epoch + 1, data => jsonb_build_object(
-    'size', g.size, 'restore_step', g.restore_step,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members from unnest(reserve_members.incarnations) as w(id)
-      join gangq.incarnations i on i.id = w.id group by i.host) h))
-    || case when fresh then jsonb_build_object('world_size', cardinality(reserve_members.job_ids))
-      else jsonb_build_object('world_size', g.world_size, 'replaces', (
-        select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.id = any (reserve_members.job_ids))) end);
-  perform gangq.wake(wanted, 'claim');
+  perform gangq.take_places(array_fill(g.id, array[cardinality(reserve_members.job_ids)]), reserve_members.job_ids, reserve_members.incarnations,
+    array(select n from generate_series(0, cardinality(reserve_members.job_ids) - 1) as n), devices, holders, null, t);
   return true;
 end $$;
 comment on function gangq.reserve_members(bigint, bigint[], bigint[]) is

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from drive import Claim, Q, Worker, gpus
+from drive import WRONG_STATE, Claim, Q, Worker, gpus, refused
 
 
 @contextmanager
@@ -348,3 +348,14 @@ def test_what_a_claim_took_since_the_pass_looked_is_not_placed_beside(q: Q) -> N
     reserve = "select gangq.reserve_decided(board, starts, null) from seen, decided"
     assert q.value(reserve) == []
     assert gang.state == "blocked"
+
+
+def test_who_places_a_gang_by_hand_keeps_to_the_limits_too(q: Q) -> None:
+    q.call("set_queue", name="small", maximum={"jobs": 3})
+    worker = q.worker(queues=["small"], slots=8)
+    first, second = q.submit_gang(2, queue="small"), q.submit_gang(2, queue="small")
+    assert q.one("reserve_gang", gang_id=first.id, incarnations=[worker.incarnation] * 2)
+    with refused(WRONG_STATE, "queue small: 2 jobs are used, 2 more would be, and 3 is the limit"):
+        q.call("reserve_gang", gang_id=second.id, incarnations=[worker.incarnation] * 2)
+    q.call("set_queue", name="small", reset=["maximum"])
+    assert q.one("reserve_gang", gang_id=second.id, incarnations=[worker.incarnation] * 2)
