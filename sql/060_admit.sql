@@ -237,6 +237,56 @@ comment on function gangq.plan_start(gangq.board, integer, integer[], integer[],
   'Internal. The earliest moment, not before starts_at, at which a gang fits, and what must stay free for it until then. end_*: what '
   'ends when on which worker, in that order. kept: [worker, slots, memory, mcpus, gpus to keep now, then the same in all].';
 
+-- Who waits, lane by lane: what waits in one queue, or of one submitter of a fair queue, in its order.
+create function gangq.turns(
+  b gangq.board, out turn_gang integer[], out turn_priority integer[],
+  out lane_queue integer[], out lane_submitter text[], out lane_next integer[], out lane_last integer[], out lane_path jsonb[]
+) language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  path jsonb;
+  q integer;
+begin
+  with turns as (
+    select x.g, x.queue, x.lane_submitter, x.priority,
+      row_number() over (order by x.queue, x.lane_submitter, x.ordering desc, x.size desc, x.order_key, x.g) as n
+    from (
+      select y.*,
+        -- fifo: nobody passes who came before him, so he counts for no more than they do.
+        -- A gang that runs without some of its members holds what it has in vain: it comes before all that wait.
+        case when b.gang_missing[y.g] is not null then 1001
+          when y.policy = 'fifo' then min(y.own_priority) over (partition by y.queue order by y.age, y.g) else y.own_priority end as priority,
+        case when b.gang_missing[y.g] is not null then 1001 when y.policy = 'fifo' then 0 else y.own_priority end as ordering,
+        case y.policy when 'fifo' then y.age else y.key end as order_key
+      from (
+        select z.g, b.kind_queue[z.kind] as queue, b.queue_policy[b.kind_queue[z.kind]] as policy, z.priority as own_priority, z.key,
+          z.key & 1125899906842623 as age,
+          case when b.queue_policy[b.kind_queue[z.kind]] = 'fair' then z.submitter else '' end as lane_submitter,
+          case when b.queue_policy[b.kind_queue[z.kind]] = 'largest_first' then (
+            select sum(m) from unnest(b.role_max[b.kind_first_role[z.kind] : b.kind_first_role[z.kind] + b.kind_roles[z.kind] - 1]) as m) else 0 end as size
+        from unnest(b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter) with ordinality as z(kind, priority, key, submitter, g)) y) x
+  )
+  select array_agg(t.g::integer order by t.n), array_agg(t.priority order by t.n) into turn_gang, turn_priority from turns t;
+  select array_agg(l.queue order by l.first), array_agg(l.submitter order by l.first), array_agg(l.first order by l.first), array_agg(l.last order by l.first)
+  into lane_queue, lane_submitter, lane_next, lane_last
+  from (
+    select b.kind_queue[b.gang_kind[t.g]] as queue, case when b.queue_policy[b.kind_queue[b.gang_kind[t.g]]] = 'fair' then b.gang_submitter[t.g] else '' end as submitter,
+      min(t.n)::integer as first, max(t.n)::integer as last
+    from unnest(turn_gang) with ordinality as t(g, n) group by 1, 2) l;
+  for lane in 1 .. cardinality(lane_queue) loop
+    q := lane_queue[lane];
+    path := '[]';
+    while q is not null loop
+      path := jsonb_build_array(q) || path;
+      q := b.queue_parent[q];
+    end loop;
+    lane_path[lane] := path;
+  end loop;
+end $$;
+comment on function gangq.turns(gangq.board) is
+  'Internal. The gangs of a board by lanes, each a range of turn_gang (lane_next to lane_last), with what their priority counts as; '
+  'lane_path: the queues from the root of the tree to the lane.';
+
 -- The decision. One pass over what waits, in the order of the queues' policies; each gang is placed if it fits without
 -- delaying those before it that have a planned start, else gets such a start itself while there are fewer than
 -- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
@@ -355,42 +405,8 @@ begin
       or b.queue_maximum[q] is not null or b.queue_submitter_maximum[q] is not null;
   end loop;
 
-  with turns as (
-    select x.g, x.queue, x.lane_submitter, x.priority,
-      row_number() over (order by x.queue, x.lane_submitter, x.ordering desc, x.size desc, x.order_key, x.g) as n
-    from (
-      select y.*,
-        -- fifo: nobody passes who came before him, so he counts for no more than they do.
-        -- A gang that runs without some of its members holds what it has in vain: it comes before all that wait.
-        case when b.gang_missing[y.g] is not null then 1001
-          when y.policy = 'fifo' then min(y.own_priority) over (partition by y.queue order by y.age, y.g) else y.own_priority end as priority,
-        case when b.gang_missing[y.g] is not null then 1001 when y.policy = 'fifo' then 0 else y.own_priority end as ordering,
-        case y.policy when 'fifo' then y.age else y.key end as order_key
-      from (
-        select z.g, b.kind_queue[z.kind] as queue, b.queue_policy[b.kind_queue[z.kind]] as policy, z.priority as own_priority, z.key,
-          z.key & 1125899906842623 as age,
-          case when b.queue_policy[b.kind_queue[z.kind]] = 'fair' then z.submitter else '' end as lane_submitter,
-          case when b.queue_policy[b.kind_queue[z.kind]] = 'largest_first' then (
-            select sum(m) from unnest(b.role_max[b.kind_first_role[z.kind] : b.kind_first_role[z.kind] + b.kind_roles[z.kind] - 1]) as m) else 0 end as size
-        from unnest(b.gang_kind, b.gang_priority, b.gang_order_key, b.gang_submitter) with ordinality as z(kind, priority, key, submitter, g)) y) x
-  )
-  select array_agg(t.g::integer order by t.n), array_agg(t.priority order by t.n) into turn_gang, turn_priority from turns t;
-  select array_agg(l.queue order by l.first), array_agg(l.submitter order by l.first), array_agg(l.first order by l.first), array_agg(l.last order by l.first)
-  into lane_queue, lane_submitter, lane_next, lane_last
-  from (
-    select b.kind_queue[b.gang_kind[t.g]] as queue, case when b.queue_policy[b.kind_queue[b.gang_kind[t.g]]] = 'fair' then b.gang_submitter[t.g] else '' end as submitter,
-      min(t.n)::integer as first, max(t.n)::integer as last
-    from unnest(turn_gang) with ordinality as t(g, n) group by 1, 2) l;
+  select x.* into turn_gang, turn_priority, lane_queue, lane_submitter, lane_next, lane_last, lane_path from gangq.turns(b) x;
   lanes := cardinality(lane_queue);
-  for lane in 1 .. lanes loop
-    q := lane_queue[lane];
-    hit := '[]';
-    while q is not null loop
-      hit := jsonb_build_array(q) || hit;
-      q := b.queue_parent[q];
-    end loop;
-    lane_path[lane] := hit;
-  end loop;
 
   loop
     if not counted then
