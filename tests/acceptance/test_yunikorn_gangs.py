@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sql.drive import INVALID, STALE, WRONG_STATE, Claim, Gang, Q, Worker, ack_all, refused
+from sql.drive import INVALID, STALE, WRONG_STATE, Claim, Q, Worker, ack_all, refused
 
 LED: dict[str, Any] = {
     "roles": [{"name": "driver", "count": 1}, {"name": "server", "count": 2}],
