@@ -146,6 +146,7 @@ def test_r10_a_gang_holds_exactly_what_its_members_ask_for_and_no_member_is_spli
         "from gangq.devices where job_id is not null group by job_id order by job_id"
     )
     assert held == [{"job_id": job, "devices": 2, "hosts": 1} for job in gang.job_ids]
+    assert q.value("select count(*) from gangq.device_holds") == 6
 
 
 @pytest.mark.parametrize(("strategy", "hosts"), [("pack", 1), ("spread", 2)], ids=["r11-pack", "r12-spread"])
@@ -525,9 +526,17 @@ def test_r55_a_gang_may_have_bounds_for_its_size(q: Q, bounds: dict[str, Any]) -
     assert (gang.state, gang.live["world_size"]) == ("reserved", 3)
 
 
-@pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 2, "min_size": 3}, {"size": 2, "min_size": 0}])
-def test_r55_bounds_that_make_no_sense_are_refused(q: Q, wrong: dict[str, Any]) -> None:
-    with refused(INVALID):
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"size": 0}, "size is 0"),
+        ({"size": 2, "min_size": 3}, "min_size is 3 of a gang of 2"),
+        ({"size": 2, "min_size": 0}, "min_size is 0 of a gang of 2"),
+        ({"roles": [{"name": "a", "count": 1, "min": 2}]}, "role a has min 2 of 1"),
+    ],
+)
+def test_r55_bounds_that_make_no_sense_are_refused(q: Q, wrong: dict[str, Any], named: str) -> None:
+    with refused(INVALID, named):
         q.submit_gang(**wrong)
 
 

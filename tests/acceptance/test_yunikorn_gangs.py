@@ -254,6 +254,7 @@ def test_y17_what_is_of_no_gang_runs_beside_a_reservation_in_what_that_leaves(q:
     gang = q.submit_gang(2)
     q.tick()
     solo = q.submit(count=2)
+    assert (gang.state, worker.free["slots"]) == ("reserved", 1)
     claims = worker.claim()
     assert {c.job_id for c in claims} == {*gang.job_ids, solo[0]}
     assert q.state(solo[1]) == "pending"
