@@ -82,10 +82,11 @@ begin
 end $$;
 comment on function gangq.cordon(text, text, boolean, timestamptz, text) is
   'Gives a host, or a worker by name, nothing new until uncordon; it outlives restarts. What runs there goes on, and members '
-  'already reserved there are claimed. drain: what runs there is moved away, gangs as a whole, and what has found no other '
-  'place at the deadline is told to stop; without one nothing is. When it returns, no claim that was under way can still '
-  'take anything. Repeats are harmless, and what a repeat leaves out stays: a plain cordon does not end a drain, the '
-  'deadline infinity takes one away. For gangq_admin. Raises GQ001, GQ002 (naming hosts or workers like it).';
+  'already reserved there are claimed. drain: what runs there, or is reserved, is moved away once it fits elsewhere, '
+  'gangs as a whole, and what has found no other place at the deadline is told to stop; without one nothing is. When it '
+  'returns, no claim that was under way can still take anything. Repeats are harmless, and what a repeat leaves out stays: '
+  'a plain cordon does not end a drain, the deadline infinity takes one away. For gangq_admin. Raises GQ001, GQ002 (naming '
+  'hosts or workers like it).';
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$

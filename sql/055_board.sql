@@ -194,7 +194,8 @@ begin
 end $$;
 comment on function gangq.look_at_usage(gangq.board) is 'Internal. What each queue holds, children included: counted over all that is placed.';
 
--- What is to be moved: whole gangs that run, with a member on what is drained, and solo jobs that run there.
+-- What is to be moved: whole gangs that are placed, with a member on what is drained, and solo jobs that run there. Also
+-- who has not begun: it would load a model there only to be told to stop a moment later.
 create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
 declare
@@ -212,18 +213,20 @@ begin
     select x.unit, g.kind_id, case when g.id is null then x.shape_id end as shape_id, (
       select jsonb_agg(z.members order by z.ordinal) from (
         select r.ordinal, count(k.id) as members
-        from gangq.kind_roles r left join gangq.live_jobs k on k.gang_id = g.id and coalesce(k.role, 1) = r.ordinal and k.state = 'running'
+        from gangq.kind_roles r left join gangq.live_jobs k on k.gang_id = g.id and coalesce(k.role, 1) = r.ordinal
+            and k.state in ('reserved', 'running')
         where r.kind_id = g.kind_id group by r.ordinal) z) as counts
     from (
       select coalesce(j.gang_id, -j.id) as unit, min(j.gang_id) as gang_id, min(j.shape_id) as shape_id
-      from gangq.live_jobs j where j.incarnation = any (drained) and j.state = 'running'
+      from gangq.live_jobs j where j.incarnation = any (drained) and j.state in ('reserved', 'running')
       group by coalesce(j.gang_id, -j.id)) x
     left join gangq.live_gangs g on g.id = x.gang_id
-    -- A gang of which a member is done could not run again.
-    where x.gang_id is null or g.world_size = (select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m;
+    -- A gang of which a member is done could not run again. One that replaces a member is moved when it is whole.
+    where x.gang_id is null or g.missing_since is null and g.world_size = (
+      select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state in ('reserved', 'running'))) m;
   return b;
 end $$;
-comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs on hosts and workers that are drained and could run elsewhere.';
+comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs, or is about to, on hosts and workers that are drained and could run elsewhere.';
 
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
 create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$

@@ -53,7 +53,7 @@ begin
   end loop;
 end $$;
 comment on function gangq.moves_on(gangq.board, gangq.spare) is
-  'Internal. What runs on drained hosts and workers and would fit elsewhere, with what is to be kept for it there. Gangs in '
+  'Internal. What runs, or is about to, on drained hosts and workers and would fit elsewhere, with what is to be kept for it there. Gangs in '
   'gang_id, a solo job in victims. As many members of each role as it has now.';
 
 -- All or none of what one gang needs: if it, a victim or a worker is busy this moment or no longer what was seen, the next
@@ -95,7 +95,8 @@ begin
       select u from unnest(units) as u where u > 0
       union select x.gang_id from gangq.live_jobs x where x.id = any (surplus) and -x.id = any (units) order by 1);
     continue when gangs <> array(
-      select x.id from gangq.live_gangs x where x.id = any (gangs) and x.state = 'running' order by x.id for update skip locked);
+      select x.id from gangq.live_gangs x where x.id = any (gangs) and (x.state = 'running' or d.action = 'move' and x.state = 'reserved')
+      order by x.id for update skip locked);
     jobs := array(
       select x.id from gangq.live_jobs x
       where (x.gang_id = any (gangs) or x.id = any (array(select -u from unnest(units) as u where u < 0)))

@@ -59,6 +59,30 @@ def test_what_cannot_be_displaced_by_others_is_moved_all_the_same(q: Q) -> None:
     assert gang.state == "draining"
 
 
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_a_reserved_gang_goes_elsewhere_before_it_begins_and_begins_where_there_is_no_other_place(
+    q: Q, claimed: int
+) -> None:
+    workers = q.workers(2)
+    gang = q.submit_gang(2)
+    q.tick()
+    claims = [worker.take() for worker in workers[:claimed]]
+    drain(q, "host-w2")
+    q.settle()
+    assert gang.state == "reserved"
+    workers += [q.worker("w3")]
+    q.tick()
+    assert gang.live["go_at"] is None
+    assert len(q.events("move", gang_id=gang.id)) == 1
+    ack_all(claims)
+    q.tick()
+    assert (gang.state, sorted(gang.placed_on)) == ("reserved", ["w1", "w3"])
+    members = q.sql("select attempts, stops from gangq.live_jobs where gang_id = %(id)s", id=gang.id)
+    assert members == [{"attempts": 0, "stops": 0}] * 2
+    drain(q, "host-w3")
+    assert len(gang.claimed_by(*workers)) == 2, "there is no third place: it runs there"
+
+
 def test_a_gang_of_which_a_member_is_done_is_not_moved(q: Q) -> None:
     workers = q.workers(2)
     gang = q.submit_gang(2)
