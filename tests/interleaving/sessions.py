@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
+Verb = Callable[[Connection], Any]
 DEADLINE_S = 15.0
 
 # Both orders of a pair, and both ways the transaction of the first may end.
@@ -42,6 +43,11 @@ def value(conn: psycopg.Connection[Any], verb: str, **arguments: Any) -> Any:
     """Call a function that returns one plain value."""
     (row,) = call(conn, verb, **arguments)
     return row[verb]
+
+
+def verb(name: str, /, **arguments: Any) -> Verb:
+    """That call, to be made by whoever is given it."""
+    return lambda conn: value(conn, name, **arguments)
 
 
 class Later:
@@ -232,3 +238,10 @@ def arena(dsn: str, db: Connection, clock: Any) -> Iterator[Arena]:
         yield made
     finally:
         made.close()
+
+
+def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Meeting, Any, Any]:
+    """Let them meet; the meeting, and what `a` and `b` returned (or the error of the second)."""
+    met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
+    second = met.later.error or met.later.value
+    return (met, met.first, second) if turn == 0 else (met, second, met.first)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from interleaving.sessions import Arena, Connection, both_ends, call, first_of_two, value
-
-Verb = Callable[[Connection], Any]
+from interleaving.sessions import Arena, Connection, Verb, both_ends, call, first_of_two, meet, value
 
 
 class Three:
@@ -61,19 +58,12 @@ class Three:
         return lambda c: call(c, "cancel", gang_ids=[self.id])
 
 
-def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Any, Any]:
-    """What a and b answered, whichever went first."""
-    met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
-    answers = (met.first, met.later.error or met.later.value)
-    return answers if turn == 0 else (answers[1], answers[0])
-
-
 @first_of_two
 @both_ends
 def test_two_members_fail_at_once_and_both_are_missing(meeting, turn, end):
     gang = Three(meeting, "restart_member")
-    answers = meet(meeting, gang.fail(0), gang.fail(1), turn, end)
-    assert answers == ("preempted", "preempted")
+    _, *answers = meet(meeting, gang.fail(0), gang.fail(1), turn, end)
+    assert answers == ["preempted", "preempted"]
     lost = {0, 1} if end == "commit" else {1 - turn}
     assert gang.states == ["blocked" if rank in lost else "running" for rank in range(3)]
     assert (gang.state, gang.epoch) == ("running", 1)
@@ -92,7 +82,7 @@ def test_the_last_two_fail_at_once_and_the_gang_starts_anew(meeting, turn):
 def test_a_replacement_is_placed_while_another_member_fails(meeting, turn, end):
     gang = Three(meeting, "restart_member")
     gang.fail(0)(meeting.db)
-    placed, _ = meet(meeting, gang.reserve(0), gang.fail(1), turn, end)
+    _, placed, _ = meet(meeting, gang.reserve(0), gang.fail(1), turn, end)
     if end == "rollback" and turn == 0:
         assert gang.states == ["blocked", "blocked", "running"]
     elif end == "rollback":
@@ -186,7 +176,7 @@ def test_a_displaced_member_finishes_or_leaves(meeting, turn, end):
     def finish(conn: Connection) -> Any:
         return call(conn, "complete", job_ids=[gang.jobs[2]], tokens=[gang.tokens[2]])[0]["outcome"]
 
-    displaced, finished = meet(meeting, displace, finish, turn, end)
+    _, displaced, finished = meet(meeting, displace, finish, turn, end)
     assert finished == "done"
     first_stands = end == "commit"
     assert displaced is (turn == 0 or not first_stands)

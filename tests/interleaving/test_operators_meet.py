@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from interleaving.sessions import Arena, Connection, Later, Meeting, both_ends, call, first_of_two, value
-
-Verb = Callable[[Connection], Any]
-
-
-def verb(name: str, **arguments: Any) -> Verb:
-    return lambda conn: value(conn, name, **arguments)
-
-
-def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Meeting, Any, Any]:
-    """Let them meet; returns the meeting and what `a` and `b` returned (or the error of the second)."""
-    met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
-    second = met.later.error or met.later.value
-    return (met, met.first, second) if turn == 0 else (met, second, met.first)
+from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
 
 
 def overdue(arena: Arena, style: str, size: int = 2) -> tuple[int, list[int]]:

@@ -7,15 +7,12 @@ nothing, and a repetition must finish the work.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from interleaving.sessions import Arena, Connection, Later, Meeting, both_ends, call, first_of_two, value
-
-Verb = Callable[[Connection], Any]
+from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
 
 
 def claim(incarnation: int, **arguments: Any) -> Verb:
@@ -24,17 +21,6 @@ def claim(incarnation: int, **arguments: Any) -> Verb:
 
 def complete(*pairs: tuple[int, int]) -> Verb:
     return lambda conn: call(conn, "complete", job_ids=[p[0] for p in pairs], tokens=[p[1] for p in pairs])
-
-
-def verb(name: str, **arguments: Any) -> Verb:
-    return lambda conn: value(conn, name, **arguments)
-
-
-def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Meeting, Any, Any]:
-    """Let them meet; returns the meeting and what `a` and `b` returned (or the error of the second)."""
-    met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
-    second = met.later.error or met.later.value
-    return (met, met.first, second) if turn == 0 else (met, second, met.first)
 
 
 # Claims -----------------------------------------------------------------------------------------------------

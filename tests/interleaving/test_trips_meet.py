@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from interleaving.sessions import Arena, Connection, Later, Meeting, both_ends, call, first_of_two, value
+from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
 
-Verb = Callable[[Connection], Any]
 DEVICE = [{"uuid": "G0", "index": 0, "vram_mb": 8}]
 
 
@@ -26,18 +24,8 @@ def trip(incarnation: int, job: int, token: int, code: int = 76, exit_in_s: floa
     )
 
 
-def verb(name: str, /, **arguments: Any) -> Verb:
-    return lambda conn: value(conn, name, **arguments)
-
-
 def rows(name: str, /, **arguments: Any) -> Verb:
     return lambda conn: call(conn, name, **arguments)
-
-
-def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Meeting, Any, Any]:
-    met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
-    second = met.later.error or met.later.value
-    return (met, met.first, second) if turn == 0 else (met, second, met.first)
 
 
 def health(arena: Arena) -> list[str]:

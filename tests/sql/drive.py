@@ -98,6 +98,13 @@ class Q:
         row = self.one("submit_gang", task=task, size=size, **options)
         return Gang(self, row["gang_id"], row["job_ids"], row["note"])
 
+    def running_gang(
+        self, *workers: Worker, size: int | None = None, **options: Any
+    ) -> tuple[Gang, list[Claim]]:
+        """A gang that has started on these workers."""
+        gang = self.submit_gang(size or len(workers), **options)
+        return gang, gang.start(*workers)
+
     def job(self, job_id: int) -> Row:
         """The job as the view shows it."""
         row: Row = self.sql("select * from gangq.jobs where id = %(id)s", id=job_id)[0]
@@ -144,6 +151,10 @@ class Q:
                 worker.beat()
             if tick:
                 self.tick()
+
+    def beyond_min_run(self, *workers: Worker) -> None:
+        """Let the minimum run time of what runs pass."""
+        self.live_on(310, *workers, step=30, tick=False)
 
     # Workers ------------------------------------------------------------------------------------------------
 

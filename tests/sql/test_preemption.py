@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from drive import Claim, Gang, Q, Worker, ack_all, gpus
+from drive import Q, Worker, ack_all, gpus
 
 
 def fleet(q: Q, count: int, slots: int = 1, devices: int = 0, **offer: Any) -> list[Worker]:
@@ -15,20 +15,6 @@ def fleet(q: Q, count: int, slots: int = 1, devices: int = 0, **offer: Any) -> l
         q.worker(f"w{n + 1}", slots=slots, devices=gpus(*[80000] * devices, prefix=f"w{n + 1}-"), **offer)
         for n in range(count)
     ]
-
-
-def running(q: Q, *workers: Worker, size: int | None = None, **options: Any) -> tuple[Gang, list[Claim]]:
-    """A gang that has started on these workers."""
-    gang = q.submit_gang(size or len(workers), **options)
-    q.tick()
-    claims = gang.claimed_by(*workers)
-    assert gang.state == "running", q.call("explain_gang", gang_id=gang.id)
-    return gang, claims
-
-
-def beyond_min_run(q: Q, *workers: Worker) -> None:
-    """Let the minimum run time of what runs pass."""
-    q.live_on(310, *workers, step=30, tick=False)
 
 
 def displaced(q: Q) -> list[tuple[int | None, int | None]]:
@@ -43,10 +29,10 @@ def decisions(q: Q, action: str) -> list[dict[str, Any]]:
 
 def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     workers = fleet(q, 2, devices=1)
-    low, claims = running(q, *workers, gpus=1)
+    low, claims = q.running_gang(*workers, gpus=1)
     for claim in claims:
         claim.save(7)
-    beyond_min_run(q, *workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2, gpus=1, priority=5)
     q.tick()
     assert (low.state, high.state) == ("draining", "blocked")
@@ -62,7 +48,7 @@ def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     assert [row["attempts"] for row in low.members] == [0, 0], "nobody is charged"
     assert low.live["preemptions"] == 1
     assert q.sql("select * from gangq.earmarks where kind = 'escrow'") == []
-    beyond_min_run(q, *workers)
+    q.beyond_min_run(*workers)
     q.tick()
     assert high.state == "running", "it cannot displace its displacer"
     for claim in winners:
@@ -84,11 +70,11 @@ WHY_NOT = (
 @pytest.mark.parametrize("why", WHY_NOT)
 def test_nobody_is_displaced(q: Q, why: str) -> None:
     workers = fleet(q, 2)
-    low, _ = running(q, *workers)
+    low, _ = q.running_gang(*workers)
     if why == "protected":
         q.sql("update gangq.live_gangs set preemptible = false")
     if why != "young":
-        beyond_min_run(q, *workers)
+        q.beyond_min_run(*workers)
     if why == "its queue is":
         q.sql("update gangq.queues_table set preemptible = false")
     if why == "does not preempt":
@@ -104,9 +90,9 @@ def test_nobody_is_displaced(q: Q, why: str) -> None:
 
 def test_one_victim_that_suffices_is_preferred_to_several_cheaper_ones(q: Q) -> None:
     workers = fleet(q, 4)
-    small = [running(q, worker, priority=-5)[0] for worker in workers[:2]]
-    large, _ = running(q, *workers[2:], priority=-1)
-    beyond_min_run(q, *workers)
+    small = [q.running_gang(worker, priority=-5)[0] for worker in workers[:2]]
+    large, _ = q.running_gang(*workers[2:], priority=-1)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2)
     q.tick()
     assert displaced(q) == [(large.id, None)]
@@ -116,13 +102,13 @@ def test_one_victim_that_suffices_is_preferred_to_several_cheaper_ones(q: Q) -> 
 
 def test_the_cheapest_goes_lowest_priority_then_least_lost_then_youngest(q: Q) -> None:
     workers = fleet(q, 5)
-    dear, _ = running(q, workers[0], priority=-1)
-    lower, _ = running(q, workers[1], priority=-2)
-    saved, claims = running(q, workers[2], priority=-2)
-    older, _ = running(q, workers[3], priority=-3)
+    dear, _ = q.running_gang(workers[0], priority=-1)
+    lower, _ = q.running_gang(workers[1], priority=-2)
+    saved, claims = q.running_gang(workers[2], priority=-2)
+    older, _ = q.running_gang(workers[3], priority=-3)
     q.live_on(30, *workers, tick=False)
-    younger, _ = running(q, workers[4], priority=-3)
-    beyond_min_run(q, *workers)
+    younger, _ = q.running_gang(workers[4], priority=-3)
+    q.beyond_min_run(*workers)
     claims[0].save(1)
     order = [younger, older, saved, lower, dear]
     for n in range(len(order)):
@@ -136,7 +122,7 @@ def test_solo_jobs_are_displaced_too_and_come_back_uncharged(q: Q) -> None:
     jobs = q.submit(count=4, gpus=1)
     claims = [c for worker in workers for c in worker.claim()]
     assert len(claims) == 4
-    beyond_min_run(q, *workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(1, gpus=2, priority=1)
     q.tick()
     gone = [job for _, job in displaced(q)]
@@ -158,8 +144,8 @@ def test_solo_jobs_are_displaced_too_and_come_back_uncharged(q: Q) -> None:
 
 def test_what_is_freed_is_kept_for_the_gang_it_was_freed_for(q: Q) -> None:
     workers = fleet(q, 2)
-    low, claims = running(q, *workers)
-    beyond_min_run(q, *workers)
+    low, claims = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
     marks = q.sql("select * from gangq.earmarks order by incarnation")
@@ -179,8 +165,8 @@ def test_what_is_freed_is_kept_for_the_gang_it_was_freed_for(q: Q) -> None:
 
 def test_what_nobody_takes_up_in_time_is_kept_no_longer(q: Q) -> None:
     workers = fleet(q, 2)
-    _, claims = running(q, *workers)
-    beyond_min_run(q, *workers)
+    _, claims = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
     ack_all(claims)
@@ -192,8 +178,8 @@ def test_what_nobody_takes_up_in_time_is_kept_no_longer(q: Q) -> None:
 
 def test_a_cancelled_gang_keeps_nothing(q: Q) -> None:
     workers = fleet(q, 2)
-    running(q, *workers)
-    beyond_min_run(q, *workers)
+    q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
     high.cancel()
@@ -202,8 +188,8 @@ def test_a_cancelled_gang_keeps_nothing(q: Q) -> None:
 
 def test_two_gangs_in_one_pass_displace_different_victims(q: Q) -> None:
     workers = fleet(q, 4)
-    lows = [running(q, *workers[:2])[0], running(q, *workers[2:])[0]]
-    beyond_min_run(q, *workers)
+    lows = [q.running_gang(*workers[:2])[0], q.running_gang(*workers[2:])[0]]
+    q.beyond_min_run(*workers)
     highs = [q.submit_gang(2, priority=5), q.submit_gang(2, priority=4)]
     assert sorted(v for d in decisions(q, "preempt") for v in d["victims"]) == sorted(low.id for low in lows)
     q.tick()
@@ -214,8 +200,8 @@ def test_two_gangs_in_one_pass_displace_different_victims(q: Q) -> None:
 
 def test_what_one_gang_displaces_has_room_for_the_next_too(q: Q) -> None:
     workers = fleet(q, 2)
-    low, _ = running(q, *workers)
-    beyond_min_run(q, *workers)
+    low, _ = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     first, second = q.submit_gang(1, priority=5), q.submit_gang(1, priority=4)
     assert [(d["gang_id"], d["victims"]) for d in decisions(q, "preempt")] == [(first.id, [low.id])]
     assert [d["gang_id"] for d in decisions(q, "plan")] == [second.id]
@@ -224,8 +210,8 @@ def test_what_one_gang_displaces_has_room_for_the_next_too(q: Q) -> None:
 def test_a_pass_begins_no_preemption_beyond_its_budget(q: Q) -> None:
     workers = fleet(q, 3)
     for worker in workers:
-        running(q, worker)
-    beyond_min_run(q, *workers)
+        q.running_gang(worker)
+    q.beyond_min_run(*workers)
     q.sql("update gangq.settings set preemptions_per_pass = 2")
     for _ in workers:
         q.submit_gang(1, priority=5)
@@ -234,9 +220,9 @@ def test_a_pass_begins_no_preemption_beyond_its_budget(q: Q) -> None:
 
 def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     workers = fleet(q, 2)
-    low, _ = running(q, workers[0])
-    other, _ = running(q, workers[1])
-    beyond_min_run(q, *workers)
+    low, _ = q.running_gang(workers[0])
+    other, _ = q.running_gang(workers[1])
+    q.beyond_min_run(*workers)
     q.call("preempt_gang", gang_id=other.id)
     high = q.submit_gang(1, priority=5)
     q.tick()
@@ -247,8 +233,8 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
 
 def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) -> None:
     workers = fleet(q, 3)
-    low, claims = running(q, *workers, min_size=1, failure_policy="shrink")
-    beyond_min_run(q, *workers)
+    low, claims = q.running_gang(*workers, min_size=1, failure_policy="shrink")
+    q.beyond_min_run(*workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
     gone = sorted(job for _, job in displaced(q) if job)
@@ -263,8 +249,8 @@ def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) ->
 
 def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
     workers = fleet(q, 3)
-    low, _ = running(q, *workers, min_size=2, failure_policy="shrink")
-    beyond_min_run(q, *workers)
+    low, _ = q.running_gang(*workers, min_size=2, failure_policy="shrink")
+    q.beyond_min_run(*workers)
     high = q.submit_gang(3, priority=5)
     q.tick()
     assert (low.state, high.state) == ("draining", "blocked")
@@ -274,8 +260,8 @@ def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_of_a_gang_that_shrinks_only_what_leaves_is_waited_for(q: Q, size: int) -> None:
     workers = fleet(q, 3)
-    low, claims = running(q, *workers, min_size=2, failure_policy="shrink")
-    beyond_min_run(q, *workers)
+    low, claims = q.running_gang(*workers, min_size=2, failure_policy="shrink")
+    q.beyond_min_run(*workers)
     last = max(claims, key=lambda claim: claim["rank"])
     assert q.one("shrink_gang", gang_id=low.id, job_ids=[last.job_id])
     high = q.submit_gang(size, priority=5)
@@ -286,8 +272,8 @@ def test_of_a_gang_that_shrinks_only_what_leaves_is_waited_for(q: Q, size: int) 
 
 def test_a_gang_of_which_a_member_is_done_is_left_alone(q: Q) -> None:
     workers = fleet(q, 2)
-    _low, claims = running(q, *workers)
-    beyond_min_run(q, *workers)
+    _low, claims = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     claims[0].complete()
     high = q.submit_gang(2, priority=5)
     q.tick()
@@ -297,8 +283,8 @@ def test_a_gang_of_which_a_member_is_done_is_left_alone(q: Q) -> None:
 
 def test_who_was_stopped_as_often_as_allowed_is_left_alone(q: Q) -> None:
     (worker,) = fleet(q, 1)
-    running(q, worker)
-    beyond_min_run(q, worker)
+    q.running_gang(worker)
+    q.beyond_min_run(worker)
     q.sql("update gangq.live_jobs set stops = (select max_stops from gangq.settings)")
     q.submit_gang(1, priority=5)
     q.tick()
@@ -310,8 +296,8 @@ def test_a_planned_start_is_not_delayed_by_a_preemption(q: Q) -> None:
     q.call("set_queue", name="other")
     q.sql("update gangq.queues_table set preempts = false where name = 'other'")
     worker = q.worker("w1", queues=["default", "other"])
-    low, _ = running(q, worker)
-    beyond_min_run(q, worker)
+    low, _ = q.running_gang(worker)
+    q.beyond_min_run(worker)
     first = q.submit_gang(1, queue="other", priority=9)
     q.submit_gang(1, priority=5)
     q.tick()
@@ -322,8 +308,8 @@ def test_a_planned_start_is_not_delayed_by_a_preemption(q: Q) -> None:
 
 def test_explain_names_whom_it_waits_for(q: Q) -> None:
     workers = fleet(q, 1)
-    low, _ = running(q, *workers)
-    beyond_min_run(q, *workers)
+    low, _ = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     high = q.submit_gang(1, priority=5)
     q.tick()
     rows = {row["gate"]: row for row in q.call("explain_gang", gang_id=high.id)}

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from drive import Claim, Gang, Q, Worker, ack_all
+from drive import Gang, Q, Worker, ack_all
 
 
 def queues(q: Q, **guaranteed: dict[str, Any] | None) -> None:
@@ -25,18 +25,6 @@ def fleet(q: Q, count: int) -> list[Worker]:
     return [q.worker(f"w{n + 1}", queues=names) for n in range(count)]
 
 
-def running(q: Q, *workers: Worker, **options: Any) -> tuple[Gang, list[Claim]]:
-    gang = q.submit_gang(len(workers), **options)
-    q.tick()
-    claims = gang.claimed_by(*workers)
-    assert gang.state == "running", q.call("explain_gang", gang_id=gang.id)
-    return gang, claims
-
-
-def beyond_min_run(q: Q, *workers: Worker) -> None:
-    q.live_on(310, *workers, step=30, tick=False)
-
-
 def states(*gangs: Gang) -> list[str]:
     return [gang.state for gang in gangs]
 
@@ -44,8 +32,8 @@ def states(*gangs: Gang) -> list[str]:
 def test_what_was_lent_is_claimed_back_from_a_higher_priority(q: Q) -> None:
     queues(q, a={"jobs": 2}, b=None)
     workers = fleet(q, 4)
-    borrowed = [running(q, *pair, queue="b", priority=9) for pair in (workers[:2], workers[2:])]
-    beyond_min_run(q, *workers)
+    borrowed = [q.running_gang(*pair, queue="b", priority=9) for pair in (workers[:2], workers[2:])]
+    q.beyond_min_run(*workers)
     back = q.submit_gang(2, queue="a")
     q.tick()
     assert sorted(states(*(gang for gang, _ in borrowed))) == ["draining", "running"]
@@ -54,7 +42,7 @@ def test_what_was_lent_is_claimed_back_from_a_higher_priority(q: Q) -> None:
     q.tick()
     assert states(gone, back) == ["blocked", "reserved"]
     back.claimed_by(*workers)
-    beyond_min_run(q, *workers)
+    q.beyond_min_run(*workers)
     q.settle()
     assert states(gone, back) == ["blocked", "running"], (
         "of higher priority, but below a guarantee nobody reaches"
@@ -73,9 +61,9 @@ def test_nothing_is_claimed_back(q: Q, why: str) -> None:
     }
     queues(q, a=guaranteed[why], b=None)
     workers = fleet(q, 2)
-    low, _ = running(q, *workers, queue="b")
+    low, _ = q.running_gang(*workers, queue="b")
     if why != "young":
-        beyond_min_run(q, *workers)
+        q.beyond_min_run(*workers)
     q.submit_gang(2, queue="a")
     q.settle()
     assert low.state == "running"
@@ -84,9 +72,9 @@ def test_nothing_is_claimed_back(q: Q, why: str) -> None:
 def test_nobody_falls_below_its_own_guarantee(q: Q) -> None:
     queues(q, a={"jobs": 2}, b={"jobs": 2}, c=None)
     workers = fleet(q, 4)
-    within, _ = running(q, *workers[:2], queue="b", priority=-5)
-    borrower, _ = running(q, *workers[2:], queue="c", priority=5)
-    beyond_min_run(q, *workers)
+    within, _ = q.running_gang(*workers[:2], queue="b", priority=-5)
+    borrower, _ = q.running_gang(*workers[2:], queue="c", priority=5)
+    q.beyond_min_run(*workers)
     q.submit_gang(2, queue="a")
     q.tick()
     assert states(within, borrower) == ["running", "draining"], "not the cheapest: the one that borrows"
@@ -95,8 +83,8 @@ def test_nobody_falls_below_its_own_guarantee(q: Q) -> None:
 def test_a_guarantee_protects_from_higher_priority_in_other_queues_and_not_in_its_own(q: Q) -> None:
     queues(q, a=None, b={"jobs": 2})
     workers = fleet(q, 2)
-    within, _ = running(q, *workers, queue="b")
-    beyond_min_run(q, *workers)
+    within, _ = q.running_gang(*workers, queue="b")
+    q.beyond_min_run(*workers)
     outside = q.submit_gang(2, queue="a", priority=9)
     q.settle()
     assert within.state == "running"
@@ -110,8 +98,8 @@ def test_several_victims_together_leave_a_queue_its_guarantee(q: Q) -> None:
     """Each of three could go alone; all three together would leave it one short of two."""
     queues(q, a={"jobs": 3}, b={"jobs": 2}, c=None)
     workers = fleet(q, 4)
-    inside = [running(q, worker, queue="b", priority=-5)[0] for worker in workers]
-    beyond_min_run(q, *workers)
+    inside = [q.running_gang(worker, queue="b", priority=-5)[0] for worker in workers]
+    q.beyond_min_run(*workers)
     asking = q.submit_gang(3, queue="a")
     q.settle()
     assert set(states(*inside)) == {"running"}
@@ -130,8 +118,8 @@ def test_several_victims_together_leave_a_queue_its_guarantee(q: Q) -> None:
 def test_of_a_tree_each_node_counts_that_does_not_hold_the_gang_too(q: Q) -> None:
     queues(q, a={"jobs": 3}, a_x={"jobs": 2}, a_y=None, b=None)
     workers = fleet(q, 3)
-    sibling, _ = running(q, *workers, queue="a.y", priority=5)
-    beyond_min_run(q, *workers)
+    sibling, _ = q.running_gang(*workers, queue="a.y", priority=5)
+    q.beyond_min_run(*workers)
     q.submit_gang(2, queue="b", priority=9)
     q.settle()
     assert sibling.state == "running", "a would fall below its guarantee"
@@ -143,8 +131,8 @@ def test_of_a_tree_each_node_counts_that_does_not_hold_the_gang_too(q: Q) -> Non
 def test_two_queues_never_reclaim_from_each_other_in_turns(q: Q) -> None:
     queues(q, a={"jobs": 2}, b={"jobs": 2})
     workers = fleet(q, 4)
-    over = [running(q, *pair, queue="b") for pair in (workers[:2], workers[2:])]
-    beyond_min_run(q, *workers)
+    over = [q.running_gang(*pair, queue="b") for pair in (workers[:2], workers[2:])]
+    q.beyond_min_run(*workers)
     back = q.submit_gang(2, queue="a")
     q.tick()
     gone, claims = next((gang, claims) for gang, claims in over if gang.state == "draining")
@@ -152,7 +140,7 @@ def test_two_queues_never_reclaim_from_each_other_in_turns(q: Q) -> None:
     q.tick()
     back.claimed_by(*workers)
     for _ in range(3):
-        beyond_min_run(q, *workers)
+        q.beyond_min_run(*workers)
         q.settle()
     assert states(back, gone) == ["running", "blocked"]
     assert len(q.events("preempt")) == 1
