@@ -275,7 +275,16 @@ def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
         ({"submit": {"task": "x", "size": 2, "cpus": "NaN"}}, INVALID, "NaN"),
         ({"submit": {"task": "x", "size": 2, "budget_s": "NaN"}}, INVALID, "budget_s"),
         ({"submit": {"task": "x", "roles": [{"name": "a", "count": 1}] * 2}}, INVALID, "two roles"),
-        ({"submit": {"task": "x", "roles": [{"name": "a", "count": 60000}, {"name": "b", "count": 60000}]}}, INVALID, "120000"),
+        (
+            {
+                "submit": {
+                    "task": "x",
+                    "roles": [{"name": "a", "count": 60000}, {"name": "b", "count": 60000}],
+                }
+            },
+            INVALID,
+            "120000",
+        ),
         ({"add_workers": 1, "gpus": -1}, INVALID, "-1"),
         ({"add_workers": 1, "gpus": 300_000_000}, INVALID, "300000000"),
         ({"add_workers": 1, "cpus": "NaN"}, INVALID, "NaN"),
@@ -329,7 +338,9 @@ def test_a_queue_is_open_when_neither_it_nor_one_above_it_is_paused(q: Q) -> Non
     below = {queue: q.submit_gang(1, queue=queue).id for queue in ("a.b", "a.c")}
 
     def opens(**paused: bool) -> list[str]:
-        changes = [{"quota": {"queue": name.replace("_", "."), "paused": is_so}} for name, is_so in paused.items()]
+        changes = [
+            {"quota": {"queue": name.replace("_", "."), "paused": is_so}} for name, is_so in paused.items()
+        ]
         made = foreseen(q, *changes)
         return [queue for queue, gang in below.items() if made[gang][0] == "start"]
 
@@ -390,5 +401,7 @@ def test_what_is_moved_is_planned_though_nothing_waits(q: Q) -> None:
     gang.start(*workers)
     q.call("cordon", worker=gang.placed_on[0], drain=True)
     assert [(row["gang_id"], row["after"]) for row in plan(q)] == [(gang.id, "move")]
-    assert [(row["gang_id"], row["action"]) for row in q.sql("select * from gangq.decide()")] == [(gang.id, "move")]
+    assert [(row["gang_id"], row["action"]) for row in q.sql("select * from gangq.decide()")] == [
+        (gang.id, "move")
+    ]
     assert plan(q, {"cancel": {"gang": gang.id}})[0]["after"] == "gone", "what is cancelled does not move"
