@@ -286,8 +286,13 @@ declare
   first_id bigint := 2305843009213693952 + coalesce(cardinality(b.worker_ids), 0);
   first_device bigint := 2305843009213693952 + coalesce(cardinality(b.device_ids), 0);
   added gangq.incarnations := i;
+  each gangq.incarnations[] := '{}';
   w integer;
-  classes integer;
+  old_classes integer := b.classes;
+  -- Alike for every shape, unless a selector names a host or a worker.
+  named boolean := exists (
+    select 1 from generate_subscripts(shapes, 1) as s(n) cross join lateral jsonb_array_elements(shapes[s.n].selector) c
+    where c.value ->> 'key' in ('host', 'worker'));
 begin
   for n in 1 .. cardinality(names) loop
     added.id := first_id + n;
@@ -297,17 +302,10 @@ begin
     if array_position(b.hosts, added.host) is null then
       b.hosts := b.hosts || added.host;
     end if;
-    -- A class of its own, since a selector may name it.
-    classes := b.classes;
-    b.shape_serves := array(
-      select v.serves from (
-        select s.n, x.n as class, x.serves
-        from generate_series(1, cardinality(b.shape_ids)) as s(n)
-        cross join lateral unnest(b.shape_serves[(s.n - 1) * classes + 1 : s.n * classes]) with ordinality as x(serves, n)
-        union all
-        select s.n, classes + 1, gangq.serves(added, shapes[s.n]) from generate_subscripts(shapes, 1) as s(n)) v
-      order by v.n, v.class);
-    b.classes := classes + 1;
+    if named or n = 1 then
+      each := each || added;
+      b.classes := b.classes + 1;
+    end if;
     b.worker_ids := b.worker_ids || added.id;
     b.worker_names := b.worker_names || added.name;
     b.worker_host := b.worker_host || array_position(b.hosts, added.host);
@@ -335,6 +333,15 @@ begin
       b.device_held := b.device_held || 0::bigint;
     end loop;
   end loop;
+  b.shape_serves := array(
+    select v.serves from (
+      select s.n, x.n as class, x.serves
+      from generate_series(1, cardinality(b.shape_ids)) as s(n)
+      cross join lateral unnest(b.shape_serves[(s.n - 1) * old_classes + 1 : s.n * old_classes]) with ordinality as x(serves, n)
+      union all
+      select s.n, old_classes + e.n, gangq.serves(each[e.n], shapes[s.n])
+      from generate_subscripts(shapes, 1) as s(n) cross join generate_subscripts(each, 1) as e(n)) v
+    order by v.n, v.class);
   return gangq.order_workers(b, array(
     select x.n::integer from unnest(b.worker_host, b.worker_ids) with ordinality as x(host, id, n) order by b.hosts[x.host], x.id));
 end $$;
