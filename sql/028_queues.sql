@@ -129,7 +129,7 @@ begin
   return found_id;
 end $$;
 comment on function gangq.shape_for(integer, text) is
-  'Internal. The shape of a solo job of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
+  'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 

@@ -533,7 +533,9 @@ begin
       perform gangq.refuse('GQ001', format('both the gang and its role %s have payloads', r.name), 'Pass them in one of the two places.');
     end if;
     begin
-      shape := gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model, r.selector, r.tolerates);
+      -- A pass looks at so many gangs of each kind: who waits at his limit must not keep those of others out of its sight.
+      shape := gangq.shape_for(
+        gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model, r.selector, r.tolerates), gangq.caller());
     exception
       when sqlstate 'GQ001' then
         get stacked diagnostics why = message_text, hint = pg_exception_hint;
