@@ -129,7 +129,7 @@ begin
   return found_id;
 end $$;
 comment on function gangq.shape_for(integer, text) is
-  'Internal. The shape of a solo job of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
+  'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 
@@ -178,6 +178,8 @@ declare
   wrong text;
   broken record;
 begin
+  -- Null leaves all as it is; compared with null, no setting would be among those that stay.
+  reset := coalesce(set_queue.reset, '{}');
   if coalesce(set_queue.name, '') = '' or length(set_queue.name) > 100 then
     perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters', 'Call gangq.set_queue(name => ''gpu'').');
   end if;

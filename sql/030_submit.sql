@@ -30,6 +30,11 @@ begin
   if found then
     perform gangq.refuse('GQ004', format('gang %s asks for the topology level %s', used.gang, used.level), 'Leave the level in, or cancel the gang first.');
   end if;
+  -- A retention that ends in the future would drop today's history with the next tick.
+  if least(configure.retention_short, configure.retention_long, configure.incarnation_retention) < '0' then
+    perform gangq.refuse('GQ001', format('retention_short is %s, retention_long %s and incarnation_retention %s',
+      configure.retention_short, configure.retention_long, configure.incarnation_retention), 'None may be negative: retention_short => ''7 days''.');
+  end if;
   update gangq.settings s set
     heartbeat_s = coalesce(configure.heartbeat_s, s.heartbeat_s),
     lease_s = coalesce(configure.lease_s, s.lease_s),
@@ -146,8 +151,9 @@ begin
     perform gangq.refuse('GQ001', format('vram_mb is %s with gpus %s', coalesce(intern_shape.vram_mb::text, 'null'), intern_shape.gpus),
       'vram_mb is the memory needed on each device: ask for gpus as well.');
   end if;
-  if coalesce(intern_shape.memory_mb, -1) < 0 or coalesce(intern_shape.cpus, -1) < 0 or intern_shape.cpus > 9999999 or intern_shape.cpus = 'NaN' then
-    perform gangq.refuse('GQ001', format('memory_mb is %s and cpus is %s; neither may be negative',
+  -- So much of either that even the largest gang's sum is a number.
+  if coalesce(intern_shape.memory_mb, -1) not between 0 and 1e12 or coalesce(intern_shape.cpus, -1) not between 0 and 9999999 then
+    perform gangq.refuse('GQ001', format('memory_mb is %s and cpus is %s; neither may be negative, memory_mb is 1e12 at most and cpus 9999999',
       coalesce(intern_shape.memory_mb::text, 'null'), coalesce(intern_shape.cpus::text, 'null')), 'Leave them at 0 when the job needs none to itself.');
   end if;
   if intern_shape.labels is null or jsonb_typeof(intern_shape.labels) <> 'object' then
@@ -527,7 +533,9 @@ begin
       perform gangq.refuse('GQ001', format('both the gang and its role %s have payloads', r.name), 'Pass them in one of the two places.');
     end if;
     begin
-      shape := gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model, r.selector, r.tolerates);
+      -- A pass looks at so many gangs of each kind: who waits at his limit must not keep those of others out of its sight.
+      shape := gangq.shape_for(
+        gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model, r.selector, r.tolerates), gangq.caller());
     exception
       when sqlstate 'GQ001' then
         get stacked diagnostics why = message_text, hint = pg_exception_hint;

@@ -181,10 +181,14 @@ create function gangq.explain_preempting(gang_id bigint) returns table (detail t
     jsonb_build_object('workers', k.workers, 'until', k.until, 'lost_s', (
       select sum(v.lost_s) from gangq.preemptions v where v.for_gang = explain_preempting.gang_id and v.at >= k.since))
   from (
-    select count(*) as workers, max(e.until) as until,
-      (select max(v.at) from gangq.preemptions v where v.for_gang = explain_preempting.gang_id) as since
-    from gangq.earmarks e
-    where e.gang_id = explain_preempting.gang_id and e.kind = 'escrow' and e.until > gangq.now()) k
-  where k.workers > 0 and k.since is not null
+    select x.workers, x.until, (select max(v.at) from gangq.preemptions v where v.for_gang = explain_preempting.gang_id and v.at >= x.kept_from) as since
+    from (
+      -- Of all that ever happened only what came after this was kept: with slack, should these settings have changed since.
+      select count(*) as workers, max(e.until) as until,
+        min(e.until) - make_interval(mins => 10, secs => (select 2 * (c.grace_s + c.ack_timeout_s + c.lease_s) from gangq.settings c)) as kept_from
+      from gangq.earmarks e
+      where e.gang_id = explain_preempting.gang_id and e.kind = 'escrow' and e.until > gangq.now()
+      having count(*) > 0) x) k
+  where k.since is not null
 $$;
 comment on function gangq.explain_preempting(bigint) is 'Internal. Who was told to stop so that this gang can start, while their places are kept for it.';

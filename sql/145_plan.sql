@@ -36,19 +36,32 @@ begin
   if change ? 'max_running_jobs' then
     b.queue_max_jobs[q] := (change ->> 'max_running_jobs')::integer;
   end if;
-  if change ? 'paused' then
-    b.queue_open[q] := not (change ->> 'paused')::boolean;
-    -- The tree is in order of name: a parent comes before its children.
-    for q in q + 1 .. cardinality(b.queue_names) loop
-      if starts_with(b.queue_names[q], (change ->> 'queue') || '.') then
-        b.queue_open[q] := b.queue_open[b.queue_parent[q]];
-      end if;
-    end loop;
+  if (change ->> 'max_running_gangs')::integer < 0 or (change ->> 'max_running_jobs')::integer < 0
+    or change ? 'paused' and (change ->> 'paused')::boolean is null then
+    perform gangq.refuse('GQ001', format('queue %s: %s', change ->> 'queue', change - 'queue'),
+      'max_running_gangs and max_running_jobs are 0 or more, null for no limit; paused is true or false.');
   end if;
   return b;
 end $$;
 comment on function gangq.change_queue(gangq.board, jsonb) is
   'Internal. The board with other limits of a queue; each object given replaces the one there is. Raises GQ001, GQ002.';
+
+-- The board knows whether a queue is open, not which of those above it is paused: that is read once more.
+create function gangq.change_paused(b gangq.board, paused jsonb) returns gangq.board language plpgsql stable set search_path = '' as $$
+#variable_conflict use_column
+declare
+  own boolean[] := array(
+    select not coalesce((change_paused.paused ->> n.name)::boolean, q.paused)
+    from unnest(b.queue_names) with ordinality as n(name, i) join gangq.queues_table q on q.name = n.name order by n.i);
+begin
+  -- The tree is in order of name: a parent comes before its children.
+  for i in 1 .. cardinality(b.queue_names) loop
+    b.queue_open[i] := own[i] and coalesce(b.queue_open[b.queue_parent[i]], true);
+  end loop;
+  return b;
+end $$;
+comment on function gangq.change_paused(gangq.board, jsonb) is
+  'Internal. The board with these queues paused or not, by name; the others are as they are, below what is paused paused too.';
 
 create function gangq.change_priority(b gangq.board, gang_id bigint, priority integer) returns gangq.board language plpgsql immutable set search_path = '' as $$
 declare
@@ -161,6 +174,8 @@ declare
   said text;
   u record;
   shared record;
+  -- Surplus members are units of their own, as long as their gang is there.
+  members bigint[] := array(select j.id from gangq.live_jobs j where j.gang_id = free_unit.unit);
 begin
   -- Counted from what it holds anywhere, not only on workers of the board.
   select min(s.queue) as queue, min(j.submitter) as submitter, count(distinct j.gang_id) as gangs, count(*) as jobs, sum(s.gpus)::bigint as gpus,
@@ -184,7 +199,7 @@ begin
     q := b.queue_parent[q];
   end loop;
   for i in 1 .. coalesce(cardinality(b.held_unit), 0) loop
-    if b.held_unit[i] = free_unit.unit then
+    if b.held_unit[i] = free_unit.unit or b.held_job[i] = any (members) then
       w := b.held_worker[i];
       b.free_slots[w] := b.free_slots[w] + b.held_slots[i];
       b.free_memory[w] := b.free_memory[w] + b.held_memory[i];
@@ -216,17 +231,27 @@ begin
   into b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends
   from unnest(b.held_unit, b.held_job, b.held_worker, b.held_slots, b.held_memory, b.held_mcpus, b.held_gpus, b.held_ends)
     with ordinality as h(unit, job, worker, slots, memory, mcpus, gpus, ends, n)
-  where h.unit <> free_unit.unit and h.slots > 0;
+  where h.unit <> free_unit.unit and h.job <> all (members) and h.slots > 0;
   select array_agg(x.id order by x.n), array_agg(x.queue order by x.n), array_agg(x.submitter order by x.n), array_agg(x.priority order by x.n),
     array_agg(x.movable order by x.n), array_agg(x.leaving order by x.n), array_agg(x.lost order by x.n), array_agg(x.since order by x.n)
   into b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since
   from unnest(b.unit_ids, b.unit_queue, b.unit_submitter, b.unit_priority, b.unit_movable, b.unit_leaving, b.unit_lost, b.unit_since)
     with ordinality as x(id, queue, submitter, priority, movable, leaving, lost, since, n)
-  where x.id <> free_unit.unit;
+  where x.id <> free_unit.unit and -x.id <> all (members);
   select array_agg(x.key order by x.n), array_agg(x.host order by x.n), array_agg(x.gang order by x.n)
   into b.apart_keys, b.apart_hosts, b.apart_gangs
   from unnest(b.apart_keys, b.apart_hosts, b.apart_gangs) with ordinality as x(key, host, gang, n)
   where x.gang <> free_unit.unit;
+  select array_agg(x.gang order by x.n), array_agg(x.worker order by x.n), array_agg(x.slots order by x.n), array_agg(x.memory order by x.n),
+    array_agg(x.mcpus order by x.n), array_agg(x.gpus order by x.n)
+  into b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus
+  from unnest(b.escrow_gang, b.escrow_worker, b.escrow_slots, b.escrow_memory, b.escrow_mcpus, b.escrow_gpus)
+    with ordinality as x(gang, worker, slots, memory, mcpus, gpus, n)
+  where x.gang <> free_unit.unit;
+  select array_agg(x.unit order by x.n), array_agg(x.kind order by x.n), array_agg(x.shape order by x.n), array_agg(x.counts order by x.n)
+  into b.move_units, b.move_kind, b.move_shape, b.move_counts
+  from unnest(b.move_units, b.move_kind, b.move_shape, b.move_counts) with ordinality as x(unit, kind, shape, counts, n)
+  where x.unit <> free_unit.unit;
   return b;
 end $$;
 comment on function gangq.free_unit(gangq.board, bigint) is
@@ -242,7 +267,10 @@ begin
   end if;
   for unit in
     select distinct e.unit from unnest(b.held_unit, b.held_worker) as e(unit, worker) where b.worker_host[e.worker] = h and e.unit <> 0
+    order by e.unit desc
   loop
+    -- With a gang its surplus members have gone.
+    continue when array_position(b.held_unit, unit) is null;
     b := gangq.free_unit(b, unit);
   end loop;
   return gangq.order_workers(b, array(select w.n::integer from unnest(b.worker_host) with ordinality as w(host, n) where w.host <> h order by w.n));
@@ -258,8 +286,13 @@ declare
   first_id bigint := 2305843009213693952 + coalesce(cardinality(b.worker_ids), 0);
   first_device bigint := 2305843009213693952 + coalesce(cardinality(b.device_ids), 0);
   added gangq.incarnations := i;
+  each gangq.incarnations[] := '{}';
   w integer;
-  classes integer;
+  old_classes integer := b.classes;
+  -- Alike for every shape, unless a selector names a host or a worker.
+  named boolean := exists (
+    select 1 from generate_subscripts(shapes, 1) as s(n) cross join lateral jsonb_array_elements(shapes[s.n].selector) c
+    where c.value ->> 'key' in ('host', 'worker'));
 begin
   for n in 1 .. cardinality(names) loop
     added.id := first_id + n;
@@ -269,17 +302,10 @@ begin
     if array_position(b.hosts, added.host) is null then
       b.hosts := b.hosts || added.host;
     end if;
-    -- A class of its own, since a selector may name it.
-    classes := b.classes;
-    b.shape_serves := array(
-      select v.serves from (
-        select s.n, x.n as class, x.serves
-        from generate_series(1, cardinality(b.shape_ids)) as s(n)
-        cross join lateral unnest(b.shape_serves[(s.n - 1) * classes + 1 : s.n * classes]) with ordinality as x(serves, n)
-        union all
-        select s.n, classes + 1, gangq.serves(added, shapes[s.n]) from generate_subscripts(shapes, 1) as s(n)) v
-      order by v.n, v.class);
-    b.classes := classes + 1;
+    if named or n = 1 then
+      each := each || added;
+      b.classes := b.classes + 1;
+    end if;
     b.worker_ids := b.worker_ids || added.id;
     b.worker_names := b.worker_names || added.name;
     b.worker_host := b.worker_host || array_position(b.hosts, added.host);
@@ -307,6 +333,15 @@ begin
       b.device_held := b.device_held || 0::bigint;
     end loop;
   end loop;
+  b.shape_serves := array(
+    select v.serves from (
+      select s.n, x.n as class, x.serves
+      from generate_series(1, cardinality(b.shape_ids)) as s(n)
+      cross join lateral unnest(b.shape_serves[(s.n - 1) * old_classes + 1 : s.n * old_classes]) with ordinality as x(serves, n)
+      union all
+      select s.n, old_classes + e.n, gangq.serves(each[e.n], shapes[s.n])
+      from generate_subscripts(shapes, 1) as s(n) cross join generate_subscripts(each, 1) as e(n)) v
+    order by v.n, v.class);
   return gangq.order_workers(b, array(
     select x.n::integer from unnest(b.worker_host, b.worker_ids) with ordinality as x(host, id, n) order by b.hosts[x.host], x.id));
 end $$;
@@ -349,6 +384,9 @@ begin
   if g.priority not between -1000 and 1000 then
     perform gangq.refuse('GQ001', format('submit: priority is %s; it must be -1000 to 1000', g.priority), 'Higher runs first; the default is 0.');
   end if;
+  if g.budget_s is not null and not (g.budget_s > 0 and g.budget_s <= 1e9) then
+    perform gangq.refuse('GQ001', format('submit: budget_s is %s', g.budget_s), 'It is a positive number of seconds, 1e9 at most.');
+  end if;
   select x.* into q from gangq.queues_table x where x.name = g.queue;
   if not found then
     perform gangq.refuse('GQ002', format('queue %L does not exist', g.queue), format('Queues: %s', array_to_string(b.queue_names, ', ')));
@@ -364,9 +402,13 @@ begin
   loop
     perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
     perform gangq.check_level('the gang', g.require, g.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
-    if coalesce(r.task, '') = '' or r.gpus not between 0 and 1024 or r.vram_mb < 0 or r.memory_mb < 0 or r.cpus < 0 or jsonb_typeof(r.labels) <> 'object' then
+    if coalesce(r.task, '') = '' or r.gpus not between 0 and 1024 or r.vram_mb < 0 or r.memory_mb not between 0 and 1e12 or r.cpus not between 0 and 9999999
+      or jsonb_typeof(r.labels) <> 'object' then
       perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s, memory_mb %s, cpus %s, labels %s', r.name, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels),
         'It needs a task; what it asks for is not negative, gpus are 1024 at most, and labels is an object.');
+    end if;
+    if r.name = any (b.role_names[first_role + 1 :]) then
+      perform gangq.refuse('GQ001', format('submit: two roles are called %s', r.name), 'Names of roles are unique in a gang; members of one role are its count.');
     end if;
     r.selector := gangq.check_selector(r.selector);
     r.tolerates := nullif(gangq.check_taints(r.tolerates, 'tolerates', true), '{}');
@@ -393,8 +435,9 @@ begin
     members := members + r.most;
     n := n + 1;
   end loop;
-  if members <> g.size then
-    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all, and size is %s', members, g.size), 'Leave size out: it is the sum of the roles'' counts.');
+  if members > 100000 or members <> g.size then
+    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members, coalesce(', and size is ' || g.size, '')),
+      'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
   end if;
   -- As submit_gang: the longest is known only if one is set.
   if num_nonnulls(q.budget_s, (select max(x) from unnest(budgets) as x)) > 0 then
@@ -442,6 +485,7 @@ declare
   i gangq.incarnations;
   vrams integer[];
   gone bigint[] := '{}';
+  paused jsonb := '{}';
   asked record;
   one record;
 begin
@@ -449,7 +493,7 @@ begin
     perform gangq.refuse('GQ001', format('changes is %s', left(coalesce(changes::text, 'null'), 200)), 'It is a JSON array of changes: [{"priority": {"gang": 7, "value": 50}}].');
   end if;
   b.t := look_changed.t;
-  select s.reservations, s.preemptions_per_pass, s.topology into b.reservations, b.preemptions, b.levels from gangq.settings s;
+  select s.reservations, s.preemptions_per_pass, s.grace_s, s.topology into b.reservations, b.preemptions, b.grace_s, b.levels from gangq.settings s;
   b := gangq.look_at_gangs(gangq.look_at_usage(gangq.look_at_queues(b)), look_changed.most);
   for c, n in select e.change, e.n from jsonb_array_elements(changes) with ordinality as e(change, n) loop
     verb := (select k.key from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key) where k.key = any (verbs) limit 1);
@@ -461,6 +505,9 @@ begin
       case verb
         when 'quota' then
           b := gangq.change_queue(b, case jsonb_typeof(c -> 'quota') when 'object' then c -> 'quota' else '{}' end);
+          if c -> 'quota' ? 'paused' then
+            paused := paused || jsonb_build_object(c -> 'quota' ->> 'queue', (c -> 'quota' ->> 'paused')::boolean);
+          end if;
         when 'priority' then
           select x.id, x.value into asked from jsonb_to_record(case jsonb_typeof(c -> verb) when 'object' then c -> verb else '{}' end) as y(gang bigint, value integer)
           cross join lateral (select y.gang as id, y.value) x;
@@ -507,8 +554,11 @@ begin
         perform gangq.refuse('GQ001', format('change %s is %s: %s', n, left(c::text, 300), sqlerrm), 'Ids and counts are whole numbers.');
     end;
   end loop;
-  if b.gang_ids is null then
+  if b.gang_ids is null and b.move_units is null then
     return b;
+  end if;
+  if paused <> '{}' then
+    b := gangq.change_paused(b, paused);
   end if;
   b := gangq.look_at_workers(b);
   select array_agg(s order by s.id) into shapes from gangq.shapes s where s.id = any (b.shape_ids);
@@ -533,6 +583,8 @@ begin
       b := gangq.without_host(b, c ->> 'remove_host');
     elsif c ? 'add_workers' then
       number := (c ->> 'add_workers')::integer;
+      -- What is null is as if it had been left out.
+      c := (select jsonb_object_agg(e.key, e.value) from jsonb_each(c) e where e.value <> 'null');
       i := null;
       vrams := '{}';
       if c ? 'like' then
@@ -545,6 +597,11 @@ begin
       begin
         i := jsonb_populate_record(i, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576, "cpus": 1024, "labels": {}, "taints": [], "operator_taints": []}' || jsonb_build_object('queues', b.queue_names)
           || coalesce(jsonb_strip_nulls(to_jsonb(i)), '{}') || (c - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
+        if (c ->> 'gpus')::integer not between 0 and 1024 or (c ->> 'vram_mb')::integer < 0 or i.slots not between 1 and 10000 or i.prefetch not between 1 and 1000
+          or i.memory_mb < 0 or i.cpus < 0 or i.cpus = 'NaN' or jsonb_typeof(i.labels) <> 'object' then
+          perform gangq.refuse('GQ001', format('change %s is %s', n, left(c::text, 300)),
+            'A worker has 0 to 1024 gpus and 1 to 10000 slots; memory_mb, vram_mb and cpus are not negative, and labels is an object.');
+        end if;
         if c ? 'gpus' then
           vrams := array_fill(coalesce((c ->> 'vram_mb')::integer, (select max(v) from unnest(vrams) as v), 1048576), array[(c ->> 'gpus')::integer]);
           if not c ? 'slots' and not c ? 'like' then

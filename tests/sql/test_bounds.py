@@ -132,3 +132,11 @@ def test_a_lease_just_long_enough_for_its_margin_and_a_heartbeat_is_accepted(
     q.call("configure", **settings)
     (now,) = q.sql("select * from gangq.settings")
     assert {name: now[name] for name in settings} == settings
+
+
+@pytest.mark.parametrize("name", ["retention_short", "retention_long", "incarnation_retention"])
+def test_history_is_not_lost_to_a_retention_that_ends_in_the_future(q: Q, name: str) -> None:
+    before = q.sql("select * from gangq.settings")
+    with refused(INVALID, "-7 days"):
+        q.call("configure", **{name: "-7 days"})
+    assert q.sql("select * from gangq.settings") == before

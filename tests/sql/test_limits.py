@@ -212,6 +212,19 @@ def test_a_submitters_jobs_keep_their_own_shape_after_a_trip(q: Q) -> None:
     assert shapes[1:] == [{"submitter": owner, "avoids": False}, {"submitter": owner, "avoids": True}]
 
 
+@pytest.mark.parametrize("setting", [{"submitter_maximum": {"gangs": 1}}, {"policy": "fair"}])
+def test_a_gang_is_seen_however_many_alike_another_submitter_has_before_it(q: Q, setting: dict[str, Any]) -> None:
+    q.call("set_queue", name="default", **setting)
+    q.workers(2)
+    with submitter(q, ONE):
+        q.sql("select gangq.submit_gang('train', 1) from generate_series(1, 201)")
+    with submitter(q, OTHER):
+        late = q.submit_gang(1)
+    q.one("admit")
+    assert late.state == "reserved"
+    assert q.value("select count(*) from gangq.live_gangs where state = 'reserved'") == 2
+
+
 # limit_hit --------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from drive import INVALID, MISSING, Q, gpus, refused
+from psycopg.types.json import Jsonb
 
 Row = dict[str, Any]
 
@@ -270,6 +271,27 @@ def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
         ({"submit": {"task": "x", "size": 2, "require": "galaxy"}}, INVALID, "galaxy"),
         ({"submit": {"task": "x", "size": "big"}}, INVALID, "big"),
         ({"submit": 3}, INVALID, "submit"),
+        ({"submit": {"task": "x", "size": 2, "memory_mb": 2**63 - 1}}, INVALID, "memory_mb"),
+        ({"submit": {"task": "x", "size": 2, "cpus": "NaN"}}, INVALID, "NaN"),
+        ({"submit": {"task": "x", "size": 2, "budget_s": "NaN"}}, INVALID, "budget_s"),
+        ({"submit": {"task": "x", "roles": [{"name": "a", "count": 1}] * 2}}, INVALID, "two roles"),
+        (
+            {
+                "submit": {
+                    "task": "x",
+                    "roles": [{"name": "a", "count": 60000}, {"name": "b", "count": 60000}],
+                }
+            },
+            INVALID,
+            "120000",
+        ),
+        ({"add_workers": 1, "gpus": -1}, INVALID, "-1"),
+        ({"add_workers": 1, "gpus": 300_000_000}, INVALID, "300000000"),
+        ({"add_workers": 1, "cpus": "NaN"}, INVALID, "NaN"),
+        ({"add_workers": 1, "slots": -5}, INVALID, "-5"),
+        ({"add_workers": 1, "labels": 5}, INVALID, "labels"),
+        ({"quota": {"queue": "default", "paused": None}}, INVALID, "paused"),
+        ({"quota": {"queue": "default", "max_running_jobs": -3}}, INVALID, "-3"),
     ],
     ids=str,
 )
@@ -297,3 +319,89 @@ def test_a_read_only_transaction_would_refuse_a_write(fleet: Q) -> None:
         fleet.sql("set transaction read only")
         with refused("25006"):
             fleet.one("admit")
+
+
+def test_what_a_new_worker_leaves_null_is_as_if_it_had_been_left_out(q: Q) -> None:
+    q.call("set_queue", name="elsewhere")
+    q.worker(slots=1)
+    waits = q.submit_gang(2, labels={"gpu": "h100"}, wait_for_hardware=True)
+    nothing = {"labels": None, "queues": None, "gpus": None, "slots": None}
+    assert foreseen(q, {"add_workers": 2, **nothing})[waits.id][0] == "wait", "they carry no labels"
+    assert foreseen(q, {"add_workers": 2, **nothing, "labels": {"gpu": "h100"}})[waits.id][0] == "start"
+
+
+def test_a_queue_is_open_when_neither_it_nor_one_above_it_is_paused(q: Q) -> None:
+    q.call("set_queue", name="a", paused=True)
+    q.call("set_queue", name="a.b", paused=True)
+    q.call("set_queue", name="a.c")
+    q.worker(queues=["a.b", "a.c"], slots=2)
+    below = {queue: q.submit_gang(1, queue=queue).id for queue in ("a.b", "a.c")}
+
+    def opens(**paused: bool) -> list[str]:
+        changes = [
+            {"quota": {"queue": name.replace("_", "."), "paused": is_so}} for name, is_so in paused.items()
+        ]
+        made = foreseen(q, *changes)
+        return [queue for queue, gang in below.items() if made[gang][0] == "start"]
+
+    assert opens(a=False) == ["a.c"], "a.b is paused itself"
+    assert opens(a_c=False) == [], "a is still paused"
+    assert opens(a=False, a_b=False) == ["a.b", "a.c"]
+    assert opens(a=False, a_b=False, a_c=True) == ["a.b"]
+    assert opens(a_b=False, a=False) == ["a.b", "a.c"]
+
+
+def displacing(q: Q) -> list[int]:
+    """One of three workers' gangs has to go for the first that waits; another two gangs wait behind it."""
+    q.sql("update gangq.queues_table set min_run_s = 0")
+    workers = [q.worker(f"w{n}", slots=1) for n in range(3)]
+    for priority, budget_s in ((0, 1000), (7, 2000), (7, 5000)):
+        q.submit_gang(1, priority=priority, budget_s=budget_s).start(*workers)
+    q.live_on(10, *workers)
+    return [q.submit_gang(size, priority=p, budget_s=50).id for size, p in ((1, 5), (1, 1), (2, 1))]
+
+
+def test_a_displaced_gang_has_gone_after_its_grace_in_the_plan_too(q: Q) -> None:
+    displacing(q)
+    when = "extract(epoch from {} - gangq.now())::integer as seconds"
+    real = q.sql(f"select gang_id, action, {when.format('starts_at')} from gangq.decide()")
+    assert [row["action"] for row in real] == ["preempt", "plan", "plan"]
+    foretold = q.sql(f"select gang_id, after as action, {when.format('starts_after')} from gangq.plan()")
+    assert [row for row in foretold if row["action"] in ("preempt", "plan")] == real
+
+
+def test_what_is_kept_for_a_gang_goes_with_it(q: Q) -> None:
+    first, second, _ = displacing(q)
+    q.tick()
+    assert q.value("select count(*) from gangq.earmarks where kind = 'escrow'") == 1
+    victim = q.value("select gang_id from gangq.preemptions")
+    made = foreseen(q, {"cancel": {"gang": first}}, {"cancel": {"gang": victim}})
+    assert made[second][0] == "start", "nobody holds that worker, and nothing is kept there"
+
+
+@pytest.mark.parametrize(("change", "left"), [("cancel", 4), ("remove_host", 2)])
+def test_with_a_gang_go_its_surplus_members(q: Q, change: str, left: int) -> None:
+    workers = [q.worker(f"w{n}", slots=2, memory_mb=100) for n in range(2)]
+    elastic = q.submit_gang(3, min_size=1, failure_policy="shrink", memory_mb=50)
+    elastic.start(*workers)
+    behind = q.submit_gang(left, memory_mb=50)
+    changes = {"cancel": {"cancel": {"gang": elastic.id}}, "remove_host": {"remove_host": "host-w0"}}
+    assert elastic.placed_on[0] == "w0"
+    assert foreseen(q, changes[change])[behind.id][0] == "start"
+    board = q.sql(
+        "select (x.b).used_jobs[1] as used from (select gangq.look_changed(gangq.now(), 200, %(c)s::jsonb) as b) x",
+        c=Jsonb([changes[change]]),
+    )
+    assert board == [{"used": 0}]
+
+
+def test_what_is_moved_is_planned_though_nothing_waits(q: Q) -> None:
+    workers = [q.worker(f"w{n}", slots=1) for n in range(2)]
+    gang = q.submit_gang(1)
+    gang.start(*workers)
+    q.call("cordon", worker=gang.placed_on[0], drain=True)
+    assert [(row["gang_id"], row["after"]) for row in plan(q)] == [(gang.id, "move")]
+    assert [(row["gang_id"], row["action"]) for row in q.sql("select * from gangq.decide()")] == [
+        (gang.id, "move")
+    ]
+    assert plan(q, {"cancel": {"gang": gang.id}})[0]["after"] == "gone", "what is cancelled does not move"

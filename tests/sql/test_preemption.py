@@ -316,6 +316,28 @@ def test_explain_names_whom_it_waits_for(q: Q) -> None:
     assert f"gang {low.id}" in rows["preempting"]["detail"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_to_explain_a_gang_reads_nothing_of_what_happened_long_ago(q: Q, kept: bool) -> None:
+    workers = fleet(q, 1)
+    running(q, *workers)
+    beyond_min_run(q, *workers)
+    gang = q.submit_gang(1, priority=5 if kept else 0)
+    q.tick()
+    q.sql(
+        "insert into gangq.events (at, kind, gang_id, data) "
+        "select gangq.now() - n * interval '1 s', 'preempt', 1, '{\"for\": 1}' from generate_series(3600, 20000) n"
+    )
+    q.sql("analyze gangq.events")
+    read = (
+        "select coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0) from pg_stat_xact_user_tables "
+        "where relname ~ '^events'"
+    )
+    with q.db.transaction():
+        before = q.value(read)
+        assert bool(q.call("explain_preempting", gang_id=gang.id)) == kept
+        assert q.value(read) - before < 100
+
+
 # Against brute force ----------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,7 @@ RESET = {
 def test_what_is_not_given_stays_and_reset_puts_back(q: Q) -> None:
     q.call("set_queue", name="gpu", budget_s=9, **SETTINGS)
     q.call("set_queue", name="gpu")
+    q.call("set_queue", name="gpu", reset=None)
     row = shown(q, "gpu")
     assert {key: row[key] for key in SETTINGS} == SETTINGS
     for setting, empty in RESET.items():

@@ -64,6 +64,7 @@ def test_jobs_that_need_the_same_share_one_shape(q: Q) -> None:
         ({"vram_mb": 8000}, INVALID, "vram_mb is 8000 with gpus 0"),
         ({"gpus": 1, "vram_mb": -1}, INVALID, "vram_mb"),
         ({"memory_mb": -1}, INVALID, "memory_mb"),
+        ({"memory_mb": 10**12 + 1}, INVALID, "1e12 at most"),
         ({"cpus": -0.5}, INVALID, "-0.5"),
         ({"cpus": float("nan")}, INVALID, "NaN"),
         ({"cpus": float("inf")}, INVALID, "Infinity"),
