@@ -319,8 +319,8 @@ def test_explain_names_whom_it_waits_for(q: Q) -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_to_explain_a_gang_reads_nothing_of_what_happened_long_ago(q: Q, kept: bool) -> None:
     workers = fleet(q, 1)
-    running(q, *workers)
-    beyond_min_run(q, *workers)
+    q.running_gang(*workers)
+    q.beyond_min_run(*workers)
     gang = q.submit_gang(1, priority=5 if kept else 0)
     q.tick()
     q.sql(
