@@ -38,7 +38,8 @@ begin
   end if;
   if j.gang_id is not null then
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
-    if g.checkpoint_mode = 'rank0' and coalesce(j.epoch_rank, j.rank) <> 0 then
+    -- Nor what a member saves that has left the epoch: it could hide the steps of those who go on, and so lose them.
+    if g.checkpoint_mode = 'rank0' and (coalesce(j.epoch_rank, j.rank) <> 0 or not gangq.in_epoch(j, g)) then
       return;
     end if;
   end if;
@@ -61,7 +62,7 @@ begin
 end $$;
 comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea) is
   'Saves opaque bytes at a step, while running or told to stop, with the present token. The same step again replaces it. '
-  'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
+  'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept, nor what a member saves that has left the epoch. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
 language plpgsql stable security definer set search_path = '' as $$
