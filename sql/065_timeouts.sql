@@ -29,6 +29,11 @@ begin
   if tg_op = 'UPDATE' and old.state = 'blocked' then
     -- The same wait, of another kind from now on, whose clock stands elsewhere.
     new.timeout_at := new.timeout_at + make_interval(secs => greatest(0, gangq.ineligible_s(old.kind_id, t) - old.held_s));
+  elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
+    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would wait for ever. What its
+    -- kind was held meanwhile is counted from where it was.
+    new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
+    return new;
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
   end if;
@@ -36,7 +41,8 @@ begin
   return new;
 end $$;
 comment on function gangq.begin_waiting() is
-  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off.';
+  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off, '
+  'until it begins: a place that was not claimed is none.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
@@ -98,7 +104,8 @@ begin
   end if;
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
-  why := concat_ws(': ', format('not placed within %s s', (g).timeout_s), coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
+  why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
+    || case when (g).placement_misses > 0 then format(' (%s times its places were not claimed in time)', (g).placement_misses) else '' end, coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;
