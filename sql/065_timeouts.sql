@@ -26,14 +26,17 @@ create function gangq.begin_waiting() returns trigger language plpgsql set searc
 declare
   t timestamptz := gangq.now();
 begin
-  if tg_op = 'UPDATE' and old.state = 'blocked' then
+  if new.state = 'reserved' then
+    -- It may come back unclaimed: what its kind was held so far is settled while that is known.
+    new.timeout_at := old.timeout_at + make_interval(secs =>
+      greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s, extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));
+    return new;
+  elsif tg_op = 'UPDATE' and old.state = 'blocked' then
     -- The same wait, of another kind from now on, whose clock stands elsewhere.
     new.timeout_at := new.timeout_at + make_interval(secs => greatest(0, gangq.ineligible_s(old.kind_id, t) - old.held_s));
   elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
-    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would wait for ever. What its
-    -- kind was held meanwhile is counted from where it was.
+    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would wait for ever.
     new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
-    return new;
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
   end if;
@@ -48,7 +51,7 @@ create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for
 when (new.state = 'blocked') execute function gangq.begin_waiting();
 
 create trigger live_gangs_waits before update of state, kind_id on gangq.live_gangs for each row
-when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id))
+when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id) or old.state = 'blocked' and new.state = 'reserved')
 execute function gangq.begin_waiting();
 
 -- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind: places are unique, and

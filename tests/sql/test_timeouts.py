@@ -322,6 +322,23 @@ def test_a_place_that_is_not_claimed_does_not_end_the_wait_nor_does_backing_off_
     assert live["timeout_at"] == gang.row["submitted_at"] + timedelta(seconds=100) + backoff
 
 
+def test_pauses_before_and_after_a_place_that_was_not_claimed_do_not_count(q: Q) -> None:
+    worker = q.worker()
+    q.call("set_queue", name="default", paused=True)
+    gang = q.submit_gang(1, timeout_s=60, timeout_style="hard", claim_deadline_s=20)
+    q.live_on(300, worker)
+    q.call("set_queue", name="default", paused=False)
+    q.tick()
+    assert gang.state == "reserved"
+    q.live_on(30, worker)
+    assert gang.state == "blocked"
+    q.call("set_queue", name="default", paused=True)
+    q.live_on(250, worker)
+    q.call("set_queue", name="default", paused=False)
+    q.tick()
+    assert gang.state == "reserved"
+
+
 def test_a_gang_whose_places_are_never_claimed_times_out(q: Q) -> None:
     worker = q.worker()
     gang = q.submit_gang(1, timeout_s=60, timeout_style="hard", claim_deadline_s=20)
