@@ -301,6 +301,25 @@ def test_the_successor_restores_the_last_complete_step(q: Q) -> None:
     assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 5, "8 of the old epoch is gone"
 
 
+def test_no_step_is_made_of_what_two_epochs_saved(q: Q) -> None:
+    """Who has not heard of the new epoch saves on from the old one; the successor from what it restored."""
+    first, second = q.workers(2)
+    gang = q.submit_gang(2, checkpoint_mode="each", failure_policy="restart_member")
+    old, lost = gang.start(first, second)
+    for claim in (old, lost):
+        claim.save(40, b"epoch 1", epoch=1)
+    lost.fail()
+    (new,) = replace(gang, [lost.job_id], [second])
+    old.save(50, b"epoch 1", epoch=1)
+    new.save(50, b"epoch 2", epoch=2)
+    old.fail()
+    (again,) = replace(gang, [old.job_id], [first])
+    assert again.load() == (40, b"epoch 1")
+    for claim in (again, new):
+        claim.save(50, b"epoch 3", epoch=3)
+    assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 50
+
+
 def test_a_gang_that_waits_for_a_successor_does_not_stand_still(q: Q) -> None:
     gang, workers = of_three(q)
     claims = run(gang, workers)
