@@ -26,9 +26,17 @@ create function gangq.begin_waiting() returns trigger language plpgsql set searc
 declare
   t timestamptz := gangq.now();
 begin
-  if tg_op = 'UPDATE' and old.state = 'blocked' then
+  if new.state = 'reserved' then
+    -- It may come back unclaimed: what its kind was held so far is settled while that is known.
+    new.timeout_at := old.timeout_at + make_interval(secs =>
+      greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s, extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));
+    return new;
+  elsif tg_op = 'UPDATE' and old.state = 'blocked' then
     -- The same wait, of another kind from now on, whose clock stands elsewhere.
     new.timeout_at := new.timeout_at + make_interval(secs => greatest(0, gangq.ineligible_s(old.kind_id, t) - old.held_s));
+  elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
+    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would wait for ever.
+    new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
   end if;
@@ -36,13 +44,14 @@ begin
   return new;
 end $$;
 comment on function gangq.begin_waiting() is
-  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off.';
+  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off, '
+  'until it begins: a place that was not claimed is none.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
 
 create trigger live_gangs_waits before update of state, kind_id on gangq.live_gangs for each row
-when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id))
+when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id) or old.state = 'blocked' and new.state = 'reserved')
 execute function gangq.begin_waiting();
 
 -- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind: places are unique, and
@@ -98,7 +107,8 @@ begin
   end if;
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
-  why := concat_ws(': ', format('not placed within %s s', (g).timeout_s), coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
+  why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
+    || case when (g).placement_misses > 0 then format(' (%s times its places were not claimed in time)', (g).placement_misses) else '' end, coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;

@@ -15,7 +15,7 @@ comment on function gangq.restore_step(gangq.live_gangs) is
   'Internal. The highest step that every member saved (mode each) or rank 0 saved (mode rank0; of an elastic gang whoever '
   'was rank 0 at the time: nobody else''s bytes are kept); null: none.';
 
-create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea) returns void
+create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea, epoch integer default null) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
@@ -38,7 +38,13 @@ begin
   end if;
   if j.gang_id is not null then
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
-    if g.checkpoint_mode = 'rank0' and coalesce(j.epoch_rank, j.rank) <> 0 then
+    -- Nor what a member saves that has left the epoch: it could hide the steps of those who go on, and so lose them.
+    if g.checkpoint_mode = 'rank0' and (coalesce(j.epoch_rank, j.rank) <> 0 or not gangq.in_epoch(j, g)) then
+      return;
+    end if;
+    -- Computed before it was told that another was replaced: with what that one saves after its restore it would make a
+    -- step out of two histories.
+    if g.checkpoint_mode = 'each' and save_checkpoint.epoch < g.epoch then
       return;
     end if;
   end if;
@@ -59,9 +65,10 @@ begin
     where c.gang_id = j.gang_id and c.step < complete_step and c.step is distinct from g.restore_step;
   end if;
 end $$;
-comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea) is
+comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea, integer) is
   'Saves opaque bytes at a step, while running or told to stop, with the present token. The same step again replaces it. '
-  'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
+  'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept, nor what a member saves that has left the epoch. '
+  'epoch: the one this member knows of; in mode each what is saved from an older one is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
 language plpgsql stable security definer set search_path = '' as $$

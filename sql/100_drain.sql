@@ -86,6 +86,11 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id for update;
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  -- Nor had the code of a successor begun that still waited at its barrier for another one.
+  if cause in ('fail', 'crash', 'trip') and not exists (
+    select 1 from gangq.live_jobs j where j.id = any (culprits) and (g.missing_since is null or j.claimed_at <= g.missing_since)) then
+    cause := 'never_started';
+  end if;
   others := exists (
     select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done') and gangq.in_epoch(j, g));
   if not others or g.go_at is null or g.state <> 'running' or g.failure_policy in ('restart_gang', 'fail')

@@ -415,12 +415,37 @@ begin
   ok := g.state = 'running';
   detail := case g.state
     when 'running' then format('runs since %s, epoch %s', g.go_at, g.epoch)
+      || case when g.world_size < g.size then format(', with %s of %s members', g.world_size, g.size) else '' end
     when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s s', g.epoch, n.running, coalesce(g.world_size, g.size), round(extract(epoch from g.deadline_at - t)::numeric, 1))
     when 'draining' then format('draining since %s (%s): waits for %s members to confirm that they stopped', g.drain_started_at, g.drain_cause, n.preempting)
     when 'waiting' then format('waits for %s jobs to be done', n.waits_on)
     else format('blocked for %s s: waits to be placed', ceil(extract(epoch from t - g.submitted_at))) end;
   numbers := to_jsonb(n) || jsonb_build_object('epoch', g.epoch, 'size', g.size, 'world_size', g.world_size);
   return next;
+  if g.missing_since is not null then
+    -- The others run, and wait for it at a barrier: to those who ask it stands still.
+    gate := 'missing';
+    ok := false;
+    select string_agg(coalesce(j.epoch_rank, j.rank)::text, ', ' order by j.rank) as ranks, count(*) filter (where j.state = 'blocked') as blocked,
+      min(j.deadline_at) as deadline_at
+    into h from gangq.live_jobs j where j.gang_id = g.id and j.state in ('blocked', 'reserved') and gangq.in_epoch(j, g);
+    detail := format('has lacked rank %s for %s s; ', h.ranks, ceil(extract(epoch from t - g.missing_since)))
+      || case when h.blocked = 0 then format('reserved, to be claimed within %s s', ceil(extract(epoch from h.deadline_at - t)))
+        else 'waits for a place' || case when g.not_before > t then format(', not before %s (%s s)', g.not_before, ceil(extract(epoch from g.not_before - t))) else '' end end
+      || format('; the whole gang stops and starts anew if it still does at %s', g.missing_since + make_interval(secs => g.timeout_s));
+    numbers := jsonb_build_object('since', g.missing_since, 'until', g.missing_since + make_interval(secs => g.timeout_s), 'blocked', h.blocked,
+      'reserved', n.reserved, 'not_before', g.not_before);
+    return next;
+    if h.blocked > 0 then
+      return query select x.* from gangq.explain_queue((select z.queue from gangq.gang_kinds z where z.id = g.kind_id)) x;
+      for s in
+        select x.* from gangq.shapes x
+        where x.id in (select j.shape_id from gangq.live_jobs j where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g)) order by x.id
+      loop
+        return query select 'workers', (x.numbers ->> 'open')::integer > 0, x.detail, x.numbers from gangq.explain_workers(s, t) x;
+      end loop;
+    end if;
+  end if;
   if g.state not in ('blocked', 'waiting') then
     return;
   end if;
@@ -625,7 +650,7 @@ begin
   return next;
 end $$;
 comment on function gangq.explain_gang(bigint) is
-  'Why is this gang not running, gate by gate, with numbers: state, backoff, queue, quota, running_limit, submitter_limit, workers, '
+  'Why is this gang not running, gate by gate, with numbers: state, missing (it runs, and lacks a member that is to be replaced), backoff, queue, quota, running_limit, submitter_limit, workers, '
   'hardware, avoids, capacity, fragmentation, ahead, kept, preempting; ok false marks what holds it. Then start (when, and '
   'what that rests on) and unblock (what would help). Asks the real decision; several rows per role. Raises GQ002.';
 

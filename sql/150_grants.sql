@@ -48,7 +48,7 @@ grant execute on function
   gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint, integer),
   gangq.complete(bigint[], bigint[], jsonb[], boolean), gangq.fail(bigint, bigint, jsonb, boolean, text),
   gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
-  gangq.save_checkpoint(bigint, bigint, bigint, bytea), gangq.load_checkpoint(bigint, bigint),
+  gangq.save_checkpoint(bigint, bigint, bigint, bytea, integer), gangq.load_checkpoint(bigint, bigint),
   gangq.watch_terms(text, text, text), gangq.learn_gap(text, text, real, bigint),
   gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text), gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean),
   gangq.predecessor(text), gangq.unproven(text), gangq.report_stuck(text, bigint, jsonb), gangq.bounce(bigint, text, boolean), gangq.bounced(bigint, boolean, jsonb),

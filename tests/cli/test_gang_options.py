@@ -172,6 +172,7 @@ def test_a_spec_is_a_file_and_the_command_line_comes_first(dsn: str, db: Db, tmp
         (["a", "--gang", "2", "--role", "name=x,count=1"], "either a size or roles"),
         (["a", "--role", "name=x,count=1", "--count", "2"], "exclude each other"),
         (["a", "--role", "name=x"], "it has no count"),
+        (["a", "--role", "executor:2-4"], "write name=executor,count=10"),
         (["a", "--role", "count=1"], "it has no name"),
         (["a", "--role", "name=x,count=one"], "count is 'one': it must be a whole number"),
         (["a", "--role", "name=x,count=1,cpus=some"], "cpus is 'some': it must be a number"),

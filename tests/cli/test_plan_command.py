@@ -71,6 +71,7 @@ def test_a_plan_leaves_out_what_stays_as_it_is_unless_asked(fleet: str) -> None:
         (["--remove-host", "nowhere"], "nowhere"),
         (["--cancel", "99"], "99"),
         (["--submit", "-"], "JSON"),
+        (["--submit", "nowhere.json"], "'nowhere.json': No such file or directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -25,6 +25,17 @@ class Worker:
 
 
 @dataclass
+class Gang:
+    """A gang as it was asked for."""
+
+    ids: list[int]
+    least: list[int]  # per role, in rank order: members without which it does not run
+    most: list[int]
+    policy: str = "restart_gang"
+    may_split: bool = False  # its timeout makes single jobs of it
+
+
+@dataclass
 class Job:
     """A job, solo or a member."""
 
@@ -45,21 +56,21 @@ class Model:
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
-        self.gangs: dict[int, list[int]] = {}
+        self.gangs: dict[int, Gang] = {}
         self.workers: dict[int, Worker] = {}
         self.endings: dict[tuple[int, str], str] = {}
         self.newest_token = 0
 
     # What was asked for -------------------------------------------------------------------------------------
 
-    def submitted(self, ids: list[int], gang: int | None = None) -> None:
+    def submitted(self, ids: list[int], gang_id: int | None = None, gang: Gang | None = None) -> None:
         """New jobs, in rank order when they are a gang."""
         for rank, job_id in enumerate(ids):
             if job_id in self.jobs:
                 raise Broken(f"job id {job_id} was given twice")
-            self.jobs[job_id] = Job(job_id, gang, rank if gang is not None else None)
-        if gang is not None:
-            self.gangs[gang] = list(ids)
+            self.jobs[job_id] = Job(job_id, gang_id, rank if gang_id is not None else None)
+        if gang_id is not None:
+            self.gangs[gang_id] = gang or Gang(ids, [len(ids)], [len(ids)])
 
     def claimed(self, incarnation: int, job_id: int, token: int, now: float) -> None:
         """A worker was given a job it did not have: nobody else may be at it under a live lease."""
@@ -110,11 +121,36 @@ class Model:
                 raise Broken(f"the ending of job {key[0]} changed from {text} to {endings.get(key)}")
         self.endings = endings
 
-    def gone(self, gang: int, members: list[tuple[int, str]]) -> None:
-        """Past the barrier every member had been claimed, and as many are there as were submitted."""
-        ranks = [rank for rank, _ in members]
-        if ranks != list(range(len(self.gangs[gang]))):
-            raise Broken(f"gang {gang} went with ranks {ranks} of {len(self.gangs[gang])}")
-        missing = [rank for rank, state in members if state in ("blocked", "reserved", "pending", "waiting")]
-        if missing:
-            raise Broken(f"gang {gang} is past its barrier without ranks {missing}")
+    def members(self, live: dict[int, int | None]) -> None:
+        """Once in a gang a job stays in it, unless its timeout has made single jobs of all its members."""
+        for job_id, seen in live.items():
+            job = self.jobs[job_id]
+            if seen is None and job.gang is not None and self.gangs[job.gang].may_split:
+                for other in self.gangs[job.gang].ids:
+                    if live.get(other) is not None:
+                        raise Broken(f"gang {job.gang} was split, and job {other} is still in one")
+                    self.jobs[other].gang = None
+            if seen != job.gang:
+                raise Broken(f"job {job_id} is a member of gang {seen}, expected {job.gang}")
+
+    def gone(self, gang_id: int, world_size: int, members: list[tuple[int, str, bool]]) -> None:
+        """Past the barrier no role has fewer members than it needs, and who is missing is to be replaced.
+
+        members: the place at its largest, the state, and whether it is part of the epoch.
+        """
+        gang = self.gangs[gang_id]
+        if [rank for rank, _, _ in members] != list(range(len(gang.ids))):
+            raise Broken(f"gang {gang_id} went with {members} of {len(gang.ids)}")
+        inside = [(rank, state) for rank, state, part in members if part]
+        if len(inside) != world_size:
+            raise Broken(f"gang {gang_id} has a world size of {world_size}, and {inside}")
+        missing = [rank for rank, state in inside if state in ("blocked", "reserved", "pending", "waiting")]
+        if missing and gang.policy != "restart_member":
+            raise Broken(f"gang {gang_id} is past its barrier without ranks {missing}")
+        first = 0
+        for least, most in zip(gang.least, gang.most, strict=True):
+            ranks = range(first, first + most)
+            there = [r for r, state, part in members if r in ranks and (part or state == "done")]
+            if len(there) < least:
+                raise Broken(f"gang {gang_id} runs with {there} of a role that needs {least}: {members}")
+            first += most

@@ -274,8 +274,8 @@ class Claim:
     def ack(self) -> str:
         return str(self.q.one("ack_preempted", job_id=self.job_id, token=self.token))
 
-    def save(self, step: int, data: bytes = b"state") -> None:
-        self.q.call("save_checkpoint", job_id=self.job_id, token=self.token, step=step, data=data)
+    def save(self, step: int, data: bytes = b"state", **more: Any) -> None:
+        self.q.call("save_checkpoint", job_id=self.job_id, token=self.token, step=step, data=data, **more)
 
     def load(self) -> tuple[int, bytes] | None:
         rows = self.q.call("load_checkpoint", job_id=self.job_id, token=self.token)

@@ -39,6 +39,33 @@ def test_nothing_holds_a_gang_that_the_next_pass_starts(q: Q) -> None:
     assert gates["start"]["detail"] == "the next pass starts it"
 
 
+def test_a_running_gang_that_waits_for_a_successor_of_one_member(q: Q) -> None:
+    one, two = q.workers(2)
+    gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
+    gang.start(one, two)
+    assert holding(explained(q, gang_id=gang.id)) == set()
+    two.report_dead()
+    q.live_on(10, one)
+    q.call("cordon", worker="w1")
+    gates = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}
+    assert holding(gates) == {"missing", "workers"}
+    assert gates["missing"]["detail"].startswith(
+        "has lacked rank 1 for 10 s; waits for a place; the whole gang"
+    )
+    assert "0 of 1 worker may take it" in gates["workers"]["detail"]
+    q.worker("w3")
+    q.tick()
+    state, missing = q.call("explain_gang", gang_id=gang.id)
+    assert (state["ok"], missing["ok"]) == (True, False)
+    assert "has lacked rank 1 for 10 s; reserved, to be claimed within 30 s" in missing["detail"]
+
+
+def test_a_gang_that_runs_with_fewer_members_says_so(q: Q) -> None:
+    gang = q.submit_gang(4, min_size=2)
+    gang.start(*q.workers(2))
+    assert explained(q, gang_id=gang.id)["state"]["detail"].endswith("epoch 1, with 2 of 4 members")
+
+
 def test_backing_off(q: Q) -> None:
     q.workers(2)
     gang = q.submit_gang(2)

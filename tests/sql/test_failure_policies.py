@@ -207,6 +207,34 @@ def test_a_reserved_replacement_on_a_worker_that_ends_goes_back(q: Q) -> None:
     assert gang.row["crashes"] == 0
 
 
+@pytest.mark.parametrize("how", ["crash", "fail", "trip"])
+def test_a_successor_lost_while_it_waits_for_another_is_nobodys_fault(q: Q, how: str) -> None:
+    """Its code had not begun: as before the first barrier, nobody is charged."""
+    gang, workers = of_three(q)
+    claims = run(gang, workers)
+    claims[1].fail()
+    claims[2].fail()
+    gang.skip_backoff()
+    fourth = q.worker("w4")
+    assert reserve(gang, [claims[1].job_id, claims[2].job_id], [fourth, workers[2]])
+    q.later(1)
+    (second,) = fourth.claim()
+    if how == "crash":
+        fourth.report_dead()
+    elif how == "fail":
+        second.fail()
+    else:
+        second.trip(exit_in_s=None)
+    assert gang.states == ["running", "blocked", "reserved"]
+    assert (gang.row["attempts"], gang.row["crashes"], gang.row["trips"], gang.row["never_started"]) == (
+        2,
+        0,
+        0,
+        1,
+    )
+    assert [(row["attempts"], row["crashes"], row["trips"]) for row in gang.members] == [(1, 0, 0)] * 3
+
+
 def test_another_member_fails_while_a_replacement_is_reserved(q: Q) -> None:
     gang, workers = of_three(q)
     claims = run(gang, workers)
@@ -271,6 +299,25 @@ def test_the_successor_restores_the_last_complete_step(q: Q) -> None:
     claims[2].save(8, b"other")
     assert gang.live["restore_step"] == 5
     assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 5, "8 of the old epoch is gone"
+
+
+def test_no_step_is_made_of_what_two_epochs_saved(q: Q) -> None:
+    """Who has not heard of the new epoch saves on from the old one; the successor from what it restored."""
+    first, second = q.workers(2)
+    gang = q.submit_gang(2, checkpoint_mode="each", failure_policy="restart_member")
+    old, lost = gang.start(first, second)
+    for claim in (old, lost):
+        claim.save(40, b"epoch 1", epoch=1)
+    lost.fail()
+    (new,) = replace(gang, [lost.job_id], [second])
+    old.save(50, b"epoch 1", epoch=1)
+    new.save(50, b"epoch 2", epoch=2)
+    old.fail()
+    (again,) = replace(gang, [old.job_id], [first])
+    assert again.load() == (40, b"epoch 1")
+    for claim in (again, new):
+        claim.save(50, b"epoch 3", epoch=3)
+    assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 50
 
 
 def test_a_gang_that_waits_for_a_successor_does_not_stand_still(q: Q) -> None:
@@ -395,6 +442,18 @@ def test_the_new_rank_0s_checkpoints_are_the_gangs(q: Q) -> None:
     ack_all(claims[1:])
     again = run(gang, workers[:2], gang.job_ids[:2])
     assert [(c["checkpoint_step"], c.load()) for c in again] == [(6, (6, b"second"))] * 2
+
+
+def test_who_has_left_the_epoch_saves_nothing_over_those_who_go_on(q: Q) -> None:
+    """It was rank 0, and its step is the later one: the others' would be lost with it."""
+    gang, workers = submit_roles(q, ELASTIC, policy="shrink"), q.workers(4)
+    claims = run(gang, workers)
+    claims[0].save(40, b"all")
+    assert q.one("shrink_gang", gang_id=gang.id, job_ids=[claims[0].job_id])
+    claims[0].save(100, b"on its way out")
+    claims[1].save(50, b"those who go on")
+    kept = q.sql("select step, data from gangq.checkpoints where step > 40")
+    assert kept == [{"step": 50, "data": b"those who go on"}]
 
 
 def test_a_failure_when_all_others_are_done_ends_a_shrinking_gang_done(q: Q) -> None:

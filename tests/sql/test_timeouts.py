@@ -286,7 +286,7 @@ def test_the_wait_begins_when_the_gang_is_due_and_when_what_it_waits_for_is_done
     assert due.state == "failed"
 
 
-def test_what_it_ran_does_not_count_and_it_waits_anew_after_a_drain_or_a_rollback(q: Q) -> None:
+def test_what_it_ran_does_not_count_and_it_waits_anew_after_a_drain(q: Q) -> None:
     w1, w2 = q.workers(2)
     gang = q.submit_gang(2)
     with_timeout(q, gang, "hard", 100)
@@ -297,14 +297,55 @@ def test_what_it_ran_does_not_count_and_it_waits_anew_after_a_drain_or_a_rollbac
     for claim in claims:
         claim.ack()
     assert gang.live["timeout_at"] == q.clock.now() + timedelta(seconds=100)
-    q.later(10)
-    q.sql("select gangq.heartbeat(%(i)s)", i=w1.incarnation)
-    q.sql("select gangq.heartbeat(%(i)s)", i=w2.incarnation)
+
+
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_a_place_that_is_not_claimed_does_not_end_the_wait_nor_does_backing_off_count(
+    q: Q, claimed: int
+) -> None:
+    w1, w2 = q.workers(2)
+    gang = q.submit_gang(2)
+    with_timeout(q, gang, "hard", 100)
+    q.live_on(10, w1, w2, tick=False)
     q.tick()
     assert gang.state == "reserved"
-    q.call("rollback_gang", gang_id=gang.id)
+    claims = w1.claim() if claimed else []
+    q.live_on(40, w1, w2)
+    for claim in claims:
+        claim.ack()
     live = gang.live
-    assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
+    assert live["state"] == "blocked"
+    backoff = (
+        live["not_before"]
+        - q.sql("select max(at) as at from gangq.events where kind in ('rollback', 'drained')")[0]["at"]
+    )
+    assert live["timeout_at"] == gang.row["submitted_at"] + timedelta(seconds=100) + backoff
+
+
+def test_pauses_before_and_after_a_place_that_was_not_claimed_do_not_count(q: Q) -> None:
+    worker = q.worker()
+    q.call("set_queue", name="default", paused=True)
+    gang = q.submit_gang(1, timeout_s=60, timeout_style="hard", claim_deadline_s=20)
+    q.live_on(300, worker)
+    q.call("set_queue", name="default", paused=False)
+    q.tick()
+    assert gang.state == "reserved"
+    q.live_on(30, worker)
+    assert gang.state == "blocked"
+    q.call("set_queue", name="default", paused=True)
+    q.live_on(250, worker)
+    q.call("set_queue", name="default", paused=False)
+    q.tick()
+    assert gang.state == "reserved"
+
+
+def test_a_gang_whose_places_are_never_claimed_times_out(q: Q) -> None:
+    worker = q.worker()
+    gang = q.submit_gang(1, timeout_s=60, timeout_style="hard", claim_deadline_s=20)
+    q.live_on(400, worker)
+    assert gang.state == "failed"
+    assert gang.row["reason"].startswith("not placed within 60 s (")
+    assert "times its places were not claimed in time)" in gang.row["reason"]
 
 
 @pytest.mark.parametrize("gate", ["paused", "quota", "running_limit", "submitter_limit"])

@@ -200,7 +200,7 @@ def _role_fields(text: str) -> dict[str, Any]:
         if key == "balanced" and not equals:
             given = "true"
         elif not equals or not given:
-            raise ValueError(f"{part!r} is not key=value")
+            raise ValueError(f"{part!r} is not key=value: write name=executor,count=10,min=6,gpus=8")
         if len(given) > 1 and given[0] == given[-1] == '"':
             given = re.sub(r"\\(.)", r"\1", given[1:-1])
         if key.startswith("label."):

@@ -55,9 +55,10 @@ def _quota(text: str) -> dict[str, Any]:
 
 
 def _submission(file: str) -> dict[str, Any]:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     try:
-        spec = json.loads(text)
+        spec = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    except OSError as e:
+        raise click.UsageError(f"--submit {file!r}: {e.strerror}; write the name of a file, or -") from None
     except ValueError as e:
         raise click.UsageError(f"--submit {file}: it is not JSON: {e}") from None
     return {"submit": spec}

@@ -50,7 +50,7 @@ _TYPES: dict[str, str] = {
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
          "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
-         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port"),
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port", "epoch"),
         "integer",
     ),
     **dict.fromkeys(
@@ -721,9 +721,14 @@ def ack_preempted(*, job_id: int, token: int) -> Query[str]:
     return _scalar("ack_preempted", job_id=job_id, token=token)
 
 
-def save_checkpoint(*, job_id: int, token: int, step: int, data: bytes) -> Query[None]:
-    """Store the state at `step`. Raises `TooLarge`, `StaleToken`."""
-    return _void("save_checkpoint", job_id=job_id, token=token, step=step, data=data)
+def save_checkpoint(
+    *, job_id: int, token: int, step: int, data: bytes, epoch: int | None = None
+) -> Query[None]:
+    """Store the state at `step`. Raises `TooLarge`, `StaleToken`.
+
+    `epoch`: the one a member knows of; where every member saves its part, one of an older epoch is not kept.
+    """
+    return _void("save_checkpoint", job_id=job_id, token=token, step=step, data=data, epoch=epoch)
 
 
 def load_checkpoint(*, job_id: int, token: int) -> Query[rows.SavedCheckpoint | None]:

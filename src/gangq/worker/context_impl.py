@@ -165,9 +165,10 @@ class InlineContext(Context):
         """See `Context.save_checkpoint`."""
         # Repeating is harmless (same step, same bytes), and an outage is nobody's fault: a handler that
         # saves must survive it as one that computes does.
+        epoch = self._active.gang.epoch if self._active.gang is not None else None
         until_answered(
             lambda: self._session.client.save_checkpoint(
-                job_id=self._active.id, token=self._active.token, step=step, data=data
+                job_id=self._active.id, token=self._active.token, step=step, data=data, epoch=epoch
             ),
             "save_checkpoint",
             lambda: self._active.lost is not None or self._session.lapsed(),

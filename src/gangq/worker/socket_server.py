@@ -189,9 +189,10 @@ class SocketServer:
         except binascii.Error as problem:
             raise InvalidInput(f"a checkpoint travels as base64: {problem}") from problem
         step = int(request["step"])
+        epoch = job.gang.epoch if job.gang is not None else None
         until_answered(
             lambda: self._session.client.save_checkpoint(
-                job_id=job.id, token=job.token, step=step, data=data
+                job_id=job.id, token=job.token, step=step, data=data, epoch=epoch
             ),
             "save_checkpoint",
             lambda: job.lost is not None or self._session.lapsed(),
