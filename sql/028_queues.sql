@@ -53,7 +53,7 @@ language sql stable as $$
 $$;
 comment on function gangq.limits_of(text[]) is 'Internal. Every limit set on these queues themselves, one row each.';
 
-create function gangq.lock_limited(names text[], wait boolean) returns boolean language plpgsql
+create function gangq.lock_limited(names text[]) returns void language plpgsql
 set search_path = '' as $$
 declare
   wanted text[];
@@ -63,19 +63,13 @@ begin
     from unnest(lock_limited.names) as n(name) cross join lateral unnest(gangq.queue_path(n.name)) as p(name)
     join gangq.queues_table q on q.name = p.name
     where q.limited);
-  if wanted = '{}' then
-    return true;
-  end if;
-  if lock_limited.wait then
+  if wanted <> '{}' then
     perform 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update;
-    return true;
   end if;
-  return (select count(*) from (
-    select 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update skip locked) l) = cardinality(wanted);
 end $$;
-comment on function gangq.lock_limited(text[], boolean) is
+comment on function gangq.lock_limited(text[]) is
   'Internal. Locks the queues on the paths of these that have a limit, by name, so that nobody else places work there '
-  'until this transaction ends. Without wait: false when somebody else has one. Count in a later statement.';
+  'until this transaction ends. Count in a later statement.';
 
 create function gangq.limit_hit(
   queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint, cpus numeric
@@ -200,6 +194,10 @@ begin
   where not g.absent and g.setting = any (set_queue.reset) limit 1;
   if found then
     perform gangq.refuse('GQ001', format('queue %L: %s is both set and reset', set_queue.name, wrong), 'Give it a value or put it back to its default, not both.');
+  end if;
+  if num_nonnulls(set_queue.guaranteed, set_queue.maximum) > 0 then
+    -- They are compared with those of parent and children, which another session may have changed since an older snapshot.
+    perform gangq.require_read_committed('set_queue');
   end if;
   perform gangq.check_resources(set_queue.name, 'guaranteed', set_queue.guaranteed, resources);
   perform gangq.check_resources(set_queue.name, 'maximum', set_queue.maximum, resources);

@@ -137,10 +137,16 @@ begin
   into b.queue_names, b.queue_parent, b.queue_open, b.queue_policy, b.queue_weight, b.queue_maximum, b.queue_guaranteed,
     b.queue_max_gangs, b.queue_max_jobs, b.queue_submitter_maximum, b.queue_preempts
   from (
-    select z.*, (
-      select a.n from (select y.name, row_number() over (order by y.name) as n from gangq.queues_table y) a
-      where starts_with(z.name, a.name || '.') order by length(a.name) desc limit 1)::integer as parent
-    from gangq.queues_table z) q;
+    with numbered as materialized (
+      select y.name, string_to_array(y.name, '.') as parts, row_number() over (order by y.name)::integer as n from gangq.queues_table y
+    )
+    select z.*, p.n as parent
+    from gangq.queues_table z
+    left join (
+      select distinct on (c.name) c.name, a.n
+      from numbered c cross join lateral generate_series(1, cardinality(c.parts) - 1) as k(part)
+      join numbered a on a.name = array_to_string(c.parts[1 : k.part], '.')
+      order by c.name, k.part desc) p on p.name = z.name) q;
   n := cardinality(b.queue_names);
   for i in 1 .. n loop
     if b.queue_parent[i] is not null and not b.queue_open[b.queue_parent[i]] then
@@ -220,10 +226,11 @@ begin
       select coalesce(j.gang_id, -j.id) as unit, min(j.gang_id) as gang_id, min(j.shape_id) as shape_id
       from gangq.live_jobs j where j.incarnation = any (drained) and j.state in ('reserved', 'running')
       group by coalesce(j.gang_id, -j.id)) x
-    left join gangq.live_gangs g on g.id = x.gang_id
-    -- A gang of which a member is done could not run again. One that replaces a member is moved when it is whole.
-    where x.gang_id is null or g.missing_since is null and g.world_size = (
-      select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state in ('reserved', 'running'))) m;
+    join gangq.shapes s on s.id = x.shape_id left join gangq.live_gangs g on g.id = x.gang_id
+    -- What is paused could not start elsewhere, nor could a gang of which a member is done. One that replaces a member is
+    -- moved when it is whole.
+    where b.queue_open[array_position(b.queue_names, s.queue)] and (x.gang_id is null or g.missing_since is null and g.world_size = (
+      select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state in ('reserved', 'running')))) m;
   return b;
 end $$;
 comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs, or is about to, on hosts and workers that are drained and could run elsewhere.';
@@ -247,11 +254,19 @@ begin
   into ids, of_kind, running, priorities, order_keys, submitters, budgets
   from (
     select w.*
-    from kinds k cross join lateral (
-      select x.id, x.kind_id, false as running, x.priority::integer as priority, x.order_key, x.submitter, x.budget_s
+    from kinds k
+    cross join lateral (
+      select b.queue_policy[array_position(b.queue_names, y.queue)] = 'fifo' as by_age from gangq.gang_kinds y where y.id = k.id) q
+    cross join lateral (
+      (select x.id, x.kind_id, false as running, x.priority::integer as priority, x.order_key, x.submitter, x.budget_s
       from gangq.live_gangs x
-      where x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
-      order by x.order_key limit look_at_gangs.most) w
+      where not q.by_age and x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
+      order by x.order_key limit look_at_gangs.most)
+      union all
+      (select x.id, x.kind_id, false, x.priority, x.order_key, x.submitter, x.budget_s
+      from gangq.live_gangs x
+      where q.by_age and x.state = 'blocked' and x.kind_id = k.id and (x.not_before is null or x.not_before <= b.t)
+      order by x.order_key & 1125899906842623 limit look_at_gangs.most)) w
     union all
     select x.id, x.kind_id, true, x.priority, x.order_key, x.submitter, x.budget_s from gangq.live_gangs x
     where x.state = 'running' and x.missing_since is not null and (x.not_before is null or x.not_before <= b.t) and exists (
@@ -319,11 +334,15 @@ begin
       f.id in (select x.gang_id from escrows x) as preempting
     from found f
     join unnest(b.kind_ids) with ordinality as k(id, n) on k.id = f.kind_id
-    join estimates e on e.kind_id = f.kind_id and e.budget_s is not distinct from f.budget_s
+    join estimates e on e.kind_id = f.kind_id and coalesce(e.budget_s, -1) = coalesce(f.budget_s, -1)
     order by f.order_key, f.id) x;
   return b;
 end $$;
 comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
+
+create function gangq.domain_part(name text) returns text language sql immutable as
+$$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
+comment on function gangq.domain_part(text) is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
 
 create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = '' as $$
 #variable_conflict use_column
@@ -403,7 +422,7 @@ begin
       select w.n, l.level, case
         when b.levels[l.level] = 'host' then i.host
         when bool_or(b.levels[m.level] <> 'host' and coalesce(i.labels ->> b.levels[m.level], '') = '') then null
-        else string_agg(case b.levels[m.level] when 'host' then i.host else i.labels ->> b.levels[m.level] end, '/' order by m.level) end as path
+        else string_agg(gangq.domain_part(case b.levels[m.level] when 'host' then i.host else i.labels ->> b.levels[m.level] end), '/' order by m.level) end as path
       from unnest(b.worker_ids) with ordinality as w(id, n) join gangq.incarnations i on i.id = w.id
       cross join generate_series(1, cardinality(b.levels)) as l(level)
       join generate_series(1, cardinality(b.levels)) as m(level) on m.level <= l.level
@@ -538,8 +557,9 @@ set search_path = '' set plan_cache_mode = auto as $$
 declare
   b gangq.board;
 begin
-  -- A generic plan suits three hosts and takes seconds for five thousand: a large fleet is worth planning for each time.
-  if look.sample is null and (select count(*) from (select 1 from gangq.incarnations i where i.ended_at is null limit 129) x) > 128 then
+  -- A generic plan suits three hosts and three gangs, and takes seconds for thousands: many are worth planning for each time.
+  if look.sample is null and (select count(*) from (select 1 from gangq.incarnations i where i.ended_at is null limit 129) x) > 128
+    or (select count(*) from (select 1 from gangq.live_gangs g where g.state = 'blocked' limit 129) x) > 128 then
     perform set_config('plan_cache_mode', 'force_custom_plan', true);
   end if;
   b.t := gangq.now();

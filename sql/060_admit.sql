@@ -345,7 +345,8 @@ declare
   first_role integer; roles integer; shape integer; role integer;
   counts integer[]; more integer[]; low integer; high integer;
   respects integer; failed integer[] := array_fill(null::integer, array[coalesce(cardinality(b.kind_ids), 0)]);
-  gated jsonb := '{}';
+  gated jsonb[] := array_fill('{}'::jsonb, array[coalesce(cardinality(b.kind_ids), 0)]);
+  hopeless boolean[] := array_fill(false, array[coalesce(cardinality(b.kind_ids), 0)]);  -- not even once all has ended
   shut boolean[] := array_fill(false, array[coalesce(cardinality(b.kind_ids), 0)]);
   seats integer[]; trial integer[];
   jobs bigint; gpus bigint; need_memory bigint; need_mcpus bigint; gangs bigint;
@@ -538,7 +539,7 @@ begin
     judged := failed[k] <= respects and b.gang_missing[g] is null and not b.gang_preempting[g];
     may_displace := b.queue_preempts[q] and b.unit_ids is not null and b.gang_missing[g] is null and n > 0 and told < b.preemptions
       and refusals < 16 and (refused[k] is null or b.gang_priority[g] > refused[k]);
-    continue when judged and not may_displace and cardinality(plans) >= b.reservations and not each_gang;
+    continue when judged and not may_displace and (hopeless[k] or cardinality(plans) >= b.reservations) and not each_gang;
     counts := case when b.gang_missing[g] is null then b.role_min[first_role : first_role + roles - 1]
       else array(select v.value::integer from jsonb_array_elements_text(b.gang_missing[g]) with ordinality as v(value, n) order by v.n) end;
     gangs := case when b.gang_missing[g] is null then 1 else 0 end;
@@ -551,14 +552,14 @@ begin
       need_mcpus := need_mcpus + counts[role] * b.shape_mcpus[shape];
     end loop;
     -- A gang that lacks members asks for less than others of its kind: what holds for them says nothing about it.
-    said := k || '/' || b.gang_submitter[g] || case when b.gang_missing[g] is null then '' else '/' || g end;
-    continue when gated ? said and not each_gang;
-    hit := gated -> said;
+    said := case when b.gang_missing[g] is null then '' else g::text end || '/' || b.gang_submitter[g];
+    continue when gated[k] ? said and not each_gang;
+    hit := gated[k] -> said;
     if hit is null and limited[q] then
       hit := gangq.limit_on(b, q, b.gang_submitter[g], gangs, jobs, gpus, need_memory, need_mcpus, used_gangs, used_jobs, used_gpus, used_memory, used_mcpus, submitters);
     end if;
     if hit is not null then
-      gated := gated || jsonb_build_object(said, hit);
+      gated[k] := gated[k] || jsonb_build_object(said, hit);
       d.action := 'wait';
       d.gate := hit ->> 'gate';
       d.numbers := hit - 'gate';
@@ -778,7 +779,10 @@ begin
           continue;
         end if;
       end if;
-      if cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
+      if hopeless[k] and b.gang_missing[g] is null then
+        continue when not each_gang;
+        d.gate := 'infeasible';
+      elsif cardinality(plans) < b.reservations and b.gang_missing[g] is null and n > 0 then
         if began_job <> '{}' then
           end_at := null;
           b.held_job := b.held_job || began_job;
@@ -810,6 +814,7 @@ begin
           plan_after[k]) p;
         if planned.seats is null then
           d.gate := 'infeasible';
+          hopeless[k] := true;
         else
           place := place + 1;
           plan_after[k] := planned.starts_at;
@@ -862,43 +867,56 @@ begin
     end if;
     d.action := 'start';
     d.members := counts;
-    d.devices := '{}';
+    d.devices := case when gpus > 0 then array_fill(null::bigint, array[gpus::integer]) else '{}' end;
     d.incarnations := '{}';
-    role := 1;
-    low := counts[1];
-    for i in 1 .. cardinality(seats) loop
-      while i > low loop
-        role := role + 1;
-        low := low + counts[role];
-      end loop;
+    low := 0;
+    for role in 1 .. roles loop
       shape := b.role_shape[first_role + role - 1];
-      w := seats[i];
-      d.incarnations := d.incarnations || b.worker_ids[w];
-      slots[w] := slots[w] - 1;
-      memory[w] := memory[w] - b.shape_memory[shape];
-      mcpus[w] := mcpus[w] - b.shape_mcpus[shape];
-      if b.reservations > 0 then
-        -- Who holds the devices: a number that no job has, once for the gang.
-        began_job := began_job || case when i = 1 then b.gang_ids[g] + 1152921504606846976 else 0 end;
-        began_worker := began_worker || w;
-        began_slots := began_slots || 1;
-        began_memory := began_memory || b.shape_memory[shape];
-        began_mcpus := began_mcpus || b.shape_mcpus[shape];
-        began_gpus := began_gpus || b.shape_gpus[shape];
-        began_ends := began_ends || b.t + make_interval(secs => b.gang_estimate[g]);
-      end if;
-      if b.shape_gpus[shape] > 0 then
+      for i in low + 1 .. low + counts[role] loop
+        w := seats[i];
+        d.incarnations := d.incarnations || b.worker_ids[w];
+        slots[w] := slots[w] - 1;
+        memory[w] := memory[w] - b.shape_memory[shape];
+        mcpus[w] := mcpus[w] - b.shape_mcpus[shape];
+        if b.reservations > 0 then
+          -- Who holds the devices: a number that no job has, once for the gang.
+          began_job := began_job || case when i = 1 then b.gang_ids[g] + 1152921504606846976 else 0 end;
+          began_worker := began_worker || w;
+          began_slots := began_slots || 1;
+          began_memory := began_memory || b.shape_memory[shape];
+          began_mcpus := began_mcpus || b.shape_mcpus[shape];
+          began_gpus := began_gpus || b.shape_gpus[shape];
+          began_ends := began_ends || b.t + make_interval(secs => b.gang_estimate[g]);
+        end if;
+      end loop;
+      low := low + counts[role];
+    end loop;
+    -- Each takes the smallest devices that will do. Who can use the fewest chooses first, as in reserve_members.
+    for role, low, c in
+      select r.role, r.seats, r.devices
+      from (
+        select n as role, b.role_shape[first_role + n - 1] as shape,
+          coalesce((select sum(m) from unnest(counts[1 : n - 1]) as m), 0) as seats,
+          coalesce((select sum(x.m * b.shape_gpus[b.role_shape[first_role + x.n::integer - 1]]) from unnest(counts[1 : n - 1]) with ordinality as x(m, n)), 0) as devices
+        from generate_series(1, roles) as n) r
+      where b.shape_gpus[r.shape] > 0
+      order by b.shape_vram[r.shape] desc, coalesce(jsonb_array_length(b.shape_avoid[r.shape]), 0) desc, r.role
+    loop
+      shape := b.role_shape[first_role + role - 1];
+      for i in low + 1 .. low + counts[role] loop
+        w := seats[i];
         taken := 0;
         for e in b.device_first[w] .. b.device_first[w + 1] - 1 loop
           exit when taken = b.shape_gpus[shape];
           if held[e] = 0 and b.device_vram[e] >= b.shape_vram[shape]
             and (b.shape_avoid[shape] is null or not b.shape_avoid[shape] @> to_jsonb(b.device_ids[e])) then
             held[e] := b.gang_ids[g] + 1152921504606846976;
-            d.devices := d.devices || b.device_ids[e];
             taken := taken + 1;
+            d.devices[c + taken] := b.device_ids[e];
           end if;
         end loop;
-      end if;
+        c := c + b.shape_gpus[shape];
+      end loop;
     end loop;
     if quick_shape > 0 then
       -- Only this shape's rooms are known, and only where it sat have they changed.
@@ -1001,12 +1019,13 @@ comment on function gangq.candidates(timestamptz, bigint[]) is
 
 -- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
 -- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
-create function gangq.keep_promises(plans gangq.decision[], t timestamptz) returns void language plpgsql set search_path = '' as $$
+create function gangq.keep_promises(plans gangq.decision[], t timestamptz, unjudged bigint[] default '{}') returns void language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 begin
   delete from gangq.plans p where p.gang_id = any (array(
     select z.gang_id from gangq.plans z
-    where z.gang_id <> all (array(select d.gang_id from unnest(keep_promises.plans) d)) order by z.gang_id for update skip locked));
+    where z.gang_id <> all (array(select d.gang_id from unnest(keep_promises.plans) d)) and z.gang_id <> all (keep_promises.unjudged)
+    order by z.gang_id for update skip locked));
   update gangq.plans p set place = d.place, starts_at = d.starts_at, decided_at = t
   from unnest(keep_promises.plans) d
   where p.gang_id = d.gang_id and (p.place <> d.place or abs(extract(epoch from p.starts_at - d.starts_at)) > 1) and p.gang_id = any (array(
@@ -1026,7 +1045,7 @@ begin
   gone as (
     delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
       select z.incarnation, z.gang_id from gangq.earmarks z
-      where z.kind = 'plan' and not exists (
+      where z.kind = 'plan' and z.gang_id <> all (keep_promises.unjudged) and not exists (
         select 1 from wanted w join gangq.live_gangs g on g.id = w.gang_id
         where w.incarnation = z.incarnation and w.gang_id = z.gang_id and g.order_key = z.order_key)
         or z.kind = 'escrow' and z.until <= t
@@ -1053,8 +1072,9 @@ begin
   where not exists (select 1 from gangq.earmarks e where e.incarnation = w.incarnation and e.gang_id = w.gang_id)
   on conflict do nothing;
 end $$;
-comment on function gangq.keep_promises(gangq.decision[], timestamptz) is
-  'Internal. Makes the planned starts and what workers keep free for them exactly these; lapsed escrows go.';
+comment on function gangq.keep_promises(gangq.decision[], timestamptz, bigint[]) is
+  'Internal. Makes the planned starts and what workers keep free for them exactly these; those of gangs that were not judged '
+  'stay as they are; lapsed escrows go.';
 
 -- One row per kind that waits. A row is written when its gate changes, not every pass.
 create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql set search_path = '' as $$
@@ -1066,7 +1086,7 @@ begin
       and not exists (select 1 from gangq.live_gangs g where g.state = 'blocked' and g.kind_id = z.kind_id)
     order by z.kind_id for update skip locked));
   update gangq.verdicts v set gate = d.gate, since = t, numbers = d.numbers,
-    held_s = v.held_s + case when v.gate in ('paused', 'quota', 'running_limit', 'submitter_limit') then extract(epoch from t - v.since) else 0 end
+    held_s = v.held_s + case when v.gate in ('paused', 'quota', 'running_limit', 'submitter_limit') then greatest(0, extract(epoch from t - v.since)) else 0 end
   from (
     select distinct on (x.kind_id) x.kind_id, case x.action when 'plan' then 'reserved' else x.gate end as gate, x.numbers
     from unnest(keep_verdicts.waits) with ordinality as x order by x.kind_id, x.ordinality) d
@@ -1094,6 +1114,7 @@ declare
   gang_ids bigint[]; job_ids bigint[]; incarnations bigint[]; ranks integer[]; first_device integer[]; gpus integer[];
   device_ids bigint[]; device_jobs bigint[];
   limited text[];
+  unlocked boolean;
   t timestamptz := gangq.now();
 begin
   ids := array(
@@ -1109,7 +1130,10 @@ begin
   -- A statement of its own: what was cordoned while this one locked is seen.
   locked := gangq.candidates(t, locked);
 
-  -- Limits were judged by what the board counted. Where a claim has placed more since, the next pass counts again.
+  ids := array(
+    select d.gang_id from unnest(reserve_decided.starts) d join unnest(ids) as i(id) on i.id = d.gang_id join gangq.gang_kinds k on k.id = d.kind_id
+    where not gangq.below(k.queue, array(select q.name from gangq.queues_table q where q.paused)) order by d.gang_id);
+  -- Limits were judged as the board had them. Where one is another since, or a claim has placed more, the next pass judges again.
   limited := array(
     select q.name from gangq.queues_table q
     where q.limited and q.name in (
@@ -1117,8 +1141,20 @@ begin
         select distinct k.queue from gangq.gang_kinds k join unnest(reserve_decided.starts) d on d.kind_id = k.id join unnest(ids) as i(id) on i.id = d.gang_id) u
       cross join lateral unnest(gangq.queue_path(u.queue)) as p(name)));
   if limited <> '{}' then
-    if gangq.lock_limited(limited, false) then
+    -- Many workers may claim under one limit, each for a moment; who sits on it is not waited for beyond lock_timeout.
+    unlocked := false;
+    begin
+      perform gangq.lock_limited(limited);
+    exception when lock_not_available then
+      unlocked := true;
+    end;
+    if not unlocked then
       limited := array(
+        select q.name from unnest(limited) as l(name) join gangq.queues_table q on q.name = l.name
+        cross join lateral (select array_position(b.queue_names, q.name) as q) n
+        where (nullif(q.maximum, '{}'), nullif(q.submitter_maximum, '{}'), q.max_running_gangs, q.max_running_jobs)
+          is distinct from (b.queue_maximum[n.q], b.queue_submitter_maximum[n.q], b.queue_max_gangs[n.q], b.queue_max_jobs[n.q])
+        union
         select u.queue from (
           select x.queue, x.submitter, x.jobs, x.gpus, sum(x.jobs) over q as all_jobs, sum(x.gpus) over q as all_gpus, sum(x.memory_mb) over q as all_memory,
             sum(x.cpus) over q as all_cpus, sum(x.gangs) over q as all_gangs, x.gangs
@@ -1211,9 +1247,13 @@ declare
   ds gangq.decision[];
   starts gangq.decision[];
   stops gangq.decision[];
+  reserved bigint[] := '{}';
   digest text;
 begin
   perform gangq.require_read_committed('admit');
+  if coalesce(admit.max_gangs, 0) < 1 then
+    perform gangq.refuse('GQ001', format('admit was asked to place %s gangs', coalesce(admit.max_gangs::text, 'null')), 'max_gangs is 1 or more [200].');
+  end if;
   placed := 0;
   again := false;
   -- The usual case of a large fleet, a few gangs and plenty of room, needs no look at all of it: if what a sample has room
@@ -1226,8 +1266,13 @@ begin
       ds := array(select x from gangq.decide_on(b, admit.max_gangs) x);
     end if;
   end if;
-  -- The domain that one prefers, or the room for all of another's elastic members, may lie outside of the sample.
-  if ds is null or exists (select 1 from unnest(ds) x where x.action <> 'start')
+  -- The domain that one prefers, the hosts another is to be spread over, its other members, or the one host that would hold
+  -- all of it, may lie outside of the sample.
+  if ds is null or exists (
+      select 1 from unnest(ds) x
+      where x.action <> 'start' or 1 < (select count(distinct i.host) from gangq.incarnations i where i.id = any (x.incarnations)))
+    or 'spread' = any (b.role_strategy) or true = any (b.role_balanced)
+    or exists (select 1 from unnest(b.gang_missing) as m(members) where m.members is not null)
     or exists (select 1 from unnest(b.kind_prefer || b.role_prefer) as p(level) where p.level > 0)
     or b.role_min <> b.role_max then
     b := gangq.look(admit.max_gangs);
@@ -1241,14 +1286,21 @@ begin
       digest := gangq.record_pass(b, ds, admit.max_gangs);
     end if;
     if starts <> '{}' then
-      placed := cardinality(gangq.reserve_decided(b, starts, digest));
+      reserved := gangq.reserve_decided(b, starts, digest);
+      placed := cardinality(reserved);
       again := placed < cardinality(starts) or exists (select 1 from unnest(ds) x where x.action = 'stop');
     end if;
     if stops <> '{}' then
       again := gangq.displace_decided(stops, digest, t) < cardinality(stops) or again;
     end if;
   end if;
-  perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t);
+  -- What could not be carried out, and what the pass did not get to, is as it was: so are the promises made to it.
+  perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t, array(
+    select x.gang_id from unnest(ds) x where x.action in ('start', 'preempt') and x.gang_id <> all (reserved)
+    union
+    select p.gang_id from gangq.plans p
+    where (cardinality(starts) >= admit.max_gangs or exists (select 1 from unnest(ds) x where x.action = 'stop'))
+      and not exists (select 1 from unnest(ds) x where x.gang_id = p.gang_id)));
   perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'stop', 'move')), b.kind_ids, t);
   return next;
 end $$;

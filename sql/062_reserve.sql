@@ -133,7 +133,7 @@ begin
   ) then
     return false;
   end if;
-  perform gangq.lock_limited(array[own_queue], true);
+  perform gangq.lock_limited(array[own_queue]);
   select gangq.limit_hit(own_queue, g.submitter, fresh::integer, count(*)::integer, sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)) into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (reserve_members.job_ids);
   if hit is not null then

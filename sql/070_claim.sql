@@ -143,7 +143,7 @@ begin
         -- Wait as long as somebody else's claim may take; then leave these queues for the next call, not the others.
         begin
           perform set_config('lock_timeout', '200ms', true);
-          perform gangq.lock_limited(limited, true);
+          perform gangq.lock_limited(limited);
         exception when lock_not_available then
           select array_agg(e.id), array_agg(e.key) into shape_ids, keys
           from unnest(shape_ids, keys) as e(id, key) join gangq.shapes z on z.id = e.id where not gangq.below(z.queue, limited);

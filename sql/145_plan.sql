@@ -321,7 +321,7 @@ begin
       b.worker_domains := b.worker_domains || array(
         select case when b.levels[l.n] = 'host' then added.host
           when bool_or(b.levels[m.n] <> 'host' and coalesce(added.labels ->> b.levels[m.n], '') = '') then null
-          else string_agg(case b.levels[m.n] when 'host' then added.host else added.labels ->> b.levels[m.n] end, '/' order by m.n) end
+          else string_agg(gangq.domain_part(case b.levels[m.n] when 'host' then added.host else added.labels ->> b.levels[m.n] end), '/' order by m.n) end
         from generate_series(1, cardinality(b.levels)) as l(n) join generate_series(1, cardinality(b.levels)) as m(n) on m.n <= l.n
         group by l.n order by l.n);
     end if;

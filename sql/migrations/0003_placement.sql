@@ -147,6 +147,7 @@ from gangq.gang_kinds k where k.spec = format('v1 %s %s', g.shape_id, g.size);
 alter table gangq.live_gangs alter column kind_id set not null, alter column timeout_s set not null;
 drop index gangq.live_gangs_blocked;
 create index live_gangs_blocked on gangq.live_gangs (kind_id, order_key) where state = 'blocked';
+create index live_gangs_by_age on gangq.live_gangs (kind_id, (order_key & 1125899906842623)) where state = 'blocked';
 create index live_gangs_missing on gangq.live_gangs (id) where missing_since is not null;
 create index live_gangs_timeout on gangq.live_gangs (timeout_at) where state = 'blocked';
 create index live_gangs_kind_timeout on gangq.live_gangs (kind_id, timeout_at) where state = 'blocked';

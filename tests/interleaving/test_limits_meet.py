@@ -100,17 +100,25 @@ def test_a_limit_that_is_lowered_meets_a_claim(meeting: Arena, turn, end):
     assert placed(meeting.db) == (0 if not kept_claim else 2 if turn == 1 and kept_limit else 5)
 
 
-def test_whoever_may_not_wait_is_told_that_a_limited_queue_is_held(meeting: Arena):
-    call(meeting.db, "set_queue", name="a", maximum={"jobs": 2})
-    call(meeting.db, "set_queue", name="a.b")
-    worker = meeting.worker("w1", queues=["a.b"])
-    meeting.job(queue="a.b")
+def test_a_pass_waits_a_moment_for_a_limited_queue_and_leaves_its_gangs_for_the_next(meeting: Arena):
+    """Without a wait it would find the row held each time where many workers claim; without a bound one could stop it."""
+    call(meeting.db, "set_queue", name="a", maximum={"jobs": 9})
+    one, two, other = (meeting.worker(f"w{n}", queues=[queue]) for n, queue in enumerate(("a", "a", "default")))
+    meeting.job(queue="a")
+    limited, free = (call(meeting.db, "submit_gang", task="t", size=1, queue=q)[0]["gang_id"] for q in ("a", "default"))
     holder = meeting.connect(autocommit=False)
-    assert len(call(holder, "claim", incarnation=worker)) == 1
-    assert value(meeting.db, "lock_limited", names=["a.b"], wait=False) is False
-    assert value(meeting.db, "lock_limited", names=["default"], wait=False) is True
+    assert len(call(holder, "claim", incarnation=one)) == 1
+    began = time.monotonic()
+    (passed,) = call(meeting.db, "admit")
+    assert time.monotonic() - began < 2
+    assert (passed["placed"], passed["again"]) == (1, True)
+    states = {row["id"]: row["state"] for row in meeting.db.execute("select id, state from gangq.live_gangs")}
+    assert states == {limited: "blocked", free: "reserved"}
+    later = Later(meeting.connect(), lambda conn: call(conn, "admit"))
+    later.until_it_waits()
     holder.commit()
-    assert value(meeting.db, "lock_limited", names=["a.b"], wait=False) is True
+    assert later.result()[0]["placed"] == 1
+    assert two and other
 
 
 def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting: Arena):
