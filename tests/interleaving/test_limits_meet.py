@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -103,9 +104,11 @@ def test_a_limit_that_is_lowered_meets_a_claim(meeting: Arena, turn, end):
 def test_a_pass_waits_a_moment_for_a_limited_queue_and_leaves_its_gangs_for_the_next(meeting: Arena):
     """Without a wait it would find the row held each time where many workers claim; without a bound one could stop it."""
     call(meeting.db, "set_queue", name="a", maximum={"jobs": 9})
-    one, two, other = (meeting.worker(f"w{n}", queues=[queue]) for n, queue in enumerate(("a", "a", "default")))
+    one, _, _ = (meeting.worker(f"w{n}", queues=[queue]) for n, queue in enumerate(("a", "a", "default")))
     meeting.job(queue="a")
-    limited, free = (call(meeting.db, "submit_gang", task="t", size=1, queue=q)[0]["gang_id"] for q in ("a", "default"))
+    limited, free = (
+        call(meeting.db, "submit_gang", task="t", size=1, queue=q)[0]["gang_id"] for q in ("a", "default")
+    )
     holder = meeting.connect(autocommit=False)
     assert len(call(holder, "claim", incarnation=one)) == 1
     began = time.monotonic()
@@ -114,11 +117,12 @@ def test_a_pass_waits_a_moment_for_a_limited_queue_and_leaves_its_gangs_for_the_
     assert (passed["placed"], passed["again"]) == (1, True)
     states = {row["id"]: row["state"] for row in meeting.db.execute("select id, state from gangq.live_gangs")}
     assert states == {limited: "blocked", free: "reserved"}
-    later = Later(meeting.connect(), lambda conn: call(conn, "admit"))
-    later.until_it_waits()
+    later = Later(meeting.connect(), lambda conn: call(conn, "admit")).start(meeting.db)
+    assert later.waited
     holder.commit()
-    assert later.result()[0]["placed"] == 1
-    assert two and other
+    # It has the lock, and finds that the claim has placed more than it saw.
+    assert later.join().result()[0] == {"placed": 0, "again": True}
+    assert call(meeting.db, "admit")[0]["placed"] == 1
 
 
 def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting: Arena):
