@@ -102,7 +102,7 @@ def test_a_limit_that_is_lowered_meets_a_claim(meeting: Arena, turn, end):
 
 
 def test_a_pass_waits_a_moment_for_a_limited_queue_and_leaves_its_gangs_for_the_next(meeting: Arena):
-    """Without a wait it would find the row held each time where many workers claim; without a bound one could stop it."""
+    """Where many workers claim, one of them always holds the row; and whoever sits on it must not stop the pass."""
     call(meeting.db, "set_queue", name="a", maximum={"jobs": 9})
     one, _, _ = (meeting.worker(f"w{n}", queues=[queue]) for n, queue in enumerate(("a", "a", "default")))
     meeting.job(queue="a")

@@ -213,7 +213,9 @@ def test_a_submitters_jobs_keep_their_own_shape_after_a_trip(q: Q) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"submitter_maximum": {"gangs": 1}}, {"policy": "fair"}])
-def test_a_gang_is_seen_however_many_alike_another_submitter_has_before_it(q: Q, setting: dict[str, Any]) -> None:
+def test_a_gang_is_seen_however_many_alike_another_submitter_has_before_it(
+    q: Q, setting: dict[str, Any]
+) -> None:
     q.call("set_queue", name="default", **setting)
     q.workers(2)
     with submitter(q, ONE):
