@@ -47,11 +47,16 @@ begin
     'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', take_places.digest,
     'replaces', case g.state when 'running' then (
       select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
-    'hosts', (select jsonb_object_agg(h.host, h.members) from (
-      select i.host, count(*) as members
-      from unnest(take_places.gang_ids, take_places.incarnations) as w(gang_id, id)
-      join gangq.incarnations i on i.id = w.id where w.gang_id = g.id group by i.host) h))
-  from gangq.live_gangs g where g.id = any (ids) order by g.id;
+    'hosts', h.hosts)
+  from (
+    select x.gang_id, jsonb_object_agg(x.host, x.members) as hosts
+    from (
+      select w.gang_id, i.host, count(*) as members
+      from unnest(take_places.gang_ids, take_places.incarnations) as w(gang_id, id) join gangq.incarnations i on i.id = w.id
+      group by w.gang_id, i.host) x
+    group by x.gang_id) h
+  join gangq.live_gangs g on g.id = h.gang_id
+  order by g.id;
   perform gangq.wake(array(select distinct w from unnest(take_places.incarnations) as w), 'claim');
 end $$;
 comment on function gangq.take_places(bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text, timestamptz) is
