@@ -189,6 +189,13 @@ comment on function gangq.intern_shape(text, text, integer, integer, bigint, num
   'Internal. Validates a requirement (GQ001, GQ002) and returns its shape, which avoids no device: only a trip makes one '
   'that does (shape_avoiding).';
 
+create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql set search_path = '' as $$
+begin
+  perform gangq.refuse('GQ004', format('queue %s is draining', draining) || case when queue <> draining then format(', and %s is below it', queue) else '' end,
+    'It takes no new work: use another queue, or wait until it is opened again.');
+end $$;
+comment on function gangq.refuse_draining(text, text) is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
+
 create function gangq.check_submission(
   queue text, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
 ) returns gangq.queues_table language plpgsql set search_path = '' as $$
@@ -199,15 +206,14 @@ declare
 begin
   select t.* into q from gangq.queues_table t where t.name = check_submission.queue;
   if q.draining then
-    perform gangq.refuse('GQ004', format('queue %s is draining', q.name), 'It takes no new work: use another queue, or wait until it is opened again.');
+    perform gangq.refuse_draining(q.name, q.name);
   end if;
   if strpos(q.name, '.') > 0 then
     for above in
       select t.* from gangq.queues_table t where t.name = any (gangq.queue_path(q.name)) and t.name <> q.name order by length(t.name) desc
     loop
       if above.draining then
-        perform gangq.refuse('GQ004', format('queue %s is draining, and %s is below it', above.name, q.name),
-          'It takes no new work: use another queue, or wait until it is opened again.');
+        perform gangq.refuse_draining(above.name, q.name);
       end if;
       q.budget_s := coalesce(q.budget_s, above.budget_s);
       q.placement_timeout_s := coalesce(q.placement_timeout_s, above.placement_timeout_s);

@@ -83,7 +83,8 @@ end $$;
 comment on function gangq.cordon(text, text, boolean, timestamptz, text) is
   'Gives a host, or a worker by name, nothing new until uncordon; it outlives restarts. What runs there goes on, and members '
   'already reserved there are claimed. drain: what runs there, or is reserved, is moved away once it fits elsewhere, '
-  'gangs as a whole, and what has found no other place at the deadline is told to stop; without one nothing is. When it '
+  'gangs as a whole, and what has found no other place at the deadline is told to stop; without one nothing is (a gang of '
+  'which a member has finished already cannot run again: it stays, and at the deadline it ends failed). When it '
   'returns, no claim that was under way can still take anything. Repeats are harmless, and what a repeat leaves out stays: '
   'a plain cordon does not end a drain, the deadline infinity takes one away. For gangq_admin. Raises GQ001, GQ002 (naming '
   'hosts or workers like it).';

@@ -12,6 +12,19 @@ $$ select j.epoch_rank is not null or g.world_size = g.size $$;
 comment on function gangq.in_epoch(gangq.live_jobs, gangq.live_gangs) is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
 
+create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql set search_path = '' as $$
+declare
+  g gangq.live_gangs;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = lock_gang.gang_id for update;
+  if not found then
+    perform gangq.refuse('GQ002', format('gang %s is not live', lock_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
+  end if;
+  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  return g;
+end $$;
+comment on function gangq.lock_gang(bigint) is 'Internal. Locks a live gang and its members, and returns it. Raises GQ002.';
+
 -- What it is to be placed, for whatever chose the places; under the caller's locks, and judged by him.
 create function gangq.take_places(
   gang_ids bigint[], job_ids bigint[], incarnations bigint[], ranks integer[], device_ids bigint[], device_jobs bigint[], digest text, t timestamptz
@@ -84,10 +97,7 @@ declare
   holders bigint[] := '{}';
 begin
   perform gangq.require_read_committed('reserve_members');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_members.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', reserve_members.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
+  g := gangq.lock_gang(reserve_members.gang_id);
   if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
     perform gangq.refuse('GQ004', format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state), 'Somebody else placed, cancelled or drained it.');
   end if;
@@ -96,7 +106,6 @@ begin
     perform gangq.refuse('GQ001', format('%s workers given for %s members', coalesce(cardinality(reserve_members.incarnations), 0),
       coalesce(cardinality(reserve_members.job_ids), 0)), 'Pass the worker''s incarnation for each member, in rank order.');
   end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   fresh := g.state = 'blocked';
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
   if fresh then
@@ -212,11 +221,7 @@ declare
   cfg gangq.settings;
   back bigint[];
 begin
-  select x.* into g from gangq.live_gangs x where x.id = rollback_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', rollback_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  g := gangq.lock_gang(rollback_gang.gang_id);
   back := array(select j.id from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved' order by j.rank);
   if back = '{}' or g.state not in ('reserved', 'running')
     or g.state = 'reserved' and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state = 'running') then

@@ -13,7 +13,7 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
-  how text := drain.cause;
+  how text := case drain.cause when 'bystander' then 'release' else drain.cause end;
   told bigint;
   back bigint;
 begin
@@ -94,9 +94,9 @@ begin
   others := exists (
     select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done') and gangq.in_epoch(j, g));
   if not others or g.go_at is null or g.state <> 'running' or g.failure_policy in ('restart_gang', 'fail')
-    or cause not in ('fail', 'crash', 'trip', 'never_started')
+    or cause not in ('fail', 'crash', 'trip', 'never_started', 'bystander')
     or (case cause when 'fail' then g.attempts + 1 >= g.max_attempts when 'crash' then g.crashes >= g.max_crashes
-      when 'trip' then g.trips >= g.max_trips else g.failure_policy = 'shrink' end)
+      when 'trip' then g.trips >= g.max_trips when 'bystander' then false else g.failure_policy = 'shrink' end)
     or exists (
       select 1 from gangq.live_jobs j
       where j.id = any (culprits) and case cause when 'fail' then lose_members.final or j.attempts >= j.max_attempts
@@ -134,11 +134,14 @@ begin
   select x.* into cfg from gangq.settings x;
   select x.* into q from gangq.queues_table x join gangq.shapes s on s.queue = x.name where s.id = g.shape_id;
   delay := case cause when 'never_started' then gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s, g.never_started)
-    when 'crash' then '0' else gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips) end;
+    when 'fail' then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
+    when 'trip' then gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips) else '0' end;
   -- Its worker may have tripped and be gone a little later: not beside its successor.
   delay := greatest(delay, (
     select max(i.exits_at) from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on where j.id = any (culprits)) - t);
-  update gangq.live_gangs x set missing_since = coalesce(x.missing_since, t), not_before = case when delay > '0' then t + delay end
+  update gangq.live_gangs x set missing_since = coalesce(x.missing_since, t), not_before = case when delay > '0' then t + delay end,
+    timeout_at = case when x.missing_since is null then t + make_interval(secs => x.timeout_s) else x.timeout_at end,
+    held_s = case when x.missing_since is null then gangq.ineligible_s(x.kind_id, t) else x.held_s end
   where x.id = g.id;
   if exists (select 1 from gangq.live_jobs j where j.id = any (culprits) and coalesce(j.epoch_rank, j.rank) = 0) then
     update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null where x.id = g.id;
@@ -150,7 +153,7 @@ end $$;
 comment on function gangq.lose_members(bigint, bigint[], text, jsonb, text, timestamptz, boolean) is
   'Internal. culprits are proven stopped. restart_gang and fail: the gang drains. restart_member: they wait, blocked, for a '
   'place of their own, the others run on. shrink: they leave the epoch, as long as their roles keep their minimum. cause as '
-  'for drain.';
+  'for drain, or bystander: the worker stopped over another job of its own.';
 
 -- The others of the epoch are told by its number, which their next heartbeat brings; the database opens no barrier for them.
 create function gangq.go_on_without(g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz)
@@ -204,11 +207,7 @@ declare
   g gangq.live_gangs;
   leaving bigint[];
 begin
-  select x.* into g from gangq.live_gangs x where x.id = shrink_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', shrink_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  g := gangq.lock_gang(shrink_gang.gang_id);
   leaving := array(
     select j.id from gangq.live_jobs j
     where j.gang_id = g.id and j.id = any (shrink_gang.job_ids) and j.state = 'running' and gangq.in_epoch(j, g) order by j.rank);
@@ -477,11 +476,7 @@ declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
 begin
-  select x.* into g from gangq.live_gangs x where x.id = preempt_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', preempt_gang.gang_id), 'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  g := gangq.lock_gang(preempt_gang.gang_id);
   if g.state not in ('reserved', 'running') or (preempt_gang.trigger_job is not null and not exists (
     select 1 from gangq.live_jobs j where j.id = preempt_gang.trigger_job and j.gang_id = g.id and j.state in ('running', 'reserved'))) then
     return false;
@@ -490,7 +485,8 @@ begin
   return true;
 end $$;
 comment on function gangq.preempt_gang(bigint, bigint, text) is
-  'Tells a reserved or running gang to stop; it keeps its checkpoint, nobody is charged, and it is admitted again. '
+  'Tells a reserved or running gang to stop; it keeps its checkpoint, nobody is charged, and it is admitted again (but one of '
+  'which a member has finished already cannot run again and ends failed, for gangq.retry). '
   'trigger_job, if given, must be a live member of the present epoch; otherwise nothing changes and false is returned, as '
   'for a gang that is not placed. Raises GQ002.';
 
@@ -566,6 +562,17 @@ comment on function gangq.cancel(bigint[], bigint[], text) is
   'Cancels live jobs and gangs; what runs is told to stop and is cancelled once proven stopped. Returns the state each '
   'has now (cancelled, preempting, draining, or how it had ended). Raises GQ001 (a member of a gang), GQ002.';
 
+create function gangq.check_open(queue text) returns void language plpgsql set search_path = '' as $$
+declare
+  shut text := (
+    select q.name from gangq.queues_table q where q.draining and q.name = any (gangq.queue_path(check_open.queue)) order by length(q.name) desc limit 1);
+begin
+  if shut is not null then
+    perform gangq.refuse_draining(shut, check_open.queue);
+  end if;
+end $$;
+comment on function gangq.check_open(text) is 'Internal. Raises GQ004 if this queue or one above it is draining.';
+
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
@@ -590,6 +597,7 @@ begin
     if not found then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
+    perform gangq.check_open((select s.queue from gangq.shapes s where s.id = k.shape_id));
     insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
       checkpoint_mode, claim_deadline_s, submitted_at, name, submitter, failure_policy, completion, preemptible, budget_s,
       timeout_s, timeout_style, timeout_at)
@@ -639,6 +647,7 @@ begin
       perform gangq.refuse('GQ001', format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
         format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
     end if;
+    perform gangq.check_open((select s.queue from gangq.shapes s where s.id = h.shape_id));
     insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
       state, submitter, payload, final_token)
     select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,
@@ -654,4 +663,4 @@ begin
 end $$;
 comment on function gangq.retry(bigint[], bigint[]) is
   'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters; a failed gang resumes from '
-  'its last complete checkpoint. Raises GQ001 (a member of a gang), GQ002, GQ004 (still live).';
+  'its last complete checkpoint. Raises GQ001 (a member of a gang), GQ002, GQ004 (still live, or its queue is draining).';

@@ -144,17 +144,18 @@ begin
       continue when gangq.rollback_gang(g.id, 'a worker ended before it claimed') and g.state = 'reserved';
     end if;
     -- Whoever tripped has said so, and was not lost.
-    select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead' else 'retired' end
+    select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead'
+      when bool_and(i.exit_code is not null) then 'tripped' else 'retired' end
     into gone, how
     from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
     where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
     continue when gone is null and g.state = 'running';
     perform gangq.keep_doubtful(x, t) from gangq.live_jobs x where x.id = any (gone);
     perform gangq.lose_members(g.id, coalesce(gone, '{}'),
-      case when gone is null then 'placement_miss' when how = 'dead' then 'crash' else 'release' end,
+      case when gone is null then 'placement_miss' when how = 'dead' then 'crash' when how = 'tripped' then 'bystander' else 'release' end,
       case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
       case when gone is null then 'a worker ended before it claimed its member' when how = 'dead' then 'a member''s worker was lost'
-        else 'a member''s worker stopped' end, t);
+        when how = 'tripped' then 'a member''s worker stopped over another job' else 'a member''s worker stopped' end, t);
     freed := freed + coalesce(cardinality(gone), 0);
   end loop;
   for w in
@@ -345,14 +346,14 @@ declare
   t timestamptz := gangq.now();
   w record;
   g gangq.live_gangs;
+  held double precision;
   n integer := 0;
 begin
   for w in
     select x.id from (
       select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
       union all
-      select g.id, least(g.deadline_at, g.missing_since + make_interval(secs => g.timeout_s))
-      from gangq.live_gangs g where g.missing_since is not null) x
+      select g.id, least(g.deadline_at, g.timeout_at) from gangq.live_gangs g where g.missing_since is not null) x
     where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
       where j.gang_id = x.id and j.state = 'reserved' and (i.state <> 'live' or i.quarantined is not null))
@@ -361,7 +362,11 @@ begin
     continue when not gangq.try_lock_gang(w.id);
     select x.* into g from gangq.live_gangs x where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
     continue when not found;
-    if g.missing_since + make_interval(secs => g.timeout_s) <= t then
+    held := greatest(0, gangq.ineligible_s(g.kind_id, t) - g.held_s);
+    if g.missing_since is not null and g.timeout_at <= t and held > 0 then
+      -- Paused, or over a limit: nobody could have been found then.
+      update gangq.live_gangs x set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held where x.id = g.id;
+    elsif g.missing_since is not null and g.timeout_at <= t then
       perform gangq.drain(g.id, '{}', 'no_replacement', null, format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
     elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
       -- Some were claimed and wait at the barrier for one that will not come. Only a missed deadline is held against

@@ -542,3 +542,51 @@ def test_a_displaced_member_that_finishes_after_all_is_done(q: Q) -> None:
     assert shrink(gang, claims[3].job_id)
     assert claims[3].complete() == "done"
     assert gang.states == ["running"] * 3 + ["done"]
+
+
+def test_while_nobody_could_be_found_the_wait_for_a_replacement_does_not_count(q: Q) -> None:
+    workers = q.workers(3)
+    gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
+    claims = gang.start(*workers)
+    q.call("set_queue", name="default", paused=True)
+    lost = next(w for w in workers if w.incarnation == claims[0].incarnation)
+    lost.report_dead()
+    rest = [w for w in workers if w is not lost]
+    q.live_on(180, *rest)
+    assert gang.state == "running"
+    q.call("set_queue", name="default", paused=False)
+    q.tick()
+    assert sorted(gang.states) == ["reserved", "running"]
+
+
+def test_a_wait_for_a_replacement_that_counts_ends(q: Q) -> None:
+    workers = q.workers(2)
+    gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
+    claims = gang.start(*workers)
+    q.call("set_queue", name="default", paused=True)
+    lost = next(w for w in workers if w.incarnation == claims[0].incarnation)
+    lost.report_dead()
+    rest = [w for w in workers if w is not lost]
+    q.live_on(180, *rest)
+    q.call("set_queue", name="default", paused=False)
+    q.live_on(40, *rest)
+    assert gang.state == "running"
+    q.live_on(40, *rest)
+    assert (gang.state, q.events("drain")[-1]["data"]["cause"]) == ("draining", "no_replacement")
+
+
+def test_of_two_members_on_a_worker_that_one_of_them_trips_both_are_replaced_and_one_is_charged(q: Q) -> None:
+    a, b, c = (q.worker(name, slots=2) for name in "abc")
+    gang = q.submit_gang(4, failure_policy="restart_member")
+    claims = gang.start(a, b, c)
+    culprit, other = (claim for claim in claims if claim.incarnation == claims[0].incarnation)
+    culprit.trip(code=86, exit_in_s=5)
+    q.later(6)
+    for worker in (a, b, c):
+        if worker.incarnation != culprit.incarnation:
+            worker.beat()
+    q.tick()
+    assert gang.state == "running"
+    members = {m["id"]: m for m in gang.members}
+    rows = [members[x.job_id] for x in (culprit, other)]
+    assert [(row["state"], row["trips"]) for row in rows] == [("reserved", 1), ("reserved", 0)]

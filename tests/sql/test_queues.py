@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, Q, gpus, refused
+from drive import INVALID, WRONG_STATE, Q, gpus, refused
 
 
 def path(q: Q, name: str) -> Any:
@@ -212,3 +212,16 @@ def test_a_draining_queue_works_off_what_it_has(q: Q) -> None:
     job = q.submit()
     q.call("set_queue", name="default", draining=True)
     assert q.worker().take().job_id == job
+
+
+def test_a_draining_queue_takes_back_nothing_that_has_ended(q: Q) -> None:
+    q.call("set_queue", name="a")
+    q.call("set_queue", name="a.b")
+    job, gang = q.submit(queue="a.b"), q.submit_gang(1, queue="a.b", wait_for_hardware=True)
+    q.call("cancel", job_ids=[job], gang_ids=[gang.id])
+    q.call("set_queue", name="a", draining=True)
+    for what in ({"job_ids": [job]}, {"gang_ids": [gang.id]}):
+        with refused(WRONG_STATE, "queue a is draining, and a.b is below it"):
+            q.call("retry", **what)
+    q.call("set_queue", name="a", draining=False)
+    assert len(q.call("retry", job_ids=[job], gang_ids=[gang.id])) == 2
