@@ -51,6 +51,7 @@ COMMANDS = {
     "migrate": "database",
     "db": "database",
     "doctor": "doctor",
+    "bench": "bench",
     "demo": "operate",
     "beat": "child",
     "checkpoint": "child",
