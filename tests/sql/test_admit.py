@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
 import pytest
+from boards import Fleet, Kind, Node, Role, Waiting
 from drive import INVALID, MISSING, WRONG_STATE, Q, Worker, gpus, refused
+from psycopg.types.json import Jsonb
 
 
 def hosts_of(q: Q, gang: Any) -> list[str]:
@@ -163,6 +166,36 @@ def test_in_a_fifo_queue_the_oldest_goes_first(q: Q) -> None:
     assert placed(q, small, large) == [True, False]
 
 
+def test_in_a_fifo_queue_the_oldest_goes_first_however_many_are_more_urgent(q: Q) -> None:
+    q.call("set_queue", name="default", policy="fifo")
+    oldest = q.submit_gang(1)
+    q.sql("select gangq.submit_gang('train', 1, priority => 5) from generate_series(1, 201)")
+    q.worker()
+    q.tick()
+    assert oldest.state == "reserved"
+
+
+@pytest.mark.parametrize(("policy", "index"), [("fifo", "live_gangs_by_age"), ("fair", "live_gangs_blocked")])
+def test_of_5000_gangs_of_a_kind_a_pass_reads_as_many_as_it_may_place(q: Q, policy: str, index: str) -> None:
+    q.call("set_queue", name="default", policy=policy)
+    q.submit_gang(1)
+    with q.db.transaction(force_rollback=True):
+        q.sql(
+            "insert into gangq.live_gangs select (jsonb_populate_record(g, jsonb_build_object("
+            "'id', g.id + n, 'order_key', g.order_key + n))).* from gangq.live_gangs g, generate_series(1, 5000) n"
+        )
+        q.sql("analyze gangq.live_gangs")
+        counted = (
+            "select pg_stat_get_xact_numscans(%(index)s::regclass) as scans, seq_tup_read + idx_tup_fetch as rows "
+            "from pg_stat_xact_user_tables where relid = 'gangq.live_gangs'::regclass"
+        )
+        (before,) = q.sql(counted, index=f"gangq.{index}")
+        assert q.value("select cardinality((gangq.look()).gang_ids)") == 200
+        (after,) = q.sql(counted, index=f"gangq.{index}")
+        assert after["scans"] - before["scans"] == 1
+        assert after["rows"] - before["rows"] < 1000
+
+
 def test_equal_gangs_go_by_age(q: Q) -> None:
     first, second = q.submit_gang(2), q.submit_gang(2)
     q.workers(3)
@@ -217,6 +250,12 @@ def test_decide_changes_nothing(q: Q) -> None:
 
 
 # Candidates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_gangs", [0, -1, None])
+def test_a_pass_that_may_place_nothing_is_refused(q: Q, max_gangs: int | None) -> None:
+    with refused(INVALID, f"admit was asked to place {'null' if max_gangs is None else max_gangs} gangs"):
+        q.call("admit", max_gangs=max_gangs)
 
 
 def test_a_worker_silent_for_longer_than_15_s_is_no_candidate(q: Q) -> None:
@@ -466,3 +505,31 @@ def test_a_reservation_on_a_worker_that_starts_to_drain_is_taken_back_at_once(q:
     workers[0].retire(final=False)
     q.tick()
     assert gang.state == "blocked"
+
+
+# What many kinds cost ---------------------------------------------------------------------------------------
+
+
+def test_eight_times_as_many_kinds_at_a_limit_cost_about_eight_times_as_much(q: Q) -> None:
+    one = Fleet([Node("h1")]).board(
+        gangs=[Waiting(Kind((Role(1),)))], queues={"default": {"max_gangs": 0}}, reservations=4
+    )
+    spent = {}
+    for many in (500, 4000):
+        each = {key: one[key] * many for key in one if key.startswith(("kind_", "gang_"))}
+        numbers = list(range(1, many + 1))
+        each |= dict.fromkeys(("kind_ids", "gang_ids", "gang_kind", "gang_order_key"), numbers)
+        board = one | each | {"gang_missing": None, "gang_anchor": None}
+        q.sql("drop table if exists board")
+        q.sql(
+            "create temp table board as select jsonb_populate_record(null::gangq.board, %(b)s) as b",
+            b=Jsonb(board),
+        )
+        took = []
+        for _ in range(4):
+            began = time.monotonic()
+            found = q.value("select count(*) from board, gangq.decide_on(b) d where d.gate = 'running_limit'")
+            took.append(time.monotonic() - began)
+            assert found == many
+        spent[many] = min(took)
+    assert spent[4000] < 30 * spent[500], "the square of it would be 64 times as much"

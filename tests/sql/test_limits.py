@@ -365,6 +365,30 @@ def test_what_a_claim_took_since_the_pass_looked_is_not_placed_beside(q: Q) -> N
     assert gang.state == "blocked"
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_limit_that_is_lowered_and_a_pause_since_the_pass_looked_are_kept(q: Q, limited: bool) -> None:
+    changes: dict[str, Any] = {
+        "gpus": {"maximum": {"gpus": 0}},
+        "gangs": {"max_running_gangs": 0},
+        "jobs": {"max_running_jobs": 1},
+        "each": {"submitter_maximum": {"gangs": 0}},
+        "paused": {"paused": True},
+        "same": {},
+    }
+    for name in changes:
+        q.call("set_queue", name=f"{name}.child", **({"maximum": {"jobs": 8}} if limited else {}))
+    q.worker(queues=[f"{name}.child" for name in changes], slots=20, devices=gpus(*[80000] * 12))
+    gangs = {name: q.submit_gang(2, queue=f"{name}.child", gpus=1) for name in changes}
+    q.sql("create temp table seen as select gangq.look() as board")
+    q.sql("create temp table decided as select array_agg(d) as starts from seen, gangq.decide_on(board) d")
+    assert q.value("select count(*) from decided, unnest(starts) as d where d.action = 'start'") == len(gangs)
+    for name, change in changes.items():
+        for queue in (name, f"{name}.child") if limited else (name,):
+            q.call("set_queue", name=queue, **change)
+    reserve = "select gangq.reserve_decided(board, starts, null) from seen, decided"
+    assert q.value(reserve) == [gangs["same"].id]
+
+
 def test_who_places_a_gang_by_hand_keeps_to_the_limits_too(q: Q) -> None:
     q.call("set_queue", name="small", maximum={"jobs": 3})
     worker = q.worker(queues=["small"], slots=8)

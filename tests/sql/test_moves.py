@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from drive import Q, ack_all, gpus
 
@@ -94,6 +96,24 @@ def test_a_gang_of_which_a_member_is_done_is_not_moved(q: Q) -> None:
     drain(q, "host-w1")
     q.tick()
     assert gang.state == "running", "it could not run again"
+
+
+@pytest.mark.parametrize("paused", ["batch", "batch.nightly"])
+def test_what_belongs_to_a_paused_queue_runs_on_until_the_deadline(q: Q, paused: str) -> None:
+    """It could not start elsewhere."""
+    q.call("set_queue", name="batch.nightly")
+    one = q.worker("w1", queues=["batch.nightly"], slots=2)
+    gang = q.submit_gang(1, queue="batch.nightly")
+    gang.start(one)
+    job = q.submit(queue="batch.nightly")
+    one.take()
+    q.call("set_queue", name=paused, paused=True)
+    two = q.worker("w2", queues=["batch.nightly"], slots=2)
+    q.call("cordon", host="host-w1", drain=True, deadline=q.clock.now() + timedelta(seconds=60))
+    q.live_on(50, one, two)
+    assert (gang.state, q.state(job), q.events("move")) == ("running", "running", [])
+    q.live_on(20, one, two)
+    assert (gang.state, q.state(job)) == ("draining", "preempting")
 
 
 def test_a_solo_job_moves_when_another_worker_has_room(q: Q) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from boards import NOW, Fleet, Held, Kind, Node, Role, Waiting
-from drive import Q, Row
+from drive import Gang, Q, Row, Worker, gpus
 from psycopg.types.json import Jsonb
 
 
@@ -415,3 +415,90 @@ def test_what_is_kept_is_kept_until_the_start_as_it_is_planned_now(q: Q) -> None
         assert [row["s"] for row in kept] == [end_s]
         if end_s == 5000:
             claims[late].complete()
+
+
+def promises(q: Q) -> list[Row]:
+    """Planned starts, and what is kept for them."""
+    return q.sql(
+        "select p.gang_id, p.starts_at, e.incarnation, e.until, e.slots from gangq.plans p "
+        "left join gangq.earmarks e on e.gang_id = p.gang_id order by 1, 3"
+    )
+
+
+def promised(q: Q, *workers: Worker) -> Gang:
+    """A gang that waits for what the first of these workers runs; the others are kept free for it."""
+    q.submit(budget_s=100)
+    workers[0].take()
+    gang = q.submit_gang(len(workers))
+    q.tick()
+    assert [row["gang_id"] for row in promises(q)] == [gang.id] * len(workers)
+    q.submit(count=5, budget_s=1e6)
+    assert workers[1].claim() == [], "it would run too long"
+    return gang
+
+
+def test_a_start_that_meets_a_worker_which_is_claiming_keeps_its_plan_and_what_is_kept_for_it(
+    q: Q, dsn: str
+) -> None:
+    workers = q.workers(2)
+    gang = promised(q, *workers)
+    before = promises(q)
+    q.sql("select gangq.complete(array[id], array[token]) from gangq.live_jobs where state = 'running'")
+    with q.connected(dsn) as other, other.db.transaction():
+        claiming = "select 1 from gangq.incarnations where id = %(id)s for no key update"
+        other.sql(claiming, id=workers[1].incarnation)
+        assert q.one("admit") == {"placed": 0, "again": True}
+        assert promises(q) == before
+        assert workers[0].claim() == [], "the place that has become free is still kept"
+    assert q.one("admit")["placed"] == 1
+    assert gang.state == "reserved"
+    assert promises(q) == []
+
+
+@pytest.mark.parametrize(("bound", "again"), [({"budget_ms": 0}, True), ({"max_gangs": 1}, False)])
+def test_a_pass_that_stops_early_keeps_the_promises_of_those_it_never_reached(
+    q: Q, bound: Row, again: bool
+) -> None:
+    workers = q.workers(2)
+    promised(q, *workers)
+    before = promises(q)
+    q.call("set_queue", name="other")
+    for name in ("x", "y"):
+        q.worker(name, queues=["other"])
+    urgent = [q.submit_gang(1, queue="other", priority=10) for _ in range(2)]
+    assert q.one("admit", **bound) == {"placed": 1, "again": again}
+    assert [gang.state for gang in urgent] == ["reserved", "blocked"], "it stopped before it was through"
+    assert promises(q) == before
+    assert workers[1].claim() == []
+
+
+def test_the_end_of_plain_jobs_is_not_that_of_devices_nobody_holds(q: Q) -> None:
+    """A plain job holds a share of a slot and nothing else."""
+    workers = [q.worker(f"w{n}", slots=3, devices=gpus(80000, prefix=f"w{n}-")) for n in (1, 2)]
+    q.submit(gpus=1, budget_s=100)
+    workers[1].take()
+    q.submit(count=2, budget_s=5000)
+    assert [len(w.claim(max_jobs=1)) for w in workers] == [1, 1]
+    gang = q.submit_gang(2, gpus=1)
+    q.tick()
+    assert gang.state == "blocked"
+    starts_at = [row["starts_at"] - q.clock.now() for row in q.sql("select starts_at from gangq.plans")]
+    assert starts_at == [timedelta(seconds=100)]
+    assert q.sql("select gpus, slots from gangq.earmarks") == [{"gpus": 1, "slots": 1}] * 2
+
+
+def test_a_kind_that_fits_nowhere_is_planned_once_in_a_pass(q: Q) -> None:
+    worker = q.worker(slots=8, devices=gpus(*[80000] * 8))
+    q.submit(count=8, gpus=1)
+    assert len(worker.claim()) == 8
+    q.sql(
+        "select gangq.submit_gang('t', 8, gpus => 1, vram_mb => 90000, wait_for_hardware => true) "
+        "from generate_series(1, 100)"
+    )
+    q.submit_gang(8, gpus=1)
+    with q.db.transaction():
+        q.sql("set local track_functions = 'pl'")
+        gates = q.sql("select gate, count(*) as n from gangq.decide() group by 1 order by 1")
+        planned = q.value("select calls from pg_stat_xact_user_functions where funcname = 'plan_start'")
+    assert gates == [{"gate": "capacity", "n": 1}, {"gate": "infeasible", "n": 1}]
+    assert planned == 2, "each kind once"

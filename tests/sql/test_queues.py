@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, WRONG_STATE, Q, gpus, refused
+from drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, gpus, refused
 
 
 def path(q: Q, name: str) -> Any:
@@ -144,6 +144,19 @@ def test_children_are_guaranteed_no_more_together_than_their_parent_may_hold(q: 
         q.call("set_queue", name="a.x", maximum={"gpus": 4})
 
 
+@pytest.mark.parametrize("setting", ["guaranteed", "maximum"])
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_what_is_compared_with_other_queues_is_not_set_from_an_older_snapshot(
+    q: Q, level: str, setting: str
+) -> None:
+    with refused(WRONG_ISOLATION, level.upper()), q.db.transaction():
+        q.sql(f"set transaction isolation level {level}")
+        q.call("set_queue", name="a", **{setting: {"gpus": 5}})
+    with q.db.transaction():
+        q.sql(f"set transaction isolation level {level}")
+        q.call("set_queue", name="a", paused=True)
+
+
 # Usage ------------------------------------------------------------------------------------------------------
 
 
@@ -225,3 +238,30 @@ def test_a_draining_queue_takes_back_nothing_that_has_ended(q: Q) -> None:
             q.call("retry", **what)
     q.call("set_queue", name="a", draining=False)
     assert len(q.call("retry", job_ids=[job], gang_ids=[gang.id])) == 2
+
+
+# What many of them cost -------------------------------------------------------------------------------------
+
+
+def test_a_pass_reads_each_of_a_thousand_queues_a_few_times(q: Q) -> None:
+    q.sql(
+        "insert into gangq.queues_table (name) "
+        "select distinct x.name from generate_series(1, 900) n "
+        "cross join lateral (values ('q' || n / 10), ('q' || n / 10 || '.s' || n)) as x(name)"
+    )
+    q.sql("vacuum analyze gangq.queues_table")
+    reads = (
+        "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables "
+        "where relid = 'gangq.queues_table'::regclass"
+    )
+    with q.db.transaction():
+        before = q.value(reads)
+        (board,) = q.sql(
+            "select b.queue_names as names, b.queue_parent as parents from gangq.look_at_queues(null) as b"
+        )
+        read = q.value(reads) - before
+    names = board["names"]
+    parents = {name: names[up - 1] for name, up in zip(names, board["parents"], strict=True) if up}
+    assert len(names) > 990
+    assert parents == {name: name.split(".")[0] for name in names if "." in name}
+    assert read < 5 * len(names)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from boards import Fleet, Kind, Node, Role, seat
-from drive import Q
+from drive import Q, Worker, gpus
 
 
 def one(
@@ -229,6 +229,37 @@ def test_roles_that_each_by_itself_would_fill_the_same_host_share_it(q: Q) -> No
 # On the tables ----------------------------------------------------------------------------------------------
 
 
+def test_a_slash_in_the_name_of_a_domain_is_part_of_the_name(q: Q) -> None:
+    """Rack z of zone x/y is not rack y/z of zone x."""
+    q.call("configure", topology=["zone", "rack", "host"])
+    q.worker("a", labels={"zone": "x/y", "rack": "z"})
+    q.worker("b", labels={"zone": "x", "rack": "y/z"})
+    q.worker("c", labels={"zone": "x\\", "rack": "y/z"})
+    q.worker("d", labels={"zone": "x/y\\", "rack": "z"})
+    gang = q.submit_gang(2, require="rack", wait_for_hardware=True)
+    q.tick()
+    assert gang.state == "blocked"
+    q.worker("e", labels={"zone": "x", "rack": "y/z"})
+    q.tick()
+    assert sorted(gang.placed_on) == ["b", "e"]
+
+
+def test_the_role_that_avoids_a_device_gets_the_other_one(q: Q) -> None:
+    """The first role would take the smallest that is free: the one the second role could use."""
+    worker = q.worker(slots=2, devices=gpus(80000, 80000))
+    roles = [{"name": name, "task": name, "count": 1, "gpus": 1} for name in ("driver", "executor")]
+    gang = q.submit_gang(roles=roles, max_trips=5)
+    driver, executor = gang.start(worker)
+    bad = executor["devices"][0]["uuid"]
+    executor.trip(code=85)
+    driver.ack()
+    q.settle()
+    q.sql("delete from gangq.device_holds where kind = 'quarantine'")
+    driver, executor = gang.restart(worker)
+    assert [device["uuid"] for device in driver["devices"]] == [bad]
+    assert [device["uuid"] for device in executor["devices"]] != [bad]
+
+
 @pytest.fixture
 def large(q: Q) -> Q:
     """A fleet too large to be looked at whole for a few gangs; its only rack of more than one host comes last."""
@@ -260,3 +291,46 @@ def test_an_elastic_gang_takes_all_it_may_of_a_large_fleet(large: Q) -> None:
     gang = large.submit_gang(600, min_size=2, checkpoint_mode="rank0")
     large.one("admit")
     assert gang.live["world_size"] == 600
+
+
+def test_a_large_fleet_is_packed_and_spread_as_a_look_at_everything_would(large: Q) -> None:
+    q = large
+    q.sql("update gangq.incarnations set slots = 8")
+    wide = q.submit_gang(200, strategy="spread")
+    (seen,) = q.sql("select incarnations from gangq.decide()")
+    q.one("admit")
+    places = q.sql("select incarnation from gangq.live_jobs where gang_id = %(id)s order by rank", id=wide.id)
+    assert [row["incarnation"] for row in places] == seen["incarnations"]
+    assert len(set(wide.placed_on)) == 200
+    # The hosts that are looked at first can hold the next one, and not together.
+    q.sql("update gangq.incarnations set slots = case when id <= 300 then 1 else 8 end")
+    wide.cancel()
+    narrow = q.submit_gang(8)
+    q.one("admit")
+    assert len(set(narrow.placed_on)) == 1
+    # Of those that are looked at first a single one is open.
+    q.sql("update gangq.incarnations set slots = 8, quarantined = case when id < 128 then 'new' end")
+    apart = q.submit_gang(2, strategy="spread")
+    q.one("admit")
+    assert len(set(apart.placed_on)) == 2
+
+
+def test_on_a_large_fleet_a_replacement_sits_in_the_rack_of_its_mates(large: Q) -> None:
+    q = large
+    q.sql("update gangq.incarnations set slots = 600 where id = 1")
+    q.submit(count=600, cpus=0)
+    busy = Worker(q, "w1", {"incarnation": 1})
+    while busy.claim(max_jobs=100):
+        pass
+    q.sql("update gangq.incarnations set labels = jsonb_build_object('rack', 'r' || id / 100)")
+    q.sql("update gangq.incarnations set quarantined = 'new' where labels ->> 'rack' <> 'r10'")
+    gang = q.submit_gang(2, require="rack", failure_policy="restart_member", max_attempts=9)
+    q.one("admit")
+    claims = gang.claimed_by(*(Worker(q, name, {"incarnation": int(name[1:])}) for name in gang.placed_on))
+    assert gang.state == "running"
+    q.sql("update gangq.incarnations set quarantined = null")
+    claims[1].fail()
+    gang.skip_backoff()
+    assert q.one("admit")["placed"] == 1
+    assert gang.states == ["running", "reserved"]
+    assert {int(name[1:]) // 100 for name in gang.placed_on} == {10}

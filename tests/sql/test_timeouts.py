@@ -372,6 +372,20 @@ def test_a_pause_that_ends_between_two_looks_counts_for_as_long_as_it_lasted(q: 
     assert ended_within(q, gang, 1)
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_a_clock_set_back_takes_nothing_from_the_time_it_was_held(q: Q, gate: str) -> None:
+    q.submit_gang(1)
+    held = "select array_agg(held_s) from gangq.verdicts"
+    shut(q, gate)
+    q.later(100)
+    open_again(q)
+    assert q.value(held) == [100]
+    shut(q, gate)
+    q.later(-3600)
+    open_again(q)
+    assert q.value(held) == [100]
+
+
 def test_a_pause_that_began_before_it_was_submitted_counts_from_then_only(q: Q) -> None:
     """And one that was over by then not at all, though the verdict of its kind remembers both."""
     first = gang_of(q)
