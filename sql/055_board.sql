@@ -569,7 +569,8 @@ begin
     and not exists (select 1 from gangq.cordons c where c.drain) then
     return b;
   end if;
-  b := gangq.look_at_gangs(gangq.look_at_queues(b), look.most);
+  -- A pass that may place fewer than have a planned start renews the others' all the same.
+  b := gangq.look_at_gangs(gangq.look_at_queues(b), greatest(look.most, b.reservations));
   if b.gang_ids is null and b.move_units is null then
     return b;
   end if;

@@ -472,6 +472,17 @@ def test_a_pass_that_stops_early_keeps_the_promises_of_those_it_never_reached(
     assert workers[1].claim() == []
 
 
+def test_a_pass_that_may_place_one_gang_keeps_the_promises_to_others_like_it(q: Q) -> None:
+    workers = q.workers(2)
+    promised(q, *workers)
+    q.submit_gang(2)
+    q.tick()
+    before = promises(q)
+    assert len(before) == 4
+    assert q.one("admit", max_gangs=1)["placed"] == 0
+    assert promises(q) == before
+
+
 def test_the_end_of_plain_jobs_is_not_that_of_devices_nobody_holds(q: Q) -> None:
     """A plain job holds a share of a slot and nothing else."""
     workers = [q.worker(f"w{n}", slots=3, devices=gpus(80000, prefix=f"w{n}-")) for n in (1, 2)]
