@@ -204,7 +204,7 @@ def test_a_new_rank_0_names_its_port_while_it_is_lost_itself(meeting, end):
 def test_a_tick_waits_for_nobody_who_holds_a_gang_that_misses_a_member(meeting):
     gang = Three(meeting, "restart_member")
     gang.fail(0)(meeting.db)
-    meeting.db.execute("update gangq.live_gangs set missing_since = gangq.now() - interval '1 day'")
+    meeting.db.execute("update gangq.live_gangs set timeout_at = gangq.now()")
     met = meeting.meet(gang.cancel(), lambda conn: call(conn, "tick", force=True), "rollback")
     assert not met.later.waited
     assert gang.state == "running"
