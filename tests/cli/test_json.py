@@ -148,7 +148,16 @@ CASES: list[tuple[str, set[str]]] = [
     ("checkpoint load state", {"step", "bytes", "file"}),
 ]
 # psql has formats of its own; the others are run by tests of their own.
-_WITHOUT = {"db psql", "demo", "gang", "bench", "bounce", "systemd install", "systemd show", "systemd report-death"}
+_WITHOUT = {
+    "db psql",
+    "demo",
+    "gang",
+    "bench",
+    "bounce",
+    "systemd install",
+    "systemd show",
+    "systemd report-death",
+}
 
 
 @pytest.fixture(scope="module")
