@@ -2,24 +2,23 @@
 -- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then queues that
 -- have limits, by name; pending jobs with skip locked only.
 
-create function gangq.claim(
-  incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
-  sleep boolean default false, model text default null
-) returns table (
-  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
-  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+-- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for the worker's row and
+-- refuses what it must; else it waits for nobody and takes nothing where it would have to wait or refuse, because
+-- the caller's word about finished jobs must not depend on it.
+create function gangq.take(
+  incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
+) returns bigint[] language plpgsql set search_path = ''
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz;
   me gangq.incarnations;
   gang_ids bigint[];
+  members bigint[];
   taken bigint[] := '{}';
   took bigint[];
   room record;
-  want integer := claim.max_jobs;
+  want integer := take.max_jobs;
   open boolean;  -- takes new work; what is reserved here is claimed in any case
   marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
   paused text[];
@@ -43,55 +42,76 @@ declare
   bound bigint;
   n integer;
 begin
-  perform gangq.require_read_committed('claim');
-  if claim.max_jobs is null or claim.max_jobs not between 1 and 1000 then
-    perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(claim.max_jobs::text, 'null')), 'Claim in batches.');
+  -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    perform gangq.require_read_committed('claim');
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved');
+  if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
+    perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
+  end if;
+  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.state = 'reserved');
   if gang_ids <> '{}' then
     -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
     -- sibling's claim may take, then leave the gang for the next call.
-    begin
-      perform set_config('lock_timeout', '200ms', true);
-      perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-      perform 1 from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved' order by j.id for update;
-    exception when lock_not_available then
-      gang_ids := '{}';
-    end;
-    perform set_config('lock_timeout', '2s', true);
+    if patient then
+      begin
+        perform set_config('lock_timeout', '200ms', true);
+        perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+        members := array(
+          select j.id from gangq.live_jobs j where j.incarnation = take.incarnation and j.state = 'reserved' order by j.id for update);
+      exception when lock_not_available then
+        gang_ids := '{}';
+      end;
+      perform set_config('lock_timeout', '2s', true);
+    else
+      gang_ids := array(select g.id from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update skip locked);
+      members := array(
+        select j.id from gangq.live_jobs j
+        where j.incarnation = take.incarnation and j.state = 'reserved' and j.gang_id = any (gang_ids) order by j.id for update skip locked);
+    end if;
   end if;
-  select i.* into me from gangq.incarnations i where i.id = claim.incarnation for no key update;
+  if patient then
+    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update;
+  else
+    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update skip locked;
+  end if;
   if not found or me.ended_at is not null then
-    perform gangq.refuse_ended(claim.incarnation);
+    if not patient then
+      return taken;
+    end if;
+    perform gangq.refuse_ended(take.incarnation);
   end if;
   t := gangq.now();
   if not exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) then
+    if not patient then
+      return taken;
+    end if;
     perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
       'Call gangq.heartbeat: if it is accepted, claim again; else register again.');
   end if;
-  if claim.model is distinct from me.model then
-    if claim.model = '' or length(claim.model) > 200 then
-      perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(claim.model, 220)),
+  if take.model is distinct from me.model then
+    if take.model = '' or length(take.model) > 200 then
+      perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(take.model, 220)),
         'Name what this worker has loaded, or leave it out.');
     end if;
-    update gangq.incarnations i set model = claim.model where i.id = me.id;
+    update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
-  if claim.request_id is not null then
+  if take.request_id is not null then
     taken := array(
       select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.request_id = claim.request_id and j.state in ('running', 'preempting') order by j.order_key);
+      where j.incarnation = me.id and j.request_id = take.request_id and j.state in ('running', 'preempting') order by j.order_key);
     if taken <> '{}' then
-      return query select * from gangq.claimed(taken);
-      return;
+      return taken;
     end if;
   end if;
 
   if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
     with started as (
       update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
-        ran_on = me.id, deadline_at = null, request_id = claim.request_id
+        ran_on = me.id, deadline_at = null, request_id = take.request_id
       where j.id = any (array(
-        select z.id from gangq.live_jobs z where z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
+        select z.id from gangq.live_jobs z
+        where z.id = any (members) and z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
       returning j.id, j.token
     ),
     held as (
@@ -100,7 +120,7 @@ begin
     select array_agg(s.id) into taken from started s;
     taken := coalesce(taken, '{}');
     if taken <> '{}' then
-      perform gangq.open_barriers(me, gang_ids, taken, claim.ports, t);
+      perform gangq.open_barriers(me, gang_ids, taken, take.ports, t);
     end if;
     want := want - cardinality(taken);
   end if;
@@ -143,7 +163,9 @@ begin
         -- Wait as long as somebody else's claim may take; then leave these queues for the next call, not the others.
         begin
           perform set_config('lock_timeout', '200ms', true);
-          perform gangq.lock_limited(limited, true);
+          if not gangq.lock_limited(limited, patient) then
+            raise lock_not_available;
+          end if;
         exception when lock_not_available then
           select array_agg(e.id), array_agg(e.key) into shape_ids, keys
           from unnest(shape_ids, keys) as e(id, key) join gangq.shapes z on z.id = e.id where not gangq.below(z.queue, limited);
@@ -206,13 +228,13 @@ begin
       -- A job whose model is loaded may go first, within one priority and only past jobs about as old as it is. Nobody
       -- goes past what was put at the front. Positions follow the time of submission, so who may go past the head may
       -- go past all between the two.
-      if claim.model is not null and s.model is distinct from claim.model and heads.key & 1125899906842623 >= 562949953421312
+      if take.model is not null and s.model is distinct from take.model and heads.key & 1125899906842623 >= 562949953421312
         and contenders = 1 then
         select h.n, h.id, h.key, h.plain, lead(h.key) over (order by h.key) as next_key into warm
         from (
           select e.n, e.id, e.key, z.plain
           from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
-          where z.model = claim.model and e.key >> 50 = heads.key >> 50
+          where z.model = take.model and e.key >> 50 = heads.key >> 50
             and case when z.plain then room.plain_room > 0
               else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
         order by h.key limit 1;
@@ -245,7 +267,7 @@ begin
       end if;
       with started as (
         update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
-          claimed_at = t, due_at = null, request_id = claim.request_id
+          claimed_at = t, due_at = null, request_id = take.request_id
         where j.id = any (array(
           select z.id from gangq.live_jobs z
           where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
@@ -297,12 +319,33 @@ begin
   end if;
 
   if taken = '{}' then
-    if claim.sleep and open then
+    if take.sleep and open then
       insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict (incarnation) do nothing;
     end if;
   else
     delete from gangq.sleepers z where z.incarnation = me.id;
+  end if;
+  return taken;
+end $$;
+comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean) is
+  'Internal. Claims for a worker and returns the ids. patient false: without waiting for anybody, after a completion in the '
+  'same transaction.';
+
+create function gangq.claim(
+  incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
+  sleep boolean default false, model text default null
+) returns table (
+  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan as $$
+declare
+  taken bigint[];
+begin
+  taken := gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true);
+  if taken <> '{}' then
     return query select * from gangq.claimed(taken);
   end if;
 end $$;
