@@ -97,6 +97,18 @@ when (old.state <> new.state and (old.state || '>' || new.state) not in (
   'preempted>blocked', 'preempted>failed', 'preempted>cancelled'))
 execute function gangq.illegal_transition();
 
+create function gangq.note_return() returns trigger language plpgsql set search_path = '' as $$
+begin
+  new.returned := true;
+  return new;
+end $$;
+comment on function gangq.note_return() is
+  'Internal. Trigger: marks a job that is pending in a place which claims may have passed; they find it by an index of its own.';
+
+create trigger live_jobs_return before update of state, order_key on gangq.live_jobs for each row
+when (new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key))
+execute function gangq.note_return();
+
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
 -- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.
 create function gangq.left_without_history() returns trigger language plpgsql set search_path = '' as $$

@@ -2,13 +2,32 @@
 -- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then queues that
 -- have limits, by name; pending jobs with skip locked only.
 
+-- Where claims begin. A pending job that is claimed leaves a dead entry in the index that claims read, at its head, and
+-- while a transaction elsewhere may see it nothing can clean it away: the next claim would walk over all of them. So
+-- each session remembers, in a setting of its own, which stretches of the order it has seen the end of, per shape and
+-- priority. It is knowledge, not a promise to one worker: whoever else uses the session may build on it, a rolled back
+-- claim takes it back, and a session without it begins at the head. Who puts nonsense there misleads himself.
+-- The setting is a bigint[]: the incarnation asked for last, the lowest token it may hold, when all was looked at last
+-- and when it was begun (ms); then for each shape and priority six numbers: shape, key >> 50, and
+--   settled  below this key there is no job, and none can appear but a returned one, which has an index of its own (what
+--            is put at the front always is one)
+--   marked   below this key there was none to be had when it was last claimed up to; but a submission then uncommitted
+--            could appear, and a claim then uncommitted be rolled back
+--   since    what settles it: 0 nothing to settle; below 0 the transaction that marked it, negated; else a transaction
+--            that began later: once it and all before it are over, and it was looked again, marked is settled
+--   passed   this session has claimed up to here
+create function gangq.seen() returns bigint[] language sql stable as $$
+  select coalesce(nullif(current_setting('gangq.seen', true), ''), '{0,0,0,0}')::bigint[]
+$$;
+comment on function gangq.seen() is 'Internal. What this session knows of the order of pending jobs: see the file.';
+
 -- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for the worker's row and
 -- refuses what it must; else it waits for nobody and takes nothing where it would have to wait or refuse, because
 -- the caller's word about finished jobs must not depend on it.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -41,6 +60,24 @@ declare
   s gangq.shapes;
   bound bigint;
   n integer;
+  seen bigint[] := gangq.seen();
+  at_ms bigint := extract(epoch from clock_timestamp()) * 1000;
+  my_xid bigint;
+  oldest_xid bigint;
+  known integer[] := '{}';  -- the shapes this session knows stretches of
+  stretch_shapes integer[] := '{}';  -- and, for these, where pending jobs may be
+  stretch_from bigint[] := '{}';
+  stretch_to bigint[] := '{}';
+  firsts bigint[];
+  picked bigint[];
+  last_key bigint;
+  first_token bigint;
+  zone bigint;  -- the head lies before a stretch that was seen the end of: it is a returned job, and ends before this key
+  moved_shapes integer[] := '{}';
+  moved_keys bigint[] := '{}';
+  e integer;
+  begins bigint;
+  ahead boolean := false;
 begin
   -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -49,7 +86,8 @@ begin
   if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
     perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.state = 'reserved');
+  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
+    and j.state = 'reserved');
   if gang_ids <> '{}' then
     -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
     -- sibling's claim may take, then leave the gang for the next call.
@@ -96,10 +134,14 @@ begin
     end if;
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
+  if seen[1] <> me.id then
+    seen[1] := me.id;
+    seen[2] := 0;
+  end if;
   if take.request_id is not null then
     taken := array(
       select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.request_id = take.request_id and j.state in ('running', 'preempting') order by j.order_key);
+      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting') order by j.order_key);
     if taken <> '{}' then
       return taken;
     end if;
@@ -128,7 +170,37 @@ begin
   open := me.state = 'live' and me.quarantined is null
     and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
   if want > 0 and open then
-    select f.* into room from gangq.free_capacity(array[me.id]) f;
+    select f.* into room from gangq.free_capacity(array[me.id], seen[2]) f;
+    if room.first_token is not null then
+      seen[2] := room.first_token;
+    end if;
+    my_xid := pg_current_xact_id()::text::bigint;
+    oldest_xid := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    if at_ms not between seen[4] and seen[4] + 60000 or cardinality(seen) > 4 + 6 * 16 then
+      seen := seen[1:2] || array[at_ms, at_ms];
+    end if;
+    for e in 5 .. cardinality(seen) - 5 by 6 loop
+      if seen[e] <> all (known) then
+        known := known || seen[e]::integer;
+        stretch_shapes := stretch_shapes || seen[e]::integer;
+        stretch_from := stretch_from || 0::bigint;
+        stretch_to := stretch_to || (seen[e + 1] << 50);
+      end if;
+      -- While a transaction that writes stays open nothing settles: then the last priority is claimed from where this
+      -- session came to, and all that has not settled is looked at every 100 ms.
+      begins := seen[e + 2];
+      if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000 and at_ms < seen[3] + 100
+        and (e + 6 > cardinality(seen) or seen[e + 6] <> seen[e]) then
+        begins := seen[e + 5];
+        ahead := true;
+      end if;
+      stretch_shapes := stretch_shapes || seen[e]::integer;
+      stretch_from := stretch_from || begins;
+      stretch_to := stretch_to || case when e + 6 < cardinality(seen) and seen[e + 6] = seen[e] then seen[e + 7] << 50 else 9223372036854775807 end;
+    end loop;
+    if at_ms >= seen[3] + 100 then
+      seen[3] := at_ms;
+    end if;
     if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
       marks := gangq.marks_now(me.id, t);
     end if;
@@ -138,22 +210,39 @@ begin
     from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair';
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
+    -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one.
     with recursive waiting(id) as (
-      (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
+      (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k)
       union all
-      select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id order by j.shape_id limit 1)
+      select (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
+          nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id) where x.id > p.id) k)
       from waiting p where p.id is not null
     )
-    select array_agg(h.id), array_agg(h.order_key) into shape_ids, keys
+    select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
     from (
-      select z.id, (
-        select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) as order_key
+      select z.id,
+        case when z.id = any (known) then (
+            select min(f.key) from unnest(stretch_shapes, stretch_from, stretch_to) as g(id, low, high)
+            cross join lateral (
+              select j.order_key as key from gangq.live_jobs j
+              where j.shape_id = z.id and j.state = 'pending' and j.order_key >= g.low and j.order_key < g.high order by j.order_key limit 1) f
+            where g.id = z.id)
+          else (
+            select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) end as first,
+        case when z.id = any (known) then (
+            select j.order_key from gangq.live_jobs j
+            where j.shape_id = z.id and j.state = 'pending' and j.returned order by j.order_key limit 1) end as returned
       from waiting w join gangq.shapes z on z.id = w.id
       where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
-    ) h where h.order_key is not null;
+    ) h;
+    seen := gangq.settle_seen(seen, shape_ids, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
     if shape_ids is not null and (limited is not null or fair is not null) then
       counted := array(
         select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
@@ -265,17 +354,39 @@ begin
         bound := least(bound, stops[heads.n]);
         full_submitters := case when limits is not null then (select r.full_submitters from gangq.room_below(s, limits, used) r) end;
       end if;
-      with started as (
-        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
-          claimed_at = t, due_at = null, request_id = take.request_id
-        where j.id = any (array(
+      zone := null;
+      if heads.id = any (known) then
+        for e in 1 .. cardinality(stretch_shapes) loop
+          if stretch_shapes[e] = heads.id and stretch_from[e] > heads.key and stretch_from[e] >> 50 = heads.key >> 50 then
+            zone := stretch_from[e];
+          end if;
+        end loop;
+      end if;
+      if zone is not null then
+        bound := least(bound, zone);
+        picked := array(
+          select z.id from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
+          order by z.order_key limit n for update skip locked);
+      else
+        picked := array(
           select z.id from gangq.live_jobs z
           where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
             and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked))
-        returning j.id
+          order by z.order_key limit n for update skip locked);
+      end if;
+      with started as (
+        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+          claimed_at = t, due_at = null, request_id = take.request_id
+        where j.id = any (picked)
+        returning j.id, j.order_key, j.token
       )
-      select array_agg(st.id) into took from started st;
+      select array_agg(st.id), max(st.order_key), least(min(st.token), first_token) into took, last_key, first_token from started st;
+      if took is not null and zone is null and marks is null and limits is null then
+        moved_shapes := moved_shapes || heads.id;
+        moved_keys := moved_keys || (last_key + 1);
+      end if;
       want := want - coalesce(cardinality(took), 0);
       if took is not null then
         taken := taken || took;
@@ -305,17 +416,33 @@ begin
         end if;
       end if;
       exit when want <= 0;
-      if took is null or (s.plain and cardinality(took) < n) then
-        -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
-        keys[heads.n] := (select j.order_key from gangq.live_jobs j
-          where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
+      -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
+      bound := case when took is null or (s.plain and cardinality(took) < n) then bound else last_key + 1 end;
+      if heads.id = any (known) then
+        keys[heads.n] := least(
+          (select j.order_key from gangq.live_jobs j
+            where j.shape_id = heads.id and j.state = 'pending' and j.returned and j.order_key >= bound order by j.order_key limit 1),
+          (select min(f.key) from unnest(stretch_shapes, stretch_from, stretch_to) as g(id, low, high)
+            cross join lateral (
+              select j.order_key as key from gangq.live_jobs j
+              where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= greatest(g.low, bound) and j.order_key < g.high
+              order by j.order_key limit 1) f
+            where g.id = heads.id));
       else
         keys[heads.n] := (select j.order_key from gangq.live_jobs j
-          where j.shape_id = heads.id and j.state = 'pending'
-            and j.order_key > (select max(z.order_key) from gangq.live_jobs z where z.id = any (took))
-          order by j.order_key limit 1);
+          where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
       end if;
     end loop;
+    if room.first_token is null and first_token is not null then
+      seen[2] := first_token;
+    end if;
+    if taken = '{}' and ahead then
+      seen[3] := 0;
+    end if;
+    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, my_xid)::text, false);
+    if taken = '{}' and ahead then
+      return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
+    end if;
   end if;
 
   if taken = '{}' then
@@ -332,6 +459,73 @@ comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, 
   'Internal. Claims for a worker and returns the ids. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
 
+create function gangq.settle_seen(
+  seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
+) returns bigint[] language plpgsql immutable as $$
+declare
+  e integer;
+  n integer;
+  first bigint;
+begin
+  for e in 5 .. cardinality(seen) - 5 by 6 loop
+    if seen[e + 4] < 0 and my_xid > -seen[e + 4] then
+      seen[e + 4] := my_xid;
+    elsif seen[e + 4] > 0 and oldest_xid > seen[e + 4] then
+      n := array_position(shape_ids, seen[e]::integer);
+      -- Looked at from where it is settled, and not only at what comes before: then all of it is known.
+      if n is not null and seen[e + 2] = any (stretch_from) then
+        first := firsts[n];
+        if first is null or first >= seen[e + 3] then
+          seen[e + 2] := seen[e + 3];
+          seen[e + 4] := 0;
+        elsif first >> 50 = seen[e + 1] then
+          seen[e + 2] := greatest(seen[e + 2], first);
+        end if;
+      end if;
+    end if;
+  end loop;
+  return seen;
+end $$;
+comment on function gangq.settle_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Internal. After a look at the first job of each shape: what has settled of what this session has seen.';
+
+create function gangq.pass_seen(seen bigint[], shape_ids integer[], keys bigint[], my_xid bigint) returns bigint[]
+language plpgsql immutable as $$
+declare
+  e integer;
+  n integer;
+  at integer;
+begin
+  for n in 1 .. cardinality(keys) loop
+    -- What was put at the front is marked as returned, and found by that.
+    continue when keys[n] & 1125899906842623 <= 562949953421312;
+    at := null;
+    for e in 5 .. cardinality(seen) - 5 by 6 loop
+      if (seen[e], seen[e + 1]) = (shape_ids[n], (keys[n] - 1) >> 50) then
+        at := e;
+        seen[e + 5] := greatest(seen[e + 5], keys[n]);
+      end if;
+    end loop;
+    if at is null then
+      -- In the order of shape and priority.
+      at := 5;
+      while at < cardinality(seen) and (seen[at], seen[at + 1]) < (shape_ids[n], (keys[n] - 1) >> 50) loop
+        at := at + 6;
+      end loop;
+      seen := seen[1:at - 1] || array[shape_ids[n], (keys[n] - 1) >> 50, ((keys[n] - 1) >> 50 << 50) + 562949953421312, 0, 0, keys[n]] || seen[at:];
+    end if;
+  end loop;
+  for e in 5 .. cardinality(seen) - 5 by 6 loop
+    if seen[e + 4] = 0 and seen[e + 5] > seen[e + 2] then
+      seen[e + 3] := seen[e + 5];
+      seen[e + 4] := -my_xid;
+    end if;
+  end loop;
+  return seen;
+end $$;
+comment on function gangq.pass_seen(bigint[], integer[], bigint[], bigint) is
+  'Internal. Notes up to which keys a claim has taken jobs, and marks what is to settle next.';
+
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
   sleep boolean default false, model text default null
@@ -340,7 +534,7 @@ create function gangq.claim(
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   taken bigint[];
 begin
