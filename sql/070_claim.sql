@@ -68,6 +68,7 @@ declare
   stretch_shapes integer[] := '{}';  -- and, for these, where pending jobs may be
   stretch_from bigint[] := '{}';
   stretch_to bigint[] := '{}';
+  looked integer[];  -- the shapes whose first job was looked for, and where it was
   firsts bigint[];
   picked bigint[];
   last_key bigint;
@@ -78,6 +79,8 @@ declare
   e integer;
   begins bigint;
   ahead boolean := false;
+  few boolean;
+  last_pos bigint;
 begin
   -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -210,11 +213,14 @@ begin
     from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair';
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
-    -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one.
+    -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
+    -- are only a few shapes in all, nothing is hopped over.
+    select coalesce(max(z.id), 0) <= 32 into few from gangq.shapes z;
+    select p.last_value into last_pos from gangq.positions p;
     with recursive waiting(id) as (
       (select coalesce(
           (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
-        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k)
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k where not few)
       union all
       select (select coalesce(
           (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
@@ -236,13 +242,14 @@ begin
         case when z.id = any (known) then (
             select j.order_key from gangq.live_jobs j
             where j.shape_id = z.id and j.state = 'pending' and j.returned order by j.order_key limit 1) end as returned
-      from waiting w join gangq.shapes z on z.id = w.id
+      from (select y.id from gangq.shapes y where few union all select y.id from waiting y) w join gangq.shapes z on z.id = w.id
       where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h;
-    seen := gangq.settle_seen(seen, shape_ids, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
+    looked := shape_ids;
+    seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
     if shape_ids is not null and (limited is not null or fair is not null) then
       counted := array(
         select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
@@ -439,7 +446,7 @@ begin
     if taken = '{}' and ahead then
       seen[3] := 0;
     end if;
-    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, my_xid)::text, false);
+    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, last_pos, my_xid)::text, false);
     if taken = '{}' and ahead then
       return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
     end if;
@@ -489,33 +496,46 @@ end $$;
 comment on function gangq.settle_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
   'Internal. After a look at the first job of each shape: what has settled of what this session has seen.';
 
-create function gangq.pass_seen(seen bigint[], shape_ids integer[], keys bigint[], my_xid bigint) returns bigint[]
-language plpgsql immutable as $$
+create function gangq.pass_seen(
+  seen bigint[], moved_shapes integer[], moved_keys bigint[], shape_ids integer[], firsts bigint[], last_pos bigint, my_xid bigint
+) returns bigint[] language plpgsql immutable as $$
 declare
   e integer;
   n integer;
-  at integer;
+  band bigint;
+  base bigint;
+  found_it boolean;
 begin
-  for n in 1 .. cardinality(keys) loop
+  -- What was taken, and the first jobs that were seen: in their priority there is nothing before them.
+  shape_ids := moved_shapes || shape_ids;
+  firsts := moved_keys || firsts;
+  for n in 1 .. coalesce(cardinality(firsts), 0) loop
     -- What was put at the front is marked as returned, and found by that.
-    continue when keys[n] & 1125899906842623 <= 562949953421312;
-    at := null;
+    continue when firsts[n] is null or firsts[n] & 1125899906842623 <= 562949953421312;
+    band := firsts[n] - 1 >> 50;
+    found_it := false;
     for e in 5 .. cardinality(seen) - 5 by 6 loop
-      if (seen[e], seen[e + 1]) = (shape_ids[n], (keys[n] - 1) >> 50) then
-        at := e;
-        seen[e + 5] := greatest(seen[e + 5], keys[n]);
+      if seen[e] = shape_ids[n] and seen[e + 1] = band then
+        seen[e + 5] := greatest(seen[e + 5], firsts[n]);
+        found_it := true;
       end if;
     end loop;
-    if at is null then
+    if not found_it then
       -- In the order of shape and priority.
-      at := 5;
-      while at < cardinality(seen) and (seen[at], seen[at + 1]) < (shape_ids[n], (keys[n] - 1) >> 50) loop
-        at := at + 6;
+      e := 5;
+      while e < cardinality(seen) and (seen[e], seen[e + 1]) < (shape_ids[n], band) loop
+        e := e + 6;
       end loop;
-      seen := seen[1:at - 1] || array[shape_ids[n], (keys[n] - 1) >> 50, ((keys[n] - 1) >> 50 << 50) + 562949953421312, 0, 0, keys[n]] || seen[at:];
+      seen := seen[1:e - 1] || array[shape_ids[n], band, (band << 50) + 562949953421312, 0, 0, firsts[n]] || seen[e:];
     end if;
   end loop;
   for e in 5 .. cardinality(seen) - 5 by 6 loop
+    -- Of priorities above the first job that was seen there is nothing: they are passed as far as places are given out.
+    n := array_position(shape_ids, seen[e]::integer, coalesce(cardinality(moved_shapes), 0) + 1);
+    if n is not null and (firsts[n] is null or firsts[n] >> 50 > seen[e + 1]) then
+      base := (seen[e + 1] << 50) + 562949953421312;
+      seen[e + 5] := greatest(seen[e + 5], base + last_pos);
+    end if;
     if seen[e + 4] = 0 and seen[e + 5] > seen[e + 2] then
       seen[e + 3] := seen[e + 5];
       seen[e + 4] := -my_xid;
@@ -523,8 +543,9 @@ begin
   end loop;
   return seen;
 end $$;
-comment on function gangq.pass_seen(bigint[], integer[], bigint[], bigint) is
-  'Internal. Notes up to which keys a claim has taken jobs, and marks what is to settle next.';
+comment on function gangq.pass_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Internal. Notes up to which keys a claim has taken jobs or has seen that there are none (last_pos: the last place given '
+  'out before it looked), and marks what is to settle next.';
 
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',

@@ -634,6 +634,7 @@ begin
       perform gangq.refuse('GQ001', format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
         format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
     end if;
+    perform pg_current_xact_id();
     insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
       state, submitter, payload, final_token)
     select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,

@@ -1,4 +1,4 @@
-"""Claims behind rows that are dead and cannot be cleaned away: as cheap as at first, and in the order they always had."""
+"""Claims behind dead rows that nothing can clean away: as cheap as at first, and in the order they always had."""
 
 from __future__ import annotations
 
@@ -67,12 +67,22 @@ def test_a_claim_reads_as_much_behind_thousands_of_dead_rows_as_at_first(q: Q, d
             assert buffers(Worker(stranger, "w1", worker.registration)) > fresh + 2000
 
 
-def test_who_serves_other_jobs_does_not_walk_over_the_dead_of_those(q: Q, dsn: str) -> None:
+@pytest.mark.parametrize("serves", ["the same jobs", "other jobs"])
+def test_a_worker_with_nothing_to_do_does_not_walk_over_what_others_finished(
+    q: Q, dsn: str, serves: str
+) -> None:
     q.call("set_queue", name="other")
-    worker, idle = q.worker(prefetch=100, queues=["other"]), q.worker("idle")
-    with horizon_held(dsn):
-        churn(worker, 40, queue="other")
-        q.submit()
+    worker = q.worker(prefetch=100)
+    mine = "default" if serves == "the same jobs" else "other"
+    registration = q.worker("idle", queues=[mine]).registration
+    with horizon_held(dsn), q.connected(dsn) as its_own:
+        idle = Worker(its_own, "idle", registration)
+        q.submit(queue=mine)
+        idle.take().complete()
+        for _ in range(8):
+            churn(worker, 5)
+            assert idle.claim() == []
+        q.submit(queue=mine)
         assert buffers(idle) < 400
 
 
@@ -196,8 +206,8 @@ def test_nothing_that_is_late_waits_longer_than_100_ms_while_a_writer_is_open(q:
 
 
 def test_any_order_of_events_is_claimed_as_a_stranger_would_claim_it(q: Q, dsn: str) -> None:
-    """Submissions of three shapes and priorities, late commits, rolled back claims and returns, at random: each claim of a
-    session that knows takes what the order says.
+    """Submissions of three shapes and priorities, late commits, rolled back claims and returns, at random: each claim
+    of a session that knows takes what the order says.
     """
     seed = random.randrange(10**6)
     rng = random.Random(seed)
