@@ -27,7 +27,7 @@ comment on function gangq.seen() is 'Internal. What this session knows of the or
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -555,7 +555,7 @@ create function gangq.claim(
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   taken bigint[];
 begin
@@ -620,12 +620,13 @@ comment on function gangq.marks_now(bigint, timestamptz) is
   'Internal. The earmarks of a worker, with what each of them needs to be free there this moment.';
 
 -- What a claim asks of each shape while limits or earmarks are in force. Within one claim room only shrinks and usage
--- only grows, so what has been stepped over once need not be looked at again.
+-- only grows, so what has been stepped over once need not be looked at again. Settings and queues, which it reads for each
+-- job, are smaller than an index.
 create function gangq.open_head(
   s gangq.shapes, from_key bigint, limits jsonb, used jsonb, marks gangq.earmarks[], prefetch integer, plain_room integer,
   slots integer, memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[], t timestamptz,
   out key bigint, out most integer, out stop bigint
-) language plpgsql stable set search_path = '' as $$
+) language plpgsql stable set search_path = '' set enable_seqscan = on as $$
 declare
   full_submitters text[];
   beside integer;

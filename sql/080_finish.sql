@@ -6,7 +6,7 @@
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
   ran integer[];
@@ -153,7 +153,7 @@ create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -238,7 +238,7 @@ create function gangq.complete_and_claim(
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   taken bigint[];
