@@ -162,6 +162,7 @@ def test_a_job_of_a_higher_priority_goes_first_whatever_was_claimed_before(q: Q)
 
 def test_a_submission_that_is_committed_late_keeps_its_place(q: Q, dsn: str) -> None:
     worker = q.worker(prefetch=5)
+    passed(q, worker)
     with another(q, dsn) as writer:
         early = writer.submit()
         passed(q, worker)
@@ -193,6 +194,7 @@ def test_a_rolled_back_claim_of_ones_own_teaches_nothing(q: Q) -> None:
 def test_nothing_that_is_late_waits_longer_than_100_ms_while_a_writer_is_open(q: Q, dsn: str) -> None:
     worker = q.worker(prefetch=1000)
     with another(q, dsn) as writer, another(q, dsn) as late:
+        passed(q, worker)
         writer.sql("create table stays_open (n integer)")
         early = late.submit()
         churn(worker, 8, batch=1000)
@@ -216,6 +218,8 @@ def test_any_order_of_events_is_claimed_as_a_stranger_would_claim_it(q: Q, dsn: 
     worker = q.worker(prefetch=40, queues=["default", "a", "b"])
     other = q.worker("other", prefetch=40, queues=["default", "a", "b"])
     held: list[Claim] = []
+    for queue in ("default", "a", "b"):
+        churn(worker, 1, batch=2, queue=queue)
     with horizon_held(dsn), another(q, dsn) as writer:
         for step in range(250):
             act = rng.choice(
