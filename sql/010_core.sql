@@ -4,6 +4,9 @@
 -- The verbs that run often set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans their
 -- statements anew at every call, because arrays of unknown length make a custom plan look cheaper; at one job a call
 -- that planning is more than half of the whole cost. tests/sql/test_plans.py holds the generic plans to account.
+-- Those that find jobs by id or key also set enable_seqscan = off: a session that made its plans while the queue was
+-- nearly empty would keep them, and scan the whole table, long after it has grown. What has to be scanned all the same
+-- then looks so dear that it would be compiled at every call: hence jit = off beside it.
 
 create function gangq.now() returns timestamptz language sql volatile as
 $$ select pg_catalog.clock_timestamp() $$;

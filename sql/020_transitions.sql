@@ -19,6 +19,7 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('scheduled', 'pending', 'report_dead', 'gangq_worker', 'nothing'),
   ('scheduled', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
   ('pending', 'running', 'claim', 'gangq_worker', 'attempt'),
+  ('pending', 'running', 'complete_and_claim', 'gangq_worker', 'attempt'),
   ('pending', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
   ('blocked', 'reserved', 'reserve_gang', 'gangq_worker', 'nothing'),
   ('blocked', 'reserved', 'reserve_members', 'gangq_worker', 'nothing'),
@@ -28,9 +29,11 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('blocked', 'cancelled', 'cancel', 'gangq_submitter', 'nothing'),
   ('blocked', 'cancelled', 'complete', 'gangq_worker', 'nothing'),
   ('reserved', 'running', 'claim', 'gangq_worker', 'attempt'),
+  ('reserved', 'running', 'complete_and_claim', 'gangq_worker', 'attempt'),
   ('reserved', 'blocked', 'rollback_gang', 'gangq_worker', 'nothing'),
   ('reserved', 'blocked', 'preempt_gang', 'gangq_worker', 'nothing'),
   ('running', 'done', 'complete', 'gangq_worker', 'nothing'),
+  ('running', 'done', 'complete_and_claim', 'gangq_worker', 'nothing'),
   ('running', 'scheduled', 'fail', 'gangq_worker', 'nothing'),
   ('running', 'failed', 'fail', 'gangq_worker', 'nothing'),
   ('running', 'preempted', 'fail', 'gangq_worker', 'nothing'),
@@ -55,6 +58,7 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('preempting', 'preempted', 'ack_preempted', 'gangq_worker', 'nothing'),
   ('preempting', 'preempted', 'reap_expired', 'gangq_worker', 'nothing'),
   ('preempting', 'done', 'complete', 'gangq_worker', 'nothing'),
+  ('preempting', 'done', 'complete_and_claim', 'gangq_worker', 'nothing'),
   ('preempting', 'pending', 'ack_preempted', 'gangq_worker', 'stop'),
   ('preempting', 'scheduled', 'trip', 'gangq_worker', 'stop'),
   ('preempting', 'cancelled', 'ack_preempted', 'gangq_worker', 'nothing'),
@@ -92,6 +96,18 @@ when (old.state <> new.state and (old.state || '>' || new.state) not in (
   'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
   'preempted>blocked', 'preempted>failed', 'preempted>cancelled'))
 execute function gangq.illegal_transition();
+
+create function gangq.note_return() returns trigger language plpgsql set search_path = '' as $$
+begin
+  new.returned := true;
+  return new;
+end $$;
+comment on function gangq.note_return() is
+  'Internal. Trigger: marks a job that is pending in a place which claims may have passed; they find it by an index of its own.';
+
+create trigger live_jobs_return before update of state, order_key on gangq.live_jobs for each row
+when (new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key))
+execute function gangq.note_return();
 
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
 -- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.

@@ -314,6 +314,8 @@ begin
     when submit.due_at > t then 'scheduled'
     else 'pending'
   end;
+  -- Places are drawn by transactions that have their number already: see gangq.seen.
+  perform pg_current_xact_id();
   with born as (
     insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
       max_attempts, max_crashes, max_trips, state, submitter, payload)

@@ -2,20 +2,24 @@
 -- Takes no locks: whoever takes capacity locks the worker row first.
 
 -- Reserved, running and preempting all count as used. Plain solo jobs share a slot up to the worker's prefetch.
-create function gangq.free_capacity(incarnations bigint[])
-returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
+create function gangq.free_capacity(incarnations bigint[], from_token bigint default 0)
+returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[], first_token bigint)
 language sql stable as $$
   select i.id,
     (i.slots - u.whole - ceil(u.plain::numeric / i.prefetch))::integer,
     ((i.slots - u.whole) * i.prefetch - u.plain)::integer,
-    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams
+    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams, u.first_token
   from gangq.incarnations i
   cross join lateral (
     select count(*) filter (where not s.plain or j.gang_id is not null) as whole,
       count(*) filter (where s.plain and j.gang_id is null) as plain,
-      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus
-    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation = i.id) u
+      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus,
+      min(j.token) as first_token
+    from (
+      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token is null
+      union all
+      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token >= free_capacity.from_token) j
+    join gangq.shapes s on s.id = j.shape_id) u
   cross join lateral (
     select coalesce(array_agg(r.id order by r.vram_mb, r.index, r.id), '{}') as ids,
       coalesce(array_agg(r.vram_mb order by r.vram_mb, r.index, r.id), '{}') as vrams
@@ -23,13 +27,14 @@ language sql stable as $$
     where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
   where i.id = any (free_capacity.incarnations)
 $$;
-comment on function gangq.free_capacity(bigint[]) is
-  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, and free devices with their memory, smallest first.';
+comment on function gangq.free_capacity(bigint[], bigint) is
+  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, free devices with their memory, smallest '
+  'first, and the lowest token it holds. from_token: below it nothing is held any more, which the caller has to know.';
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
 language sql stable security definer set search_path = '' as
-$$ select f.* from gangq.free_capacity(incarnations) f $$;
+$$ select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams from gangq.free_capacity(incarnations) f $$;
 comment on function gangq.capacity_of(bigint[]) is
   'free_capacity for views: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
 

@@ -2,24 +2,42 @@
 -- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then queues that
 -- have limits, by name; pending jobs with skip locked only.
 
-create function gangq.claim(
-  incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
-  sleep boolean default false, model text default null
-) returns table (
-  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
-  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+-- Where claims begin. A pending job that is claimed leaves a dead entry in the index that claims read, at its head, and
+-- while a transaction elsewhere may see it nothing can clean it away: the next claim would walk over all of them. So
+-- each session remembers, in a setting of its own, which stretches of the order it has seen the end of, per shape and
+-- priority. It is knowledge, not a promise to one worker: whoever else uses the session may build on it, a rolled back
+-- claim takes it back, and a session without it begins at the head. Who puts nonsense there misleads himself.
+-- The setting is a bigint[]: the incarnation asked for last, the lowest token it may hold, when all was looked at last
+-- and when it was begun (ms); then for each shape and priority six numbers: shape, key >> 50, and
+--   settled  below this key there is no job, and none can appear but a returned one, which has an index of its own (what
+--            is put at the front always is one)
+--   marked   below this key there was none to be had when it was last claimed up to; but a submission then uncommitted
+--            could appear, and a claim then uncommitted be rolled back
+--   since    what settles it: 0 nothing to settle; below 0 the transaction that marked it, negated; else a transaction
+--            that began later: once it and all before it are over, and it was looked again, marked is settled
+--   passed   this session has claimed up to here
+create function gangq.seen() returns bigint[] language sql stable as $$
+  select coalesce(nullif(current_setting('gangq.seen', true), ''), '{0,0,0,0}')::bigint[]
+$$;
+comment on function gangq.seen() is 'Internal. What this session knows of the order of pending jobs: see the file.';
+
+-- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for the worker's row and
+-- refuses what it must; else it waits for nobody and takes nothing where it would have to wait or refuse, because
+-- the caller's word about finished jobs must not depend on it.
+create function gangq.take(
+  incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
+) returns bigint[] language plpgsql set search_path = ''
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
   me gangq.incarnations;
   gang_ids bigint[];
+  members bigint[];
   taken bigint[] := '{}';
   took bigint[];
   room record;
-  want integer := claim.max_jobs;
+  want integer := take.max_jobs;
   open boolean;  -- takes new work; what is reserved here is claimed in any case
   marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
   paused text[];
@@ -42,56 +60,103 @@ declare
   s gangq.shapes;
   bound bigint;
   n integer;
+  seen bigint[] := gangq.seen();
+  at_ms bigint := extract(epoch from clock_timestamp()) * 1000;
+  my_xid bigint;
+  oldest_xid bigint;
+  known integer[] := '{}';  -- the shapes this session knows stretches of
+  stretch_shapes integer[] := '{}';  -- and, for these, where pending jobs may be
+  stretch_from bigint[] := '{}';
+  stretch_to bigint[] := '{}';
+  looked integer[];  -- the shapes whose first job was looked for, and where it was
+  firsts bigint[];
+  picked bigint[];
+  last_key bigint;
+  first_token bigint;
+  zone bigint;  -- the head lies before a stretch that was seen the end of: it is a returned job, and ends before this key
+  moved_shapes integer[] := '{}';
+  moved_keys bigint[] := '{}';
+  e integer;
+  begins bigint;
+  ahead boolean := false;
+  few boolean;
+  last_pos bigint;
 begin
-  perform gangq.require_read_committed('claim');
-  if claim.max_jobs is null or claim.max_jobs not between 1 and 1000 then
-    perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(claim.max_jobs::text, 'null')), 'Claim in batches.');
+  -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    perform gangq.require_read_committed('claim');
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved');
+  if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
+    perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
+  end if;
+  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
+    and j.state = 'reserved');
   if gang_ids <> '{}' then
     -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
     -- sibling's claim may take, then leave the gang for the next call.
-    begin
-      perform set_config('lock_timeout', '200ms', true);
-      perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-      perform 1 from gangq.live_jobs j where j.incarnation = claim.incarnation and j.state = 'reserved' order by j.id for update;
-    exception when lock_not_available then
-      gang_ids := '{}';
-    end;
-    perform set_config('lock_timeout', '2s', true);
+    if patient then
+      begin
+        perform set_config('lock_timeout', '200ms', true);
+        perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+        members := array(
+          select j.id from gangq.live_jobs j where j.incarnation = take.incarnation and j.state = 'reserved' order by j.id for update);
+      exception when lock_not_available then
+        gang_ids := '{}';
+      end;
+      perform set_config('lock_timeout', '2s', true);
+    else
+      gang_ids := array(select g.id from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update skip locked);
+      members := array(
+        select j.id from gangq.live_jobs j
+        where j.incarnation = take.incarnation and j.state = 'reserved' and j.gang_id = any (gang_ids) order by j.id for update skip locked);
+    end if;
   end if;
-  select i.* into me from gangq.incarnations i where i.id = claim.incarnation for no key update;
+  if patient then
+    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update;
+  else
+    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update skip locked;
+  end if;
   if not found or me.ended_at is not null then
-    perform gangq.refuse_ended(claim.incarnation);
+    if not patient then
+      return taken;
+    end if;
+    perform gangq.refuse_ended(take.incarnation);
   end if;
   t := gangq.now();
   if not exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) then
+    if not patient then
+      return taken;
+    end if;
     perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
       'Call gangq.heartbeat: if it is accepted, claim again; else register again.');
   end if;
-  if claim.model is distinct from me.model then
-    if claim.model = '' or length(claim.model) > 200 then
-      perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(claim.model, 220)),
+  if take.model is distinct from me.model then
+    if take.model = '' or length(take.model) > 200 then
+      perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(take.model, 220)),
         'Name what this worker has loaded, or leave it out.');
     end if;
-    update gangq.incarnations i set model = claim.model where i.id = me.id;
+    update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
-  if claim.request_id is not null then
+  if seen[1] <> me.id then
+    seen[1] := me.id;
+    seen[2] := 0;
+  end if;
+  if take.request_id is not null then
     taken := array(
       select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.request_id = claim.request_id and j.state in ('running', 'preempting') order by j.order_key);
+      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting') order by j.order_key);
     if taken <> '{}' then
-      return query select * from gangq.claimed(taken);
-      return;
+      return taken;
     end if;
   end if;
 
   if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
     with started as (
       update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
-        ran_on = me.id, deadline_at = null, request_id = claim.request_id
+        ran_on = me.id, deadline_at = null, request_id = take.request_id
       where j.id = any (array(
-        select z.id from gangq.live_jobs z where z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
+        select z.id from gangq.live_jobs z
+        where z.id = any (members) and z.incarnation = me.id and z.state = 'reserved' and z.gang_id = any (gang_ids)))
       returning j.id, j.token
     ),
     held as (
@@ -100,7 +165,7 @@ begin
     select array_agg(s.id) into taken from started s;
     taken := coalesce(taken, '{}');
     if taken <> '{}' then
-      perform gangq.open_barriers(me, gang_ids, taken, claim.ports, t);
+      perform gangq.open_barriers(me, gang_ids, taken, take.ports, t);
     end if;
     want := want - cardinality(taken);
   end if;
@@ -108,7 +173,37 @@ begin
   open := me.state = 'live' and me.quarantined is null
     and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
   if want > 0 and open then
-    select f.* into room from gangq.free_capacity(array[me.id]) f;
+    select f.* into room from gangq.free_capacity(array[me.id], seen[2]) f;
+    if room.first_token is not null then
+      seen[2] := room.first_token;
+    end if;
+    my_xid := pg_current_xact_id()::text::bigint;
+    oldest_xid := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    if at_ms not between seen[4] and seen[4] + 60000 or cardinality(seen) > 4 + 6 * 16 then
+      seen := seen[1:2] || array[at_ms, at_ms];
+    end if;
+    for e in 5 .. cardinality(seen) - 5 by 6 loop
+      if seen[e] <> all (known) then
+        known := known || seen[e]::integer;
+        stretch_shapes := stretch_shapes || seen[e]::integer;
+        stretch_from := stretch_from || 0::bigint;
+        stretch_to := stretch_to || (seen[e + 1] << 50);
+      end if;
+      -- While a transaction that writes stays open nothing settles: then the last priority is claimed from where this
+      -- session came to, and all that has not settled is looked at every 100 ms.
+      begins := seen[e + 2];
+      if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000 and at_ms < seen[3] + 100
+        and (e + 6 > cardinality(seen) or seen[e + 6] <> seen[e]) then
+        begins := seen[e + 5];
+        ahead := true;
+      end if;
+      stretch_shapes := stretch_shapes || seen[e]::integer;
+      stretch_from := stretch_from || begins;
+      stretch_to := stretch_to || case when e + 6 < cardinality(seen) and seen[e + 6] = seen[e] then seen[e + 7] << 50 else 9223372036854775807 end;
+    end loop;
+    if at_ms >= seen[3] + 100 then
+      seen[3] := at_ms;
+    end if;
     if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
       marks := gangq.marks_now(me.id, t);
     end if;
@@ -118,22 +213,43 @@ begin
     from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair';
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
+    -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
+    -- are only a few shapes in all, nothing is hopped over.
+    select coalesce(max(z.id), 0) <= 32 into few from gangq.shapes z;
+    select p.last_value into last_pos from gangq.positions p;
     with recursive waiting(id) as (
-      (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
+      (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k where not few)
       union all
-      select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id order by j.shape_id limit 1)
+      select (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
+          nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id) where x.id > p.id) k)
       from waiting p where p.id is not null
     )
-    select array_agg(h.id), array_agg(h.order_key) into shape_ids, keys
+    select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
     from (
-      select z.id, (
-        select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) as order_key
-      from waiting w join gangq.shapes z on z.id = w.id
+      select z.id,
+        case when z.id = any (known) then (
+            select min(f.key) from unnest(stretch_shapes, stretch_from, stretch_to) as g(id, low, high)
+            cross join lateral (
+              select j.order_key as key from gangq.live_jobs j
+              where j.shape_id = z.id and j.state = 'pending' and j.order_key >= g.low and j.order_key < g.high order by j.order_key limit 1) f
+            where g.id = z.id)
+          else (
+            select j.order_key from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' order by j.order_key limit 1) end as first,
+        case when z.id = any (known) then (
+            select j.order_key from gangq.live_jobs j
+            where j.shape_id = z.id and j.state = 'pending' and j.returned order by j.order_key limit 1) end as returned
+      from (select y.id from gangq.shapes y where few union all select y.id from waiting y) w join gangq.shapes z on z.id = w.id
       where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
-    ) h where h.order_key is not null;
+    ) h;
+    looked := shape_ids;
+    seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
     if shape_ids is not null and (limited is not null or fair is not null) then
       counted := array(
         select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
@@ -142,7 +258,7 @@ begin
       if limited is not null then
         -- Wait as long as somebody else's claim may take; then leave these queues for the next call, not the others.
         begin
-          perform set_config('lock_timeout', '200ms', true);
+          perform set_config('lock_timeout', case when patient then '200ms' else '1ms' end, true);
           perform gangq.lock_limited(limited);
         exception when lock_not_available then
           select array_agg(e.id), array_agg(e.key) into shape_ids, keys
@@ -206,13 +322,13 @@ begin
       -- A job whose model is loaded may go first, within one priority and only past jobs about as old as it is. Nobody
       -- goes past what was put at the front. Positions follow the time of submission, so who may go past the head may
       -- go past all between the two.
-      if claim.model is not null and s.model is distinct from claim.model and heads.key & 1125899906842623 >= 562949953421312
+      if take.model is not null and s.model is distinct from take.model and heads.key & 1125899906842623 >= 562949953421312
         and contenders = 1 then
         select h.n, h.id, h.key, h.plain, lead(h.key) over (order by h.key) as next_key into warm
         from (
           select e.n, e.id, e.key, z.plain
           from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
-          where z.model = claim.model and e.key >> 50 = heads.key >> 50
+          where z.model = take.model and e.key >> 50 = heads.key >> 50
             and case when z.plain then room.plain_room > 0
               else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
         order by h.key limit 1;
@@ -243,17 +359,39 @@ begin
         bound := least(bound, stops[heads.n]);
         full_submitters := case when limits is not null then (select r.full_submitters from gangq.room_below(s, limits, used) r) end;
       end if;
-      with started as (
-        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
-          claimed_at = t, due_at = null, request_id = claim.request_id
-        where j.id = any (array(
+      zone := null;
+      if heads.id = any (known) then
+        for e in 1 .. cardinality(stretch_shapes) loop
+          if stretch_shapes[e] = heads.id and stretch_from[e] > heads.key and stretch_from[e] >> 50 = heads.key >> 50 then
+            zone := stretch_from[e];
+          end if;
+        end loop;
+      end if;
+      if zone is not null then
+        bound := least(bound, zone);
+        picked := array(
+          select z.id from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
+          order by z.order_key limit n for update skip locked);
+      else
+        picked := array(
           select z.id from gangq.live_jobs z
           where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
             and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked))
-        returning j.id
+          order by z.order_key limit n for update skip locked);
+      end if;
+      with started as (
+        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+          claimed_at = t, due_at = null, request_id = take.request_id
+        where j.id = any (picked)
+        returning j.id, j.order_key, j.token
       )
-      select array_agg(st.id) into took from started st;
+      select array_agg(st.id), max(st.order_key), least(min(st.token), first_token) into took, last_key, first_token from started st;
+      if took is not null and zone is null and marks is null and limits is null then
+        moved_shapes := moved_shapes || heads.id;
+        moved_keys := moved_keys || (last_key + 1);
+      end if;
       want := want - coalesce(cardinality(took), 0);
       if took is not null then
         taken := taken || took;
@@ -283,26 +421,144 @@ begin
         end if;
       end if;
       exit when want <= 0;
-      if took is null or (s.plain and cardinality(took) < n) then
-        -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
-        keys[heads.n] := (select j.order_key from gangq.live_jobs j
-          where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
+      -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
+      bound := case when took is null or (s.plain and cardinality(took) < n) then bound else last_key + 1 end;
+      if heads.id = any (known) then
+        keys[heads.n] := least(
+          (select j.order_key from gangq.live_jobs j
+            where j.shape_id = heads.id and j.state = 'pending' and j.returned and j.order_key >= bound order by j.order_key limit 1),
+          (select min(f.key) from unnest(stretch_shapes, stretch_from, stretch_to) as g(id, low, high)
+            cross join lateral (
+              select j.order_key as key from gangq.live_jobs j
+              where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= greatest(g.low, bound) and j.order_key < g.high
+              order by j.order_key limit 1) f
+            where g.id = heads.id));
       else
         keys[heads.n] := (select j.order_key from gangq.live_jobs j
-          where j.shape_id = heads.id and j.state = 'pending'
-            and j.order_key > (select max(z.order_key) from gangq.live_jobs z where z.id = any (took))
-          order by j.order_key limit 1);
+          where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
       end if;
     end loop;
+    if room.first_token is null and first_token is not null then
+      seen[2] := first_token;
+    end if;
+    if taken = '{}' and ahead then
+      seen[3] := 0;
+    end if;
+    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, last_pos, my_xid)::text, false);
+    if taken = '{}' and ahead then
+      return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
+    end if;
   end if;
 
   if taken = '{}' then
-    if claim.sleep and open then
+    if take.sleep and open then
       insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict (incarnation) do nothing;
     end if;
   else
     delete from gangq.sleepers z where z.incarnation = me.id;
+  end if;
+  return taken;
+end $$;
+comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean) is
+  'Internal. Claims for a worker and returns the ids. patient false: without waiting for anybody, after a completion in the '
+  'same transaction.';
+
+create function gangq.settle_seen(
+  seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
+) returns bigint[] language plpgsql immutable as $$
+declare
+  e integer;
+  n integer;
+  first bigint;
+begin
+  for e in 5 .. cardinality(seen) - 5 by 6 loop
+    if seen[e + 4] < 0 and my_xid > -seen[e + 4] then
+      seen[e + 4] := my_xid;
+    elsif seen[e + 4] > 0 and oldest_xid > seen[e + 4] then
+      n := array_position(shape_ids, seen[e]::integer);
+      -- Looked at from where it is settled, and not only at what comes before: then all of it is known.
+      if n is not null and seen[e + 2] = any (stretch_from) then
+        first := firsts[n];
+        if first is null or first >= seen[e + 3] then
+          seen[e + 2] := seen[e + 3];
+          seen[e + 4] := 0;
+        elsif first >> 50 = seen[e + 1] then
+          seen[e + 2] := greatest(seen[e + 2], first);
+        end if;
+      end if;
+    end if;
+  end loop;
+  return seen;
+end $$;
+comment on function gangq.settle_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Internal. After a look at the first job of each shape: what has settled of what this session has seen.';
+
+create function gangq.pass_seen(
+  seen bigint[], moved_shapes integer[], moved_keys bigint[], shape_ids integer[], firsts bigint[], last_pos bigint, my_xid bigint
+) returns bigint[] language plpgsql immutable as $$
+declare
+  e integer;
+  n integer;
+  band bigint;
+  base bigint;
+  found_it boolean;
+begin
+  -- What was taken, and the first jobs that were seen: in their priority there is nothing before them.
+  shape_ids := moved_shapes || shape_ids;
+  firsts := moved_keys || firsts;
+  for n in 1 .. coalesce(cardinality(firsts), 0) loop
+    -- What was put at the front is marked as returned, and found by that.
+    continue when firsts[n] is null or firsts[n] & 1125899906842623 <= 562949953421312;
+    band := firsts[n] - 1 >> 50;
+    found_it := false;
+    for e in 5 .. cardinality(seen) - 5 by 6 loop
+      if seen[e] = shape_ids[n] and seen[e + 1] = band then
+        seen[e + 5] := greatest(seen[e + 5], firsts[n]);
+        found_it := true;
+      end if;
+    end loop;
+    if not found_it then
+      -- In the order of shape and priority.
+      e := 5;
+      while e < cardinality(seen) and (seen[e], seen[e + 1]) < (shape_ids[n], band) loop
+        e := e + 6;
+      end loop;
+      seen := seen[1:e - 1] || array[shape_ids[n], band, (band << 50) + 562949953421312, 0, 0, firsts[n]] || seen[e:];
+    end if;
+  end loop;
+  for e in 5 .. cardinality(seen) - 5 by 6 loop
+    -- Of priorities above the first job that was seen there is nothing: they are passed as far as places are given out.
+    n := array_position(shape_ids, seen[e]::integer, coalesce(cardinality(moved_shapes), 0) + 1);
+    if n is not null and (firsts[n] is null or firsts[n] >> 50 > seen[e + 1]) then
+      base := (seen[e + 1] << 50) + 562949953421312;
+      seen[e + 5] := greatest(seen[e + 5], base + last_pos);
+    end if;
+    if seen[e + 4] = 0 and seen[e + 5] > seen[e + 2] then
+      seen[e + 3] := seen[e + 5];
+      seen[e + 4] := -my_xid;
+    end if;
+  end loop;
+  return seen;
+end $$;
+comment on function gangq.pass_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Internal. Notes up to which keys a claim has taken jobs or has seen that there are none (last_pos: the last place given '
+  'out before it looked), and marks what is to settle next.';
+
+create function gangq.claim(
+  incarnation bigint, request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}',
+  sleep boolean default false, model text default null
+) returns table (
+  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  taken bigint[];
+begin
+  taken := gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true);
+  if taken <> '{}' then
     return query select * from gangq.claimed(taken);
   end if;
 end $$;
@@ -362,12 +618,13 @@ comment on function gangq.marks_now(bigint, timestamptz) is
   'Internal. The earmarks of a worker, with what each of them needs to be free there this moment.';
 
 -- What a claim asks of each shape while limits or earmarks are in force. Within one claim room only shrinks and usage
--- only grows, so what has been stepped over once need not be looked at again.
+-- only grows, so what has been stepped over once need not be looked at again. Settings and queues, which it reads for each
+-- job, are smaller than an index.
 create function gangq.open_head(
   s gangq.shapes, from_key bigint, limits jsonb, used jsonb, marks gangq.earmarks[], prefetch integer, plain_room integer,
   slots integer, memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[], t timestamptz,
   out key bigint, out most integer, out stop bigint
-) language plpgsql stable set search_path = '' as $$
+) language plpgsql stable set search_path = '' set enable_seqscan = on as $$
 declare
   full_submitters text[];
   beside integer;

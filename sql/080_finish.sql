@@ -6,7 +6,7 @@
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
   ran integer[];
@@ -153,7 +153,7 @@ create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
 language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -166,7 +166,8 @@ begin
     or cardinality(complete.results) <> cardinality(complete.job_ids) then
     perform gangq.refuse('GQ001', 'complete needs as many tokens (and results, if any) as job ids, and at least one', 'Pass arrays of one length.');
   end if;
-  if complete.results is not null then
+  -- What all of them have is more than any of them has, and costs nothing to ask.
+  if pg_column_size(complete.results) > 1024 then
     select r.n, pg_column_size(r.result) as bytes, q.max_payload_bytes, q.name into big
     from unnest(complete.job_ids, complete.results) with ordinality as r(id, result, n)
     join gangq.live_jobs j on j.id = r.id join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue
@@ -217,13 +218,50 @@ begin
     end loop;
     return query select d.id, 'done' from unnest(done) as d(id);
   end if;
-  perform gangq.wake_tick();
+  if exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
+    perform gangq.wake_tick(true);
+  end if;
 end $$;
 comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
   'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
   'exactly when the caller''s own writes are committed. A success reported while told to stop counts. outcome: done, '
   'repeated (this token had ended it before), or with strict => false stale; with strict a stale pair raises GQ003 and '
   'nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang''s barrier is shut), GQ007.';
+
+-- What a worker that runs one job after another says most: this one is done, what is next? One commit instead of two.
+create function gangq.complete_and_claim(
+  incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true,
+  request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}', sleep boolean default false,
+  model text default null
+) returns table (
+  outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
+) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  taken bigint[];
+begin
+  for job_id, outcome in
+    select c.job_id, c.outcome
+    from gangq.complete(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict) c
+  loop
+    return next;
+  end loop;
+  taken := gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
+    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false);
+  if taken <> '{}' then
+    return query select 'claimed', c.* from gangq.claimed(taken) c;
+  end if;
+end $$;
+comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text) is
+  'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
+  'one per claimed job (outcome: claimed). The completion never waits for the claim: where another session holds this '
+  'worker''s row, a gang reserved here or a queue with limits, or the lease has ended, that much is not claimed. So when '
+  'nothing was, call claim with the same request_id before going to sleep: it returns what a lost reply to this call had '
+  'claimed, too. Raises what complete raises, GQ001, GQ004 (a port serves another gang of this host) and GQ008: then nothing '
+  'has changed; say the two apart.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'

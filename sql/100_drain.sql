@@ -648,6 +648,7 @@ begin
         format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
     end if;
     perform gangq.check_open((select s.queue from gangq.shapes s where s.id = h.shape_id));
+    perform pg_current_xact_id();
     insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
       state, submitter, payload, final_token)
     select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,

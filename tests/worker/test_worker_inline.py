@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
 
@@ -48,6 +49,35 @@ def number(ctx, n):
     fleet.start(prefetch=50)
     eventually(lambda: set(client.job_states(ids=ids).values()) == {"done"}, "all 200 are done")
     assert [client.job(id=i).result for i in ids] == [{"n": n, "before": n} for n in range(200)]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_jobs_one_after_another_cost_one_commit_each(
+    db: psycopg.Connection[dict[str, object]], client: Client, fleet: Fleet, isolate: bool
+) -> None:
+    count = 5 if isolate else 100
+    fleet.define(f"""
+@app.task(isolate={isolate})
+def small(ctx):
+    return None
+""")
+    db.execute("create table claimed (job_id bigint, xid text)")
+    db.execute(
+        "create function note() returns trigger language plpgsql security definer as $$ begin "
+        "insert into public.claimed values (new.id, pg_current_xact_id()::xid::text); return null; end $$"
+    )
+    db.execute(
+        "create trigger note after update on gangq.live_jobs for each row when (new.state = 'running') "
+        "execute function note()"
+    )
+    ids = client.submit(task="small", payloads=[{}] * count)
+    fleet.start()
+    eventually(lambda: set(client.job_states(ids=ids).values()) == {"done"}, "all are done")
+    # All but the first are claimed in the transaction in which their predecessor was completed.
+    along = db.execute(
+        "select count(*) as n from claimed c join gangq.history h on h.xmin::text = c.xid and h.job_id = c.job_id - 1"
+    ).fetchone()
+    assert along == {"n": count - 1}
 
 
 def test_a_finished_job_of_a_batch_is_reported_while_its_successor_runs(client: Client, fleet: Fleet) -> None:

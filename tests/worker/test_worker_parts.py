@@ -316,6 +316,72 @@ def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
     assert client.violations() == []
 
 
+def next_along(session: Session, source: ClaimSource, reporter: Reporter) -> list[int]:
+    """Let the next claim go along with reports, as a worker does; what was claimed so is in the list."""
+    got: list[int] = []
+
+    def along(finished: Any) -> Any:
+        answer = source.take_along(finished, 1)
+        if answer is None:
+            return None
+        for row in answer[1]:
+            session.table.add(ActiveJob(row))
+            got.append(row.job_id)
+        return answer[0]
+
+    reporter.along = along
+    return got
+
+
+def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    counted = LossyClient(client, "complete_and_claim", times=0)
+    session = session_of(counted, tmp_path)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_along(session, source, reporter)
+    job = claimed(session, source)
+    reporter.done(job, {"n": 1}, more_follow=True)
+    assert counted.calls == 0, "its successor has been claimed already"
+    reporter.flush()
+    assert counted.calls == 0, "only a worker that is about to claim does"
+    assert client.job(id=ids[0]).state == "done"
+    reporter.done(claimed(session, source), None)
+    assert (counted.calls, got, client.job(id=ids[1]).state) == (1, [], "done")
+    assert source.unsure, "nothing was claimed: the same request is asked again before anybody sleeps"
+    assert source.take(1) == []
+    assert not source.unsure
+
+
+def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_claim_found(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}, {}])
+    lossy = LossyClient(client, "complete_and_claim")
+    session = session_of(lossy, tmp_path)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_along(session, source, reporter)
+    reporter.done(claimed(session, source), {"n": 1})
+    assert (lossy.calls, got) == (1, [])
+    assert client.job(id=ids[0]).result == {"n": 1}
+    assert [row.job_id for row in source.take(1)] == [ids[1]]
+    assert client.job_states(ids=ids) == dict(zip(ids, ("done", "running", "pending"), strict=True))
+    assert client.violations() == []
+
+
+def test_a_result_that_is_refused_with_the_claim_fails_its_job_and_keeps_the_claim(
+    client: Client, tmp_path: Path
+) -> None:
+    client.set_queue(name="default", max_payload_bytes=2000)
+    ids = client.submit(task="t", payloads=[{}, {}], max_attempts=1)
+    session = session_of(client, tmp_path)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_along(session, source, reporter)
+    reporter.done(claimed(session, source), list(range(3000)))
+    assert client.job(id=ids[0]).state == "failed"
+    assert got == []
+    assert [row.job_id for row in source.take(1)] == [ids[1]]
+
+
 def test_an_ack_whose_reply_was_lost_is_repeated(client: Client, tmp_path: Path) -> None:
     job_id = client.submit(task="t")[0]
     lossy = LossyClient(client, "ack_preempted", times=1)

@@ -189,6 +189,7 @@ class AsyncClient:
     claim = _verb(calls.claim)
     barrier = _verb(calls.barrier)
     complete = _verb(calls.complete)
+    complete_and_claim = _verb(calls.complete_and_claim)
     fail = _verb(calls.fail)
     requeue = _verb(calls.requeue)
     release = _verb(calls.release)

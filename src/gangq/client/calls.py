@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from psycopg.rows import args_row, dict_row
+from psycopg.rows import args_row, dict_row, tuple_row
 
 from gangq.client import rows
 from gangq.client.encoding import Encoded, dumps, dumps_each
@@ -675,6 +675,51 @@ def complete(
         tokens=list(tokens),
         results=_each_or_null(results, "results"),
         strict=strict,
+    )
+
+
+def complete_and_claim(
+    *,
+    incarnation: int,
+    job_ids: Sequence[int],
+    tokens: Sequence[int],
+    results: Sequence[object | None] | None = None,
+    strict: bool = True,
+    request_id: UUID | None = None,
+    max_jobs: int = 1,
+    ports: Sequence[int] = (),
+    sleep: bool = False,
+    model: str | None = None,
+) -> Query[rows.CompletedAndClaimed]:
+    """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
+
+    The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
+    nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing: say
+    the two apart.
+    """
+    text, given = _call(
+        "complete_and_claim",
+        f"outcome, {rows.columns(rows.Claim)}",
+        {
+            "incarnation": incarnation,
+            "job_ids": list(job_ids),
+            "tokens": list(tokens),
+            "results": _each_or_null(results, "results"),
+            "strict": strict,
+            "request_id": request_id,
+            "max_jobs": max_jobs,
+            "ports": list(ports),
+            "sleep": sleep,
+            "model": model,
+        },
+    )
+    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row)
+
+
+def _completed_and_claimed(found: list[Any]) -> rows.CompletedAndClaimed:
+    return rows.CompletedAndClaimed(
+        [rows.Outcome(row[1], row[0]) for row in found if row[0] != "claimed"],
+        [rows.Claim(*row[1:]) for row in found if row[0] == "claimed"],
     )
 
 

@@ -173,6 +173,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class CompletedAndClaimed:
+    """What became of the finished jobs, and what was claimed in the same call."""
+
+    outcomes: list[Outcome]
+    claims: list[Claim]
+
+
+@dataclass(frozen=True)
 class SavedCheckpoint:
     """The checkpoint to resume from."""
 

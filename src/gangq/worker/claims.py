@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
@@ -14,7 +15,8 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from gangq.client.rows import Claim
+    from gangq.client.rows import Claim, Outcome
+    from gangq.worker.reporter import Finished
 
 log = logging.getLogger("gangq.worker.claims")
 
@@ -22,7 +24,7 @@ _POLL_S = 1.0
 
 
 class ClaimSource:
-    """Claims jobs for one session; used by one thread.
+    """Claims jobs for one session; used by one thread at a time.
 
     A claim whose answer was lost on the wire may have happened. So its request id is repeated until an answer
     comes, and the database gives the same claims again.
@@ -75,6 +77,38 @@ class ClaimSource:
         self._asleep = not rows
         return rows
 
+    def take_along(
+        self, finished: Sequence[Finished], most: int
+    ) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
+        """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
+        then the report has to be made alone, and :meth:`take` finds what may have been claimed.
+        """
+        if self._request is not None:
+            return None
+        self._request, self._most = uuid.uuid4(), most
+        self._keeper.claiming.set()
+        try:
+            answer = self._session.client.complete_and_claim(
+                incarnation=self._session.incarnation,
+                job_ids=[one.job.id for one in finished],
+                tokens=[one.job.token for one in finished],
+                results=[one.result for one in finished],
+                strict=False,
+                request_id=self._request,
+                max_jobs=most,
+                ports=self._ports.offer(),
+                sleep=True,
+                model=self._session.model,
+            )
+        except GangqError as problem:
+            log.info("not_along", extra={"error": str(problem), "request": str(self._request)})
+            return None
+        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
+        self._asleep = not answer.claims
+        if answer.claims:
+            self._settle_request(answer.claims)
+        return answer.outcomes, answer.claims
+
     @property
     def unsure(self) -> bool:
         """Whether a claim was sent and its answer is outstanding: it may have taken jobs."""
@@ -96,11 +130,14 @@ class ClaimSource:
             sleep=True,
             model=self._session.model,
         )
+        self._settle_request(rows)
+        return rows
+
+    def _settle_request(self, rows: Sequence[Claim]) -> None:
         self._request = None
         for row in rows:
             if row.rank == 0 and row.master_port is not None:
                 self._ports.give(row.master_port)
-        return rows
 
     def settled(self) -> None:
         """What :meth:`take` returned is in the job table now."""

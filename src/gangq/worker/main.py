@@ -41,7 +41,7 @@ from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import DIRECTORY_PREFIX, register
-from gangq.worker.reporter import Reporter, describe
+from gangq.worker.reporter import Finished, Reporter, describe
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
 from gangq.worker.runner_command import Command, CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
@@ -52,6 +52,7 @@ from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
 if TYPE_CHECKING:
     from gangq.app import Task
+    from gangq.client.rows import Claim, Outcome
 
 log = logging.getLogger("gangq.worker")
 
@@ -268,7 +269,18 @@ class Worker:
         commands: CommandRunner,
         reporter: Reporter,
     ) -> None:
-        while not session.ended.is_set() and not self._drain.requested.is_set():
+        def along(finished: Sequence[Finished]) -> Sequence[Outcome] | None:
+            if self._waiting or not self._serving(session):
+                return None
+            answer = self._take_along(session, claims, finished, self.options.prefetch)
+            if answer is None:
+                return None
+            outcomes, jobs = answer
+            self._waiting.extend(jobs)
+            return outcomes
+
+        reporter.along = along
+        while self._serving(session):
             session.work.clear()
             jobs = self._take(session, claims, self.options.prefetch)
             if not jobs:
@@ -286,27 +298,62 @@ class Worker:
     def _serve_commands(
         self, session: Session, claims: ClaimSource, commands: CommandRunner, reporter: Reporter
     ) -> None:
-        while not session.ended.is_set() and not self._drain.requested.is_set():
+        claiming = threading.Lock()
+
+        def start(job: ActiveJob) -> None:
+            threading.Thread(
+                target=self._run_thread,
+                args=(session, job, commands, reporter),
+                name=f"gangq-job-{job.id}",
+                daemon=True,
+            ).start()
+
+        def along(finished: Sequence[Finished]) -> Sequence[Outcome] | None:
+            # While the main thread claims, which may take it a while, the report goes out alone.
+            if not self._serving(session) or not claiming.acquire(blocking=False):
+                return None
+            try:
+                free = self.options.slots - len(session.table) + len(finished)
+                answer = self._take_along(session, claims, finished, free) if free > 0 else None
+            finally:
+                claiming.release()
+            if answer is None:
+                return None
+            outcomes, jobs = answer
+            for job in jobs:
+                start(job)
+            return outcomes
+
+        reporter.along = along
+        while self._serving(session):
             session.work.clear()
-            free = self.options.slots - len(session.table)
+            with claiming:
+                free = self.options.slots - len(session.table)
+                jobs = self._take(session, claims, free) if free > 0 else []
             if free <= 0:
                 session.work.wait(1.0)
                 continue
-            jobs = self._take(session, claims, free)
             for job in jobs:
-                threading.Thread(
-                    target=self._run_thread,
-                    args=(session, job, commands, reporter),
-                    name=f"gangq-job-{job.id}",
-                    daemon=True,
-                ).start()
+                start(job)
             if not jobs:
                 if self.options.once and not claims.unsure and not len(session.table):
                     return
                 session.work.wait(claims.wait_s)
 
+    def _serving(self, session: Session) -> bool:
+        return not session.ended.is_set() and not self._drain.requested.is_set()
+
     def _take(self, session: Session, claims: ClaimSource, most: int) -> list[ActiveJob]:
-        jobs = [ActiveJob(claim) for claim in claims.take(most)]
+        return self._taken(session, claims, claims.take(most))
+
+    def _take_along(
+        self, session: Session, claims: ClaimSource, finished: Sequence[Finished], most: int
+    ) -> tuple[Sequence[Outcome], list[ActiveJob]] | None:
+        answer = claims.take_along(finished, most)
+        return None if answer is None else (answer[0], self._taken(session, claims, answer[1]))
+
+    def _taken(self, session: Session, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
+        jobs = [ActiveJob(claim) for claim in rows]
         for job in jobs:
             session.table.add(job)
         claims.settled()

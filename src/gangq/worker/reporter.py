@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangq.client.encoding import dumps
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken, WrongState
@@ -20,6 +20,9 @@ from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Outcome
 
 log = logging.getLogger("gangq.worker.reporter")
 
@@ -45,7 +48,9 @@ def clean(text: str, most: int = _TEXT_CHARS) -> str:
 
 
 @dataclass
-class _Finished:
+class Finished:
+    """A job that is done and not reported yet."""
+
     job: ActiveJob
     result: Any
 
@@ -59,10 +64,14 @@ class Reporter:
         self._impatient = impatient
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._finished: list[_Finished] = []
+        self._finished: list[Finished] = []
         self._pending = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
+        self.along: Callable[[Sequence[Finished]], Sequence[Outcome] | None] | None = None
+        """How to report what is done together with the next claim, which saves a round trip and a commit. One try;
+        None: it has not been said, or nobody knows.
+        """
 
     def start(self) -> None:
         """Start the thread that flushes results of a batch while its next job runs."""
@@ -76,31 +85,41 @@ class Reporter:
     # -- done ------------------------------------------------------------------------------------------------
 
     def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> None:
-        """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms."""
+        """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms; else at
+        once, and the next claim may go along with it.
+        """
         with self._lock:
-            self._finished.append(_Finished(job, result))
+            self._finished.append(Finished(job, result))
         if not more_follow:
-            self.flush()
+            self._flush(self.along)
         elif not self._pending.is_set():
             # Where it is set, the thread has yet to take what is finished, and finds this among it.
             self._pending.set()
 
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""
+        self._flush(None)
+
+    def _flush(self, along: Callable[[Sequence[Finished]], Sequence[Outcome] | None] | None) -> None:
         with self._sending:
             with self._lock:
                 batch, self._finished = self._finished, []
             if not batch:
                 return
             try:
-                self._complete(batch)
+                # Where the answer was lost, or was a refusal, the same is said alone: it may be repeated.
+                outcomes = None if along is None else along(batch)
+                if outcomes is None:
+                    self._complete(batch)
+                else:
+                    self._log_stale(outcomes)
             except GangqError as problem:
                 self._complete_each(batch, problem)
             finally:
                 for finished in batch:
                     self._session.table.remove(finished.job)
 
-    def _complete(self, batch: Sequence[_Finished]) -> None:
+    def _complete(self, batch: Sequence[Finished]) -> None:
         outcomes = until_answered(
             lambda: self._session.client.complete(
                 job_ids=[f.job.id for f in batch],
@@ -111,11 +130,15 @@ class Reporter:
             "complete",
             self._hopeless,
         )
-        for outcome in outcomes or ():
+        self._log_stale(outcomes or ())
+
+    @staticmethod
+    def _log_stale(outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
             if outcome.outcome == "stale":
                 log.error("result_stale", extra={"job": outcome.job_id})
 
-    def _complete_each(self, batch: Sequence[_Finished], problem: GangqError) -> None:
+    def _complete_each(self, batch: Sequence[Finished], problem: GangqError) -> None:
         """One of the batch is refused (too large, not storable): that one fails, the others are done."""
         if len(batch) > 1:
             for finished in batch:
