@@ -242,7 +242,7 @@ begin
         case when z.id = any (known) then (
             select j.order_key from gangq.live_jobs j
             where j.shape_id = z.id and j.state = 'pending' and j.returned order by j.order_key limit 1) end as returned
-      from (select y.id from gangq.shapes y where few union all select y.id from waiting y) w join gangq.shapes z on z.id = w.id
+      from (select y.id from gangq.shapes y where few and y.id <= 32 union all select y.id from waiting y) w join gangq.shapes z on z.id = w.id
       where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
@@ -466,7 +466,7 @@ comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, 
 
 create function gangq.settle_seen(
   seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
-) returns bigint[] language plpgsql immutable as $$
+) returns bigint[] language plpgsql immutable set search_path = '' as $$
 declare
   e integer;
   n integer;
@@ -496,7 +496,7 @@ comment on function gangq.settle_seen(bigint[], integer[], bigint[], integer[], 
 
 create function gangq.pass_seen(
   seen bigint[], moved_shapes integer[], moved_keys bigint[], shape_ids integer[], firsts bigint[], last_pos bigint, my_xid bigint
-) returns bigint[] language plpgsql immutable as $$
+) returns bigint[] language plpgsql immutable set search_path = '' as $$
 declare
   e integer;
   n integer;

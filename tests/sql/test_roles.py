@@ -29,6 +29,7 @@ WORK = {
     "claim",
     "barrier",
     "complete",
+    "complete_and_claim",
     "fail",
     "requeue",
     "release",
