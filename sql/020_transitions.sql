@@ -105,8 +105,8 @@ end $$;
 comment on function gangq.note_return() is
   'Internal. Trigger: marks a job that is pending in a place which claims may have passed; they find it by an index of its own.';
 
-create trigger live_jobs_return before update of state, order_key on gangq.live_jobs for each row
-when (new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key))
+create trigger live_jobs_return before update of state, order_key, shape_id on gangq.live_jobs for each row
+when (new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key or new.shape_id <> old.shape_id))
 execute function gangq.note_return();
 
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for

@@ -7,8 +7,9 @@
 -- each session remembers, in a setting of its own, which stretches of the order it has seen the end of, per shape and
 -- priority. It is knowledge, not a promise to one worker: whoever else uses the session may build on it, a rolled back
 -- claim takes it back, and a session without it begins at the head. Who puts nonsense there misleads himself.
--- The setting is a bigint[]: the incarnation asked for last, the lowest token it may hold, when all was looked at last
--- and when it was begun (ms); then for each shape and priority six numbers: shape, key >> 50, and
+-- The setting is a bigint[]: the incarnation asked for last, the lowest token it may hold, the transaction that wrote it (a
+-- prepared one leaves the setting behind and may yet be rolled back: only what is committed is known) and when it was
+-- begun (ms); then for each shape and priority seven numbers: shape, key >> 50, and
 --   settled  below this key there is no job, and none can appear but a returned one, which has an index of its own (what
 --            is put at the front always is one)
 --   marked   below this key there was none to be had when it was last claimed up to; but a submission then uncommitted
@@ -16,6 +17,7 @@
 --   since    what settles it: 0 nothing to settle; below 0 the transaction that marked it, negated; else a transaction
 --            that began later: once it and all before it are over, and it was looked again, marked is settled
 --   passed   this session has claimed up to here
+--   looked   when it was last looked at from where it is settled (ms)
 create function gangq.seen() returns bigint[] language sql stable as $$
   select coalesce(nullif(current_setting('gangq.seen', true), ''), '{0,0,0,0}')::bigint[]
 $$;
@@ -137,6 +139,10 @@ begin
     end if;
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
+  my_xid := pg_current_xact_id()::text::bigint;
+  if seen[3] not in (0, my_xid) and pg_xact_status(seen[3]::text::xid8) is distinct from 'committed' then
+    seen := '{0,0,0,0}';
+  end if;
   if seen[1] <> me.id then
     seen[1] := me.id;
     seen[2] := 0;
@@ -177,12 +183,12 @@ begin
     if room.first_token is not null then
       seen[2] := room.first_token;
     end if;
-    my_xid := pg_current_xact_id()::text::bigint;
     oldest_xid := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    if at_ms not between seen[4] and seen[4] + 60000 or cardinality(seen) > 4 + 6 * 16 then
-      seen := seen[1:2] || array[at_ms, at_ms];
+    if at_ms not between seen[4] and seen[4] + 60000 or cardinality(seen) > 4 + 7 * 16 then
+      seen := seen[1:2] || array[my_xid, at_ms];
     end if;
-    for e in 5 .. cardinality(seen) - 5 by 6 loop
+    seen[3] := my_xid;
+    for e in 5 .. cardinality(seen) - 6 by 7 loop
       if seen[e] <> all (known) then
         known := known || seen[e]::integer;
         stretch_shapes := stretch_shapes || seen[e]::integer;
@@ -192,18 +198,17 @@ begin
       -- While a transaction that writes stays open nothing settles: then the last priority is claimed from where this
       -- session came to, and all that has not settled is looked at every 100 ms.
       begins := seen[e + 2];
-      if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000 and at_ms < seen[3] + 100
-        and (e + 6 > cardinality(seen) or seen[e + 6] <> seen[e]) then
+      if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000
+        and at_ms between seen[e + 6] and seen[e + 6] + 99 and (e + 7 > cardinality(seen) or seen[e + 7] <> seen[e]) then
         begins := seen[e + 5];
         ahead := true;
+      else
+        seen[e + 6] := -at_ms;  -- if this worker may take of that shape now: settle_seen says
       end if;
       stretch_shapes := stretch_shapes || seen[e]::integer;
       stretch_from := stretch_from || begins;
-      stretch_to := stretch_to || case when e + 6 < cardinality(seen) and seen[e + 6] = seen[e] then seen[e + 7] << 50 else 9223372036854775807 end;
+      stretch_to := stretch_to || case when e + 7 < cardinality(seen) and seen[e + 7] = seen[e] then seen[e + 8] << 50 else 9223372036854775807 end;
     end loop;
-    if at_ms >= seen[3] + 100 then
-      seen[3] := at_ms;
-    end if;
     if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
       marks := gangq.marks_now(me.id, t);
     end if;
@@ -442,7 +447,9 @@ begin
       seen[2] := first_token;
     end if;
     if taken = '{}' and ahead then
-      seen[3] := 0;
+      for e in 5 .. cardinality(seen) - 6 by 7 loop
+        seen[e + 6] := 0;
+      end loop;
     end if;
     perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, last_pos, my_xid)::text, false);
     if taken = '{}' and ahead then
@@ -452,11 +459,14 @@ begin
 
   if taken = '{}' then
     if take.sleep and open then
-      insert into gangq.sleepers as z (incarnation, queues, since) values (me.id, me.queues, t)
+      -- Who is being roused by an open transaction is told when that commits; it is not waited for.
+      insert into gangq.sleepers as z (incarnation, queues, since)
+      select me.id, me.queues, t where not exists (select 1 from gangq.sleepers y where y.incarnation = me.id)
       on conflict (incarnation) do nothing;
     end if;
   else
-    delete from gangq.sleepers z where z.incarnation = me.id;
+    delete from gangq.sleepers z where z.incarnation = any (array(
+      select y.incarnation from gangq.sleepers y where y.incarnation = me.id for update skip locked));
   end if;
   return taken;
 end $$;
@@ -472,11 +482,14 @@ declare
   n integer;
   first bigint;
 begin
-  for e in 5 .. cardinality(seen) - 5 by 6 loop
+  for e in 5 .. cardinality(seen) - 6 by 7 loop
+    n := array_position(shape_ids, seen[e]::integer);
+    if seen[e + 6] < 0 then
+      seen[e + 6] := case when n is null then 0 else -seen[e + 6] end;
+    end if;
     if seen[e + 4] < 0 and my_xid > -seen[e + 4] then
       seen[e + 4] := my_xid;
     elsif seen[e + 4] > 0 and oldest_xid > seen[e + 4] then
-      n := array_position(shape_ids, seen[e]::integer);
       -- Looked at from where it is settled, and not only at what comes before: then all of it is known.
       if n is not null and seen[e + 2] = any (stretch_from) then
         first := firsts[n];
@@ -512,7 +525,7 @@ begin
     continue when firsts[n] is null or firsts[n] & 1125899906842623 <= 562949953421312;
     band := firsts[n] - 1 >> 50;
     found_it := false;
-    for e in 5 .. cardinality(seen) - 5 by 6 loop
+    for e in 5 .. cardinality(seen) - 6 by 7 loop
       if seen[e] = shape_ids[n] and seen[e + 1] = band then
         seen[e + 5] := greatest(seen[e + 5], firsts[n]);
         found_it := true;
@@ -522,12 +535,12 @@ begin
       -- In the order of shape and priority.
       e := 5;
       while e < cardinality(seen) and (seen[e], seen[e + 1]) < (shape_ids[n], band) loop
-        e := e + 6;
+        e := e + 7;
       end loop;
-      seen := seen[1:e - 1] || array[shape_ids[n], band, (band << 50) + 562949953421312, 0, 0, firsts[n]] || seen[e:];
+      seen := seen[1:e - 1] || array[shape_ids[n], band, (band << 50) + 562949953421312, 0, 0, firsts[n], 0] || seen[e:];
     end if;
   end loop;
-  for e in 5 .. cardinality(seen) - 5 by 6 loop
+  for e in 5 .. cardinality(seen) - 6 by 7 loop
     -- Of priorities above the first job that was seen there is nothing: they are passed as far as places are given out.
     n := array_position(shape_ids, seen[e]::integer, coalesce(cardinality(moved_shapes), 0) + 1);
     if n is not null and (firsts[n] is null or firsts[n] >> 50 > seen[e + 1]) then

@@ -75,7 +75,8 @@ class Running:
 
     def get(self, binaries: Binaries) -> Server:
         if binaries.bindir not in self._servers:
-            throwaway = Server.temporary(binaries=binaries, settings={"max_connections": "200"})
+            settings = {"max_connections": "200", "max_prepared_transactions": "5"}
+            throwaway = Server.temporary(binaries=binaries, settings=settings)
             with pytest.MonkeyPatch.context() as patch:
                 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
                     # Hundreds of databases are made and dropped: on a disk that is most of the time spent.

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Claim, Q, Worker
+from drive import Claim, Q, Worker, gpus
 
 
 @contextlib.contextmanager
@@ -271,3 +271,95 @@ def test_any_order_of_events_is_claimed_as_a_stranger_would_claim_it(q: Q, dsn: 
                 while len(held) > 20:
                     held.pop(0).complete()
         writer.db.rollback()
+
+
+@pytest.mark.parametrize("how", ["a tick", "unquarantine"])
+def test_a_job_that_may_use_a_device_again_has_the_place_it_always_had(q: Q, how: str) -> None:
+    """It moves to another shape as it waits, below where that was claimed up to."""
+    job = q.submit(gpus=1)
+    one, other = (q.worker(name, devices=gpus(1, prefix=name)) for name in "ab")
+    one.take().trip(78)
+    other.take().fail(retryable=False)
+    q.call("retry", job_ids=[job])
+    for _ in range(5):
+        q.submit(gpus=1)
+        one.take().complete()
+    if how == "a tick":
+        other.retire()
+        q.tick()
+    else:
+        q.call("quarantine", device_uuid="a0")
+        q.call("unquarantine", device_uuid="a0")
+    late = q.submit(gpus=1)
+    for expected in (job, late):
+        claim = one.take()
+        assert claim.job_id == expected
+        claim.complete()
+
+
+@contextlib.contextmanager
+def claiming_ahead(q: Q, dsn: str, worker: Worker) -> Iterator[int]:
+    """A job committed late, while a writer that stays open makes this session claim from where it came to."""
+    with another(q, dsn) as writer, another(q, dsn) as late:
+        passed(q, worker)
+        writer.sql("create table stays_open (n integer)")
+        early = late.submit()
+        churn(worker, 8, batch=1000)
+        q.submit(count=1000)
+        late.db.commit()
+        yield early
+
+
+def test_a_neighbour_in_the_same_session_does_not_look_for_jobs_it_does_not_serve(q: Q, dsn: str) -> None:
+    q.call("set_queue", name="other")
+    worker, neighbour = q.worker(prefetch=1000), q.worker("neighbour", queues=["other"])
+    with claiming_ahead(q, dsn, worker) as early:
+        taken = []
+        for _ in range(3):
+            time.sleep(0.11)
+            assert neighbour.claim(1) == []
+            taken.append(worker.take().job_id)
+        assert early in taken
+
+
+def test_a_clock_that_goes_back_hides_nothing(q: Q, dsn: str) -> None:
+    worker = q.worker(prefetch=1000)
+    with claiming_ahead(q, dsn, worker) as early:
+        q.sql(
+            "select set_config('gangq.seen', (select array_agg(case when n > 4 and n % 7 = 4 then v + 30000 "
+            "else v end order by n) from unnest(gangq.seen()) with ordinality as u(v, n))::text, false)"
+        )
+        assert worker.take().job_id == early
+
+
+@contextlib.contextmanager
+def prepared_and_rolled_back(q: Q) -> Iterator[None]:
+    """A prepared transaction leaves the session's settings behind."""
+    name = uuid.uuid4().hex
+    q.sql("begin")
+    yield
+    q.sql(f"prepare transaction '{name}'")
+    q.sql(f"rollback prepared '{name}'")
+
+
+def test_what_a_prepared_transaction_freed_is_not_given_again_when_it_is_rolled_back(q: Q) -> None:
+    worker = q.worker()
+    q.submit(count=3)
+    held = worker.take()
+    with prepared_and_rolled_back(q):
+        held.complete()
+        worker.take()
+    assert worker.claim(1) == []
+
+
+def test_what_a_prepared_transaction_claimed_is_found_again_when_it_is_rolled_back(q: Q, dsn: str) -> None:
+    worker = q.worker(prefetch=50)
+    passed(q, worker)
+    with another(q, dsn) as writer:
+        early = writer.submit()
+        passed(q, worker)
+        writer.db.commit()
+    rest = q.submit(count=2)
+    with prepared_and_rolled_back(q):
+        assert [worker.take().job_id for _ in range(3)] == [early, *rest]
+    assert worker.take().job_id == early

@@ -174,7 +174,7 @@ def test_what_an_earmark_keeps_for_a_gang_is_not_claimed(q: Q) -> None:
     assert len(gang.claimed_by(worker, busy)) == 2
 
 
-@pytest.mark.parametrize("what", ["worker", "gang", "member", "queue"])
+@pytest.mark.parametrize("what", ["worker", "gang", "member", "queue", "sleeper"])
 def test_the_report_waits_for_nobody_who_only_the_claim_would_wait_for(q: Q, dsn: str, what: str) -> None:
     worker = q.worker(slots=2)
     q.submit()
@@ -182,21 +182,24 @@ def test_the_report_waits_for_nobody_who_only_the_claim_would_wait_for(q: Q, dsn
     if what in ("gang", "member"):
         q.submit_gang(1)
         q.tick()
-    else:
+    elif what != "sleeper":
         q.submit()
     if what == "queue":
         q.call("set_queue", name="default", max_running_jobs=5)
+    if what == "sleeper":
+        assert worker.claim(sleep=True) == []
     lock = {
         "worker": "select 1 from gangq.incarnations for no key update",
         "gang": "select 1 from gangq.live_gangs for update",
         "member": "select 1 from gangq.live_jobs where state = 'reserved' for update",
         "queue": "select 1 from gangq.queues_table for no key update",
+        "sleeper": "select * from gangq.submit('work', wake => 'sleepers')",
     }[what]
     request = uuid.uuid4()
     with held(dsn, lock):
         # Whoever waits at all waits longer than this.
         q.sql("set statement_timeout = '150ms'")
-        outcomes, claims = both(worker, claim, request_id=request)
+        outcomes, claims = both(worker, claim, request_id=request, sleep=True)
         q.sql("reset statement_timeout")
     assert outcomes == {claim.job_id: "done"}
     assert claims == []
