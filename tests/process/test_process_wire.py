@@ -52,19 +52,21 @@ def test_a_lost_answer_to_a_claim_burns_nothing(cut: Cut) -> None:
     assert len(floor.journal.attempts(job)) == 1
 
 
-def test_a_lost_answer_to_a_completion_ends_the_job_once(cut: Cut) -> None:
+@pytest.mark.parametrize("waiting", [False, True], ids=["nothing waits", "the next is claimed with it"])
+def test_a_lost_answer_to_a_completion_ends_the_job_once(cut: Cut, waiting: bool) -> None:
     floor = cut.floor
     worker = cut.far()
     job = floor.inline()
     floor.until_at_work(job)
-    cut.wire.lose(b"gangq.complete(")
+    following = floor.inline("quick") if waiting else None
+    cut.wire.lose(b"gangq.complete_and_claim(")
     floor.go()
     until_lost(cut)
     (row,) = floor.until_done(job)
     # The next job proves that the worker has heard the repeated answer and gone on.
-    next_row = until_state(floor.client, floor.inline("quick"), "done")
+    next_row = until_state(floor.client, following or floor.inline("quick"), "done")
     assert (row.result, row.attempts, row.crashes) == ("first", 1, 0)
-    assert next_row.worker == "far"
+    assert (next_row.worker, next_row.attempts, next_row.crashes) == ("far", 1, 0)
     assert len(floor.journal.attempts(job)) == 1
     assert "result_stale" not in worker.log
 
