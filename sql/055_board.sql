@@ -376,9 +376,10 @@ begin
     from gangq.incarnations i
     where i.ended_at is null and i.queues && wanted and (among is null or i.id = any (among))
   ),
-  classes as materialized (
-    select l.queues, l.tasks, l.labels, l.taints, l.who, min(l.id) as example, row_number() over (order by min(l.id))::integer as n
-    from live l group by l.queues, l.tasks, l.labels, l.taints, l.who
+  -- Who offers the same is a class. By windows: how many rows a join on all of that gives is anybody's guess.
+  classed as materialized (
+    select x.*, (dense_rank() over (order by x.example))::integer as class
+    from (select l.*, min(l.id) over (partition by l.queues, l.tasks, l.labels, l.taints, l.who) as example from live l) x
   ),
   used as (
     select j.incarnation, count(*) filter (where not s.plain or j.gang_id is not null) as whole,
@@ -387,19 +388,18 @@ begin
     where j.incarnation = any (array(select l.id from live l)) group by j.incarnation
   ),
   w as (
-    select l.id, l.name, l.slots, l.memory_mb, l.mcpus, c.n as class, o.id is not null as open,
+    select l.id, l.name, l.slots, l.memory_mb, l.mcpus, l.class, o.id is not null as open,
       (l.slots - coalesce(u.whole + ceil(u.plain::float8 / l.prefetch), 0))::integer as free_slots,
       l.memory_mb - coalesce(u.memory, 0) as free_memory, l.mcpus - coalesce(u.mcpus, 0) as free_mcpus,
       (dense_rank() over (order by l.host))::integer as host
-    from live l
-    join classes c on c.queues = l.queues and c.tasks = l.tasks and c.labels = l.labels and c.taints = l.taints and c.who = l.who
+    from classed l
     left join unnest(open) as o(id) on o.id = l.id
     left join used u on u.incarnation = l.id
     order by l.host, l.id
   )
   select array_agg(w.id), array_agg(w.name), array_agg(w.host), array_agg(w.open), array_agg(w.class), array_agg(w.free_slots),
     array_agg(w.free_memory), array_agg(w.free_mcpus), array_agg(w.slots), array_agg(w.memory_mb), array_agg(w.mcpus),
-    (select array_agg(c.example order by c.n) from classes c)
+    (select array_agg(distinct c.example order by c.example) from classed c)
   into b.worker_ids, b.worker_names, b.worker_host, b.worker_open, b.worker_class, b.free_slots, b.free_memory, b.free_mcpus,
     b.all_slots, b.all_memory, b.all_mcpus, examples
   from w;
