@@ -544,8 +544,9 @@ def test_a_displaced_member_that_finishes_after_all_is_done(q: Q) -> None:
     assert gang.states == ["running"] * 3 + ["done"]
 
 
-def test_while_nobody_could_be_found_the_wait_for_a_replacement_does_not_count(q: Q) -> None:
-    workers = q.workers(3)
+def lost_while_paused(q: Q, count: int) -> tuple[Gang, list[Worker]]:
+    """A gang that has waited three minutes of a paused queue for one of its two members, and the workers left."""
+    workers = q.workers(count)
     gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
     claims = gang.start(*workers)
     q.call("set_queue", name="default", paused=True)
@@ -555,20 +556,17 @@ def test_while_nobody_could_be_found_the_wait_for_a_replacement_does_not_count(q
     q.live_on(180, *rest)
     assert gang.state == "running"
     q.call("set_queue", name="default", paused=False)
+    return gang, rest
+
+
+def test_while_nobody_could_be_found_the_wait_for_a_replacement_does_not_count(q: Q) -> None:
+    gang, _ = lost_while_paused(q, 3)
     q.tick()
     assert sorted(gang.states) == ["reserved", "running"]
 
 
 def test_a_wait_for_a_replacement_that_counts_ends(q: Q) -> None:
-    workers = q.workers(2)
-    gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
-    claims = gang.start(*workers)
-    q.call("set_queue", name="default", paused=True)
-    lost = next(w for w in workers if w.incarnation == claims[0].incarnation)
-    lost.report_dead()
-    rest = [w for w in workers if w is not lost]
-    q.live_on(180, *rest)
-    q.call("set_queue", name="default", paused=False)
+    gang, rest = lost_while_paused(q, 2)
     q.live_on(40, *rest)
     assert gang.state == "running"
     q.live_on(40, *rest)
