@@ -1,5 +1,6 @@
 -- Gangs are placed: decide_on judges a board, admit looks, decides and applies for whoever runs the tick.
--- Locks: the gangs, their jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again.
+-- Locks: the gangs, their jobs, then the chosen worker rows, all with skip locked: what is busy now is tried again. Then queues
+-- that have limits, by name: the only rows it waits for, 100 ms at most, because many claims take them in turn.
 
 -- How many members of a shape each of these workers has room for.
 create function gangq.members_that_fit(

@@ -1,5 +1,6 @@
 -- Members get their place, and lose it again unclaimed: take_places, reserve_members, reserve_gang, rollback_gang.
--- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is busy now is tried again.
+-- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is busy now is tried again; then
+-- queues that have limits, by name.
 
 -- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those with an epoch_rank are
 -- in it; the others stay blocked, or are being stopped because they have just left it.
