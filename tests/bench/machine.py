@@ -56,7 +56,7 @@ def fsync_ms(directory: Path, times: int = 15) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU over a stretch of time: seconds of a worker and of the server, and cores kept busy by others."""
+    """CPU over a stretch of time: seconds of the workers and of the server, and cores kept busy by others."""
 
     worker_s: float
     server_s: float
@@ -66,15 +66,16 @@ class Usage:
 class CpuMeter:
     """Counts CPU from its making to :meth:`read`. Foreign work is what makes a number worthless."""
 
-    def __init__(self, server: Server, worker_pid: int | None = None) -> None:
+    def __init__(self, server: Server, *worker_pids: int) -> None:
         self._server_pid = server.status().pid
-        self._worker_pid = worker_pid
+        self._worker_pids = worker_pids
         self._before = self._now()
 
     def _now(self) -> tuple[float, float, float, float, float]:
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-        return time.monotonic(), busy, _tree(os.getpid()), _tree(self._server_pid), _tree(self._worker_pid)
+        workers = sum(_tree(pid) for pid in self._worker_pids)
+        return time.monotonic(), busy, _tree(os.getpid()), _tree(self._server_pid), workers
 
     def read(self) -> Usage:
         """The usage since then."""

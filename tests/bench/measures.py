@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import time
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 from machine import CpuMeter, Usage
-from stage import Stage, scalar, wait_until, wal_position
+from stage import Stage, scalar, wait_until
 from systems import System
 
 _WARM_UP = 5
+_LEAST_PICKUPS = 10
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Sizes:
     enqueue_single: int = 2_000
     enqueue_many: int = 10_000
     pickups: int = 100
+    per_job: int = 2_000
+    per_job_single: int = 1_000
     gangs: int = 200
     hosts: int = 5_000
     pass_gangs: tuple[int, ...] = (1_000, 2_000, 3_000)
@@ -34,7 +38,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    drain=5_000, drain_single=500, enqueue_single=500, pickups=40, gangs=50,
+    drain=5_000, drain_single=500, enqueue_single=500, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
 )  # fmt: skip
 
@@ -52,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure, the systems that it is for (empty: all of them), and how to take it."""
+    """A measure, the systems that it is for (empty: all that take part in it), and how to take it."""
 
     name: str
     title: str
@@ -60,28 +64,48 @@ class Measure:
     systems: tuple[str, ...] = ()
 
 
-def _drain(stage: Stage, system: System, count: int, batch: int) -> tuple[float, Usage, dict[str, float]]:
-    """Jobs per second, and WAL bytes per job. The clock runs from the first handler's start until nothing
-    unfinished is left: a worker that reports late is not faster for it.
+def drain_title(batch: int | None) -> str:
+    """How the drain with that batch is called; None: with each system's own best settings."""
+    if batch is None:
+        return "drain, best settings"
+    return "drain, one at a time" if batch == 1 else f"drain, batch {batch}"
+
+
+def enqueue_title(count: int) -> str:
+    """How submitting so many in one call is called."""
+    return "enqueue, one by one" if count == 1 else f"enqueue, {count:,} in one call"
+
+
+def share(count: int, system: System) -> int:
+    """How many of them a system gets: the slow ones fewer."""
+    return max(1, count // system.slowness)
+
+
+def _drain(
+    stage: Stage, system: System, count: int, batch: int, workers: int = 1
+) -> tuple[float, dict[str, float]]:
+    """Jobs per second. One worker's clock runs from the first handler's start, that of several from when all
+    of them have their first jobs; until nothing unfinished is left: a worker that reports late is not faster.
     """
-    path, marks = stage.marks()
-    with stage.database(system) as dsn, psycopg.connect(dsn, autocommit=True) as look:
+    marks = [stage.marks(shut=workers > 1) for _ in range(workers)]
+    with contextlib.ExitStack() as stack:
+        dsn = stack.enter_context(stage.database(system))
         with system.enqueuer(dsn) as enqueuer:
-            before = wal_position(look)
             enqueuer.many(count)
-            submitted = wal_position(look)
-        look.execute("vacuum analyze")
-        waiting = wal_position(look)
-        with stage.worker(system, dsn, path, batch) as worker:
-            wait_until(lambda: marks.count > 0, "the first job started", worker, poll_s=0.0005)
-            meter = CpuMeter(stage.server, worker.pid)
-            wait_until(lambda: marks.count >= count, "every job started", worker)
-            wait_until(lambda: not scalar(look, system.unfinished), "every job was finished", worker)
-            seconds = (time.monotonic_ns() - marks.first_ns) / 1e9
-            usage = meter.read()
-            drained = wal_position(look)
-    wal = {"enqueue": (submitted - before) / count, "drain": (drained - waiting) / count}
-    return count / seconds, usage, wal
+        stage.tidy(dsn)
+        look = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        started = [stack.enter_context(stage.worker(system, dsn, each, batch)) for each in marks]
+        for each in marks:
+            wait_until(lambda: each.count > 0, "the first job started", *started, poll_s=0.0005)  # noqa: B023
+        meter = CpuMeter(stage.server, *(worker.pid for worker in started))
+        began = time.monotonic_ns() if workers > 1 else marks[0].first_ns
+        for each in marks:
+            each.open()
+        wait_until(lambda: sum(each.count for each in marks) >= count, "every job started", *started)
+        wait_until(lambda: not scalar(look, system.unfinished), "every job was finished", *started)
+        seconds = (time.monotonic_ns() - began) / 1e9
+        usage = meter.read()
+    return count / seconds, {"jobs": count, "batch": batch, **_cpu_notes(usage, count)}
 
 
 def _cpu_notes(usage: Usage, count: int) -> dict[str, float]:
@@ -93,41 +117,53 @@ def _cpu_notes(usage: Usage, count: int) -> dict[str, float]:
 
 
 def drain(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
-    """One worker process, every system with the same batch, and what it wrote."""
-    results = []
-    for batch in (100, 300):
-        rate, usage, wal = _drain(stage, system, sizes.drain, batch)
-        results.append(Result(f"drain, batch {batch}", "jobs/s", rate, notes=_cpu_notes(usage, sizes.drain)))
-    return [*results, Result("WAL, enqueue and drain", "bytes/job", sum(wal.values()), False, wal)]
+    """One worker process: with the same batch for all that have one, and at its best."""
+    count = share(sizes.drain, system)
+    taken = {
+        batch: _drain(stage, system, count, batch)
+        for batch in dict.fromkeys((100, system.best))
+        if batch != 100 or system.takes_100
+    }
+    named = [(drain_title(100), 100), (drain_title(None), system.best)]
+    return [
+        Result(title, "jobs/s", taken[batch][0], notes=taken[batch][1]) for title, batch in named if batch in taken
+    ]
+
+
+def drain_by_two(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """Two worker processes with as many jobs each as one has, at its best settings; and how many times one that is."""
+    count = share(sizes.drain, system)
+    one, _ = _drain(stage, system, count, system.best)
+    two, notes = _drain(stage, system, 2 * count, system.best, workers=2)
+    return [
+        Result("drain, two processes", "jobs/s", two, notes=notes),
+        Result("two processes to one", "times", two / one, notes={"one": round(one, 1)}),
+    ]
 
 
 def drain_single(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """The same with one job claimed, run and finished at a time, as with jobs that fill a GPU."""
-    rate, usage, wal = _drain(stage, system, sizes.drain_single, 1)
-    notes = _cpu_notes(usage, sizes.drain_single)
-    return [
-        Result("drain, one at a time", "jobs/s", rate, notes=notes),
-        Result("WAL, one at a time", "bytes/job", sum(wal.values()), False, wal),
-    ]
+    rate, notes = _drain(stage, system, share(sizes.drain_single, system), 1)
+    return [Result(drain_title(1), "jobs/s", rate, notes=notes)]
 
 
 def enqueue(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """Submitting with no worker about: a call per job, and all in one call."""
     results = []
     for title, count in (
-        ("enqueue, one by one", sizes.enqueue_single),
-        (f"enqueue, {sizes.enqueue_many:,} in one call", sizes.enqueue_many),
+        (enqueue_title(1), share(sizes.enqueue_single, system)),
+        (enqueue_title(sizes.enqueue_many), share(sizes.enqueue_many, system)),
     ):
         with stage.database(system) as dsn, system.enqueuer(dsn) as enqueuer:
             enqueuer.one_by_one(20)  # Statements are prepared, catalogs are cached.
             meter = CpuMeter(stage.server)
             began = time.monotonic_ns()
-            if title == "enqueue, one by one":
+            if title == enqueue_title(1):
                 enqueuer.one_by_one(count)
             else:
                 enqueuer.many(count)
             seconds = (time.monotonic_ns() - began) / 1e9
-            notes = {"foreign_cores": round(meter.read().foreign_cores, 2)}
+            notes = {"jobs": count, "foreign_cores": round(meter.read().foreign_cores, 2)}
             results.append(Result(title, "jobs/s", count / seconds, notes=notes))
     return results
 
@@ -136,16 +172,18 @@ def pickup(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """How long a job waits when a worker has nothing to do: from the enqueue call's return to the handler's
     start, one job about every 50 ms.
     """
-    total = _WARM_UP + sizes.pickups
-    path, marks = stage.marks(total)
+    total = _WARM_UP + max(_LEAST_PICKUPS, share(sizes.pickups, system))
+    marks = stage.marks(total)
     returned = []
     with (
         stage.database(system) as dsn,
         system.enqueuer(dsn) as enqueuer,
-        stage.worker(system, dsn, path, 1) as worker,
+        stage.worker(system, dsn, marks, 1 if "single" in system.measures else system.best) as worker,
     ):
         for number in range(total):
-            time.sleep(random.uniform(0.04, 0.06) if number >= _WARM_UP else 0.4)
+            # A worker that looks now and then must not be met at the same point of its sleep each time.
+            gap = random.uniform(0.04, 0.06) + random.uniform(0, system.poll_s)
+            time.sleep(gap if number >= _WARM_UP else 0.4)
             called = time.monotonic_ns()
             enqueuer.numbered(number)
             returned.append((called, time.monotonic_ns()))
@@ -167,6 +205,7 @@ def latency(title: str, waits_ms: list[float], from_call_ms: list[float]) -> lis
 
 def _tail(from_call_ms: list[float]) -> dict[str, float]:
     return {
+        "jobs": len(from_call_ms),
         "from_call_p50_ms": round(statistics.median(from_call_ms), 3),
         "from_call_p99_ms": round(percentile(from_call_ms, 0.99), 3),
     }

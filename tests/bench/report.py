@@ -1,4 +1,4 @@
-"""The table and the JSON file."""
+"""The tables and the JSON file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import per_job
 from measures import Result
 from rich.console import Console
 from rich.table import Table
@@ -76,12 +77,35 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
+def line(result: Result) -> str:
+    """A result as it comes, with a warning when others used the machine."""
+    foreign = result.notes.get("foreign_cores", 0.0)
+    busy = f"  [yellow]others kept {foreign:.1f} cores busy" if foreign > NOISY_CORES else ""
+    return f"          {result.measure}: {number(result.value)} {result.unit}{busy}"
+
+
 def show(console: Console, machine: dict[str, Any], summaries: list[Summary], rounds: int) -> None:
-    """Print the table and the machine."""
+    """Print the tables and the machine."""
+    counted = {per_job.title(quantity, mode) for quantity in per_job.QUANTITIES for mode in per_job.MODES}
+    timed = [row for row in summaries if row.measure not in counted]
+    if timed:
+        console.print(_timed(timed, rounds))
+    if len(timed) < len(summaries):
+        console.print(_counted([row for row in summaries if row.measure in counted]))
+    console.print(
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB; worker and server share "
+        f"them. PostgreSQL {machine['postgresql']}, fsync on, Unix socket. Python {machine['python']}; "
+        f"{'; '.join(machine['systems'])}.",
+        highlight=False,
+    )
+
+
+def _timed(summaries: list[Summary], rounds: int) -> Table:
+    """A line for each measure of each system."""
     table = Table(title=f"{rounds} round{'s' * (rounds != 1)}, interleaved", title_justify="left")
     for heading in ("measure", "", "system"):
         table.add_column(heading)
-    for heading in ("median (min–max)", f"ratio to {BASIS}"):
+    for heading in ("median", "min", "max", f"ratio to {BASIS}"):
         table.add_column(heading, justify="right")
     last = ""
     for row in summaries:
@@ -92,17 +116,35 @@ def show(console: Console, machine: dict[str, Any], summaries: list[Summary], ro
             row.measure if last != row.measure else "",
             f"{row.unit} {arrow}" if last != row.measure else "",
             row.system,
-            f"{number(row.median)} ({number(row.least)}–{number(row.most)})",
+            *map(number, (row.median, row.least, row.most)),
             "" if row.ratio is None else f"{row.ratio:.2f}",
         )
         last = row.measure
-    console.print(table)
-    console.print(
-        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB; worker and server share "
-        f"them. PostgreSQL {machine['postgresql']}, fsync on, Unix socket. Python {machine['python']}; "
-        f"{'; '.join(machine['systems'])}.",
-        highlight=False,
-    )
+    return table
+
+
+def _counted(summaries: list[Summary]) -> Table:
+    """What the server does for a job: medians, a line for each system, a column for each quantity."""
+    found = {(row.system, row.measure): row for row in summaries}
+    table = Table(title="for each job, from its submission to its end; less is better", title_justify="left")
+    table.add_column("submitted and worked off")
+    table.add_column("system")
+    quantities = [q for q in per_job.QUANTITIES if any(row.measure.startswith(f"{q},") for row in summaries)]
+    for heading in (*quantities, f"WAL to {BASIS}"):
+        table.add_column(heading, justify="right")
+    for mode in per_job.MODES:
+        systems = dict.fromkeys(row.system for row in summaries if row.measure.endswith(mode))
+        for place, system in enumerate(systems):
+            rows = [found.get((system, per_job.title(quantity, mode))) for quantity in quantities]
+            ratio = rows[0].ratio if rows[0] else None
+            table.add_row(
+                mode if place == 0 else "",
+                system,
+                *("" if row is None else number(row.median) for row in rows),
+                "" if ratio is None else f"{ratio:.2f}",
+            )
+        table.add_section()
+    return table
 
 
 def conditions(console: Console, samples: list[Sample]) -> None:

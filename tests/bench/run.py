@@ -1,4 +1,4 @@
-"""`make bench`: gangq beside its floor (the same work in bare psycopg) and PgQueuer, in one run.
+"""`make bench`: gangq, floors (the same work with the least SQL there is) and other queues, in one run.
 
 Systems take turns in every round, so a machine that drifts drifts for all; compare ratios before rates. Each
 measurement has a fresh database on a private PostgreSQL with fsync on and a worker process of its own.
@@ -10,28 +10,38 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import floors
 import gang
 import measures
+import per_job
+import pictures
 import placement
 import report
 from machine import describe, fsync_ms
 from measures import Measure, Sizes
+from progress import Progress
 from report import Sample
 from rich.console import Console
-from stage import BenchError, Stage
-from systems import SYSTEMS, System
+from stage import Stage
+from systems import NAMES, Absent, System, load
 
 from gangq.embedded import Binaries, Server, find_binaries
 
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min"}
 MEASURES = (
-    Measure("drain", "drain with batches of 100; WAL", measures.drain),
+    Measure("drain", "drain with batches of 100 and at best", measures.drain),
+    Measure("drain", "the floor's drain without Python", floors.drain, ("pgbench",)),
+    Measure("drain2", "drain with two processes", measures.drain_by_two),
     Measure("single", "drain one job at a time", measures.drain_single),
+    Measure("single", "the floor's, one at a time, without Python", floors.single, ("pgbench",)),
     Measure("enqueue", "enqueue one by one and in one call", measures.enqueue),
+    Measure("enqueue", "the floor's enqueue without Python", floors.enqueue, ("pgbench",)),
     Measure("pickup", "pick-up latency of an idle worker", measures.pickup),
+    Measure("work", "WAL, statements, transactions, dead rows and buffers of a job", per_job.work),
     Measure("gang", "placing a gang on an idle fleet", gang.admission, ("gangq",)),
     Measure("claimed", "a gang from submission to its last claim", placement.claimed, ("gangq",)),
     Measure("alone", "a pass for one gang on a large fleet", placement.alone, ("gangq",)),
@@ -44,9 +54,9 @@ _RESULTS = Path(__file__).parents[2] / "bench-results"
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one round of smaller counts, about a minute")
+    parser.add_argument("--quick", action="store_true", help="one round of smaller counts, under five minutes")
     parser.add_argument("--rounds", type=int, help="how often everything is repeated [3; 1 with --quick]")
-    names = [*(m.name for m in MEASURES), *SYSTEMS]
+    names = [*dict.fromkeys(m.name for m in MEASURES), *NAMES]
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=names, default=[],
         help=f"only these measures and systems: {', '.join(names)}",
@@ -65,35 +75,54 @@ def newest(which: str | None) -> Binaries:
     return max(find_binaries(which), key=lambda b: b.version)
 
 
-def chosen(only: list[str]) -> list[tuple[Measure, list[System]]]:
+def found(names: list[str], binaries: Binaries, console: Console) -> dict[str, System]:
+    """Those of the systems that can be measured here; of each other one it is said why not."""
+    systems = {}
+    for name in names:
+        try:
+            system = load(name)
+            system.prepare(binaries.bindir)
+        except Absent as reason:
+            console.print(f"not measured: {name} ({reason})", style="yellow", markup=False, highlight=False)
+        else:
+            systems[name] = system
+    return systems
+
+
+def chosen(only: list[str], systems: dict[str, System]) -> list[tuple[Measure, list[System]]]:
     """The measures and systems to run, of which none named means all."""
-    systems = [s for s in SYSTEMS.values() if s.name in only] or list(SYSTEMS.values())
     wanted = [m for m in MEASURES if m.name in only] or list(MEASURES)
-    plan = [(m, [s for s in systems if not m.systems or s.name in m.systems]) for m in wanted]
+    plan = [
+        (m, [s for s in systems.values() if (s.name in m.systems if m.systems else m.name in s.measures)])
+        for m in wanted
+    ]
     return [(m, takers) for m, takers in plan if takers]
 
 
 def samples(
     stage: Stage, plan: list[tuple[Measure, list[System]]], sizes: Sizes, rounds: int, console: Console
-) -> Iterator[Sample]:
-    """Run everything, saying what is going on."""
-    began = time.monotonic()
+) -> Iterator[Sample | str]:
+    """Run everything, saying what is going on. What does not come to its end is said, and yields its name."""
+    steps = [(measure.title, system.name) for measure, systems in plan for system in systems]
+    progress = Progress(steps, rounds)
     for turn in range(1, rounds + 1):
         for measure, systems in plan:
             shift = turn % len(systems)  # Nobody always goes first.
             for system in systems[shift:] + systems[:shift]:
-                at = f"{time.monotonic() - began:5.0f} s  round {turn}/{rounds}"
-                console.print(f"{at}  {measure.title}: {system.name}", highlight=False)
+                step = (measure.title, system.name)
+                console.print(f"{progress.begin(step)}  {measure.title}: {system.name}", highlight=False)
                 sync_ms = fsync_ms(stage.scratch)
-                for result in measure.take(stage, system, sizes):
-                    foreign = result.notes.get("foreign_cores", 0.0)
-                    busy = (
-                        f"  [yellow]others kept {foreign:.1f} cores busy"
-                        if foreign > report.NOISY_CORES
-                        else ""
-                    )
-                    said = f"{report.number(result.value)} {result.unit}"
-                    console.print(f"          {result.measure}: {said}{busy}", highlight=False)
+                try:
+                    results = measure.take(stage, system, sizes)
+                except Exception as error:
+                    # Of a queue that is not ours anything may come. Not as markup: it is full of brackets.
+                    words = "".join(traceback.format_exception(error, limit=-3))
+                    console.print(f"not measured: {words}", style="red", markup=False, highlight=False)
+                    yield f"{measure.title}: {system.name}"
+                    results = []
+                progress.end(step)
+                for result in results:
+                    console.print(report.line(result), highlight=False)
                     yield Sample(turn, system.name, sync_ms, result)
 
 
@@ -104,30 +133,40 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = 120
-    plan = chosen(options.only)
+    binaries = newest(options.pg)
+    systems = found([n for n in NAMES if n in options.only] or list(NAMES), binaries, console)
+    plan = chosen(options.only, systems)
     taken: list[Sample] = []
+    failed: list[str] = []
     with (
-        Server.temporary(binaries=newest(options.pg), settings=SETTINGS, durable=True) as server,
+        Server.temporary(
+            binaries=binaries, settings={**SETTINGS, **per_job.settings(binaries)}, durable=True
+        ) as server,
         tempfile.TemporaryDirectory(prefix="gangq-bench-") as scratch,
     ):
-        systems = dict.fromkeys(system.name for _, takers in plan for system in takers)
-        machine = describe(server, [SYSTEMS[name].version() for name in systems])
-        console.print(f"{server.binaries.version[0]}.{server.binaries.version[1]} of PostgreSQL is up")
+        takers = dict.fromkeys(system for _, takers in plan for system in takers)
+        machine = describe(server, [version for system in takers if (version := system.version())])
+        console.print(f"{binaries.version[0]}.{binaries.version[1]} of PostgreSQL is up")
+        if not per_job.has_extension(binaries) and any(m.name == "work" for m, _ in plan):
+            console.print(f"it has no {per_job.EXTENSION}: statements inside functions are not counted")
         sizes = measures.QUICK if options.quick else Sizes()
-        try:
-            for sample in samples(Stage(server, Path(scratch)), plan, sizes, rounds, console):
+        for sample in samples(Stage(server, Path(scratch)), plan, sizes, rounds, console):
+            if isinstance(sample, Sample):
                 taken.append(sample)
-        except BenchError as error:
-            # Not as markup: a traceback is full of brackets.
-            console.print(f"stopped: {error}", style="red", markup=False, highlight=False)
-            return 1
-    summaries = report.summarise(taken)
-    report.show(console, machine, summaries, rounds)
-    report.conditions(console, taken)
-    path = options.json or _RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
-    report.write(path, machine, taken, summaries)
-    console.print(f"everything is in {path}", highlight=False)
-    return 0
+            else:
+                failed.append(sample)
+    if taken:
+        summaries = report.summarise(taken)
+        report.show(console, machine, summaries, rounds)
+        report.conditions(console, taken)
+        path = options.json or _RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
+        report.write(path, machine, taken, summaries)
+        drawn = pictures.write(path, summaries)
+        console.print(f"everything is in {path}", highlight=False)
+        console.print(f"drawn: {', '.join(p.name for p in drawn)}" if drawn else "nothing to draw", highlight=False)
+    for what in failed:
+        console.print(f"not measured: {what}", style="red", markup=False, highlight=False)
+    return 1 if failed or not taken else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from systems import System
 from gangq.embedded import Server
 
 _HERE = Path(__file__).parent
-_WAIT_S = 300.0
+_WAIT_S = 120.0
 
 
 class BenchError(Exception):
@@ -48,10 +48,14 @@ class Stage:
         finally:
             self.server.drop_database(name)
 
-    def marks(self, numbered: int = 0) -> tuple[Path, Marks]:
+    def marks(self, numbered: int = 0, shut: bool = False) -> Marks:
         """A fresh file of marks."""
-        path = self.scratch / f"marks_{next(self._numbers)}"
-        return path, Marks.create(path, numbered)
+        return Marks.create(self.scratch / f"marks_{next(self._numbers)}", numbered, shut)
+
+    def tidy(self, dsn: str) -> None:
+        """As after autovacuum has been: what has just been submitted is known to the planner."""
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("vacuum analyze")
 
     @contextlib.contextmanager
     def process(self, script: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -78,22 +82,23 @@ class Stage:
                     started.wait()
 
     def worker(
-        self, system: System, dsn: str, marks: Path, batch: int
+        self, system: System, dsn: str, marks: Marks, batch: int
     ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker process of a system."""
-        return self.process("work.py", system.name, dsn, str(marks), str(batch))
+        return self.process("work.py", system.name, dsn, str(marks.path), str(batch))
 
 
 def wait_until(
-    met: Callable[[], object], what: str, process: subprocess.Popen[bytes], poll_s: float = 0.004
+    met: Callable[[], object], what: str, *processes: subprocess.Popen[bytes], poll_s: float = 0.004
 ) -> None:
-    """Look every ``poll_s`` seconds until it is so. Raises `BenchError` when it takes too long, or the
-    process has ended.
+    """Look every ``poll_s`` seconds until it is so. Raises `BenchError` when it takes too long, or one of the
+    processes has ended.
     """
     until = time.monotonic() + _WAIT_S
     while not met():
-        if process.poll() is not None:
-            raise BenchError(f"the process ended ({process.returncode}) before {what}")
+        for process in processes:
+            if process.poll() is not None:
+                raise BenchError(f"the process ended ({process.returncode}) before {what}")
         if time.monotonic() > until:
             raise BenchError(f"{what}: not within {_WAIT_S:g} s")
         time.sleep(poll_s)

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from marks import Marks
-from systems import SYSTEMS
+from systems import load
 
 if __name__ == "__main__":
     _, system, dsn, marks, batch = sys.argv
-    SYSTEMS[system].work(dsn, Marks(Path(marks)), int(batch))
+    load(system).work(dsn, Marks(Path(marks)), int(batch))

@@ -1,13 +1,17 @@
-"""Outcomes as a table for the terminal, a table in Markdown, and a picture (SVG, written by hand)."""
+"""Outcomes as a table for the terminal, a table in Markdown, and a picture (SVG)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
+from pathlib import Path
 
 from outcome import Figures, Outcome
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1]))  # A script finds only what lies beside it.
+from drawing import COLOURS, bar, document, text  # noqa: E402
 
 HEADINGS = (
     "policy", "utilisation", "slowdown", "wait, s", "longest wait, s",
@@ -15,7 +19,6 @@ HEADINGS = (
 )  # fmt: skip
 BOOK = ", textbook"
 """How the textbook's schedule under the same policy is named: drawn paler."""
-_COLOURS = ("#7f7f7f", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 
 
 def row(outcome: Outcome) -> tuple[str, ...]:
@@ -76,10 +79,10 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
             "{:,.0f}",
         ),
     ]
-    bar, gap, tall, top = 20, 20, 240, 100
+    wide, gap, tall, top = 20, 20, 240, 100
     kinds = list(dict.fromkeys(outcome.policy.removesuffix(BOOK) for outcome in outcomes))
     fills = [
-        f'fill="{_COLOURS[kinds.index(outcome.policy.removesuffix(BOOK)) % len(_COLOURS)]}"'
+        f'fill="{COLOURS[kinds.index(outcome.policy.removesuffix(BOOK)) % len(COLOURS)]}"'
         + ' fill-opacity="0.45"' * outcome.policy.endswith(BOOK)
         for outcome in outcomes
     ]
@@ -87,45 +90,19 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
     left = 20
     for heading, groups, form in panels:
         most = max((value for _, values in groups for value in values), default=0) or 1
-        drawn.append(_text(left, 52, heading, 13, bold=True))
+        drawn.append(text(left, 52, heading, 13, bold=True))
         right = left + 9 * len(heading)
         for name, values in groups:
             for n, value in enumerate(values):
                 high = tall * value / most
-                x, y = left + n * bar, top + tall - high
-                drawn.append(f'<rect x="{x}" y="{y:.1f}" width="{bar - 4}" height="{high:.1f}" {fills[n]}/>')
-                drawn.append(_text(x + bar - 8, y - 4, form.format(value), 10, upright=True))
-            wide = len(values) * bar
-            drawn.append(_text(left + wide / 2, top + tall + 16, name, 11, middle=True))
-            left += wide + gap
+                x, y = left + n * wide, top + tall - high
+                drawn.append(bar(x, y, wide - 4, high, fills[n]))
+                drawn.append(text(x + wide - 8, y - 4, form.format(value), 10, upright=True))
+            drawn.append(text(left + len(values) * wide / 2, top + tall + 16, name, 11, anchor="middle"))
+            left += len(values) * wide + gap
         left = max(left, right) + gap
     for n, outcome in enumerate(outcomes):
         y = top + tall + 36 + 18 * n
-        drawn.append(f'<rect x="20" y="{y}" width="12" height="12" {fills[n]}/>')
-        drawn.append(_text(38, y + 10, outcome.policy, 12))
-    high = top + tall + 50 + 18 * len(outcomes)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="{high}" '
-            'font-family="sans-serif">',
-            f'<rect width="{left}" height="{high}" fill="white"/>',
-            _text(20, 24, title, 15, bold=True),
-            *drawn,
-            "</svg>\n",
-        ]
-    )
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    size: int,
-    *,
-    bold: bool = False,
-    middle: bool = False,
-    upright: bool = False,
-) -> str:
-    style = ' font-weight="bold"' * bold + ' text-anchor="middle"' * middle
-    style += f' transform="rotate(-90 {x:.1f} {y:.1f})"' * upright
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{style}>{escape(words)}</text>'
+        drawn.append(bar(20, y, 12, 12, fills[n]))
+        drawn.append(text(38, y + 10, outcome.policy, 12))
+    return document(left, top + tall + 50 + 18 * len(outcomes), title, drawn)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import psycopg
 from marks import Marks
 
-from systems.base import Enqueuers
+from systems.base import Enqueuers, System
 
 _TABLE = """
 create table floor_jobs (
@@ -42,6 +42,8 @@ returning id, payload
 """
 _DONE = "update floor_jobs set state = 'done', finished_at = clock_timestamp() where id = any (%s)"
 
+_DONE_AND_CLAIM = f"with finished as ({_DONE.replace('%s', '%s::bigint[]')}) {_CLAIM}"
+
 
 class _FloorEnqueuer:
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -58,11 +60,12 @@ class _FloorEnqueuer:
         self._connection.execute(_INSERT_AND_WAKE, (f'{{"n": {number}}}',)).fetchone()
 
 
-class Floor:
+class Floor(System):
     """Claim by UPDATE ... FOR UPDATE SKIP LOCKED, finish by UPDATE, on one connection."""
 
     name = "floor"
     unfinished = "select exists (select 1 from floor_jobs where state <> 'done')"
+    best = 300
 
     def version(self) -> str:
         return f"psycopg {version('psycopg')}"
@@ -89,5 +92,28 @@ class Floor:
                 if jobs:
                     connection.execute(_DONE, ([job_id for job_id, _ in jobs],))
                 else:
+                    for _ in listener.notifies(timeout=1.0, stop_after=1):
+                        pass
+
+
+class Fused(Floor):
+    """The last jobs are finished and the next are claimed by one statement, in one round trip."""
+
+    name = "fused"
+    measures = ("drain", "drain2", "single", "work")
+
+    def work(self, dsn: str, marks: Marks, batch: int) -> None:
+        done: list[int] = []
+        with (
+            psycopg.connect(dsn, autocommit=True) as listener,
+            psycopg.connect(dsn, autocommit=True) as connection,
+        ):
+            listener.execute("listen floor")
+            while True:
+                jobs = connection.execute(_DONE_AND_CLAIM, (done, batch)).fetchall()
+                for _, payload in jobs:
+                    marks.started(payload.get("n", -1))
+                done = [job_id for job_id, _ in jobs]
+                if not done:
                     for _ in listener.notifies(timeout=1.0, stop_after=1):
                         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -13,7 +14,7 @@ from gangq.app import App
 from gangq.client import Client
 from gangq.schema import migrate
 from gangq.worker.main import run_worker
-from systems.base import Enqueuers
+from systems.base import Enqueuers, System
 
 
 class _GangqEnqueuer:
@@ -31,11 +32,12 @@ class _GangqEnqueuer:
         self._client.submit(task="noop", payloads=[{"n": number}])
 
 
-class Gangq:
+class Gangq(System):
     """The batch of a worker is its prefetch."""
 
     name = "gangq"
     unfinished = "select exists (select 1 from gangq.live_jobs)"
+    best = 300
 
     def version(self) -> str:
         return f"gangq {version('gangq')} (psycopg {version('psycopg')})"
@@ -57,4 +59,4 @@ class Gangq:
         def noop(ctx: Any, n: int = -1) -> None:
             marks.started(n)
 
-        sys.exit(run_worker(app, dsn=dsn, name="bench", prefetch=batch, devices="none"))
+        sys.exit(run_worker(app, dsn=dsn, name=f"bench-{os.getpid()}", prefetch=batch, devices="none"))

@@ -17,7 +17,7 @@ from pgqueuer.models import Job
 from pgqueuer.qm import QueueManager
 from pgqueuer.queries import Queries
 
-from systems.base import Enqueuers
+from systems.base import Enqueuers, System
 
 _ENTRYPOINT = "noop"
 
@@ -44,11 +44,12 @@ class _PgQueuerEnqueuer:
         self._loop.run_until_complete(self._queries.enqueue(_ENTRYPOINT, payload))
 
 
-class PgQueuer:
+class PgQueuer(System):
     """Its finished jobs leave the queue table; their log rows are written in batches of the batch size."""
 
     name = "pgqueuer"
     unfinished = "select exists (select 1 from pgqueuer)"
+    best = 500
 
     def version(self) -> str:
         parts = ", ".join(f"{name} {version(name)}" for name in ("asyncpg", "uvloop"))
