@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := $(filter-out tests/bench/ tests/packaging/,$(wildcard tests/*/))
+ROOMS := $(filter-out tests/packaging/,$(wildcard tests/*/))
 ALONE := tests/process/
 # Of those that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
@@ -17,7 +17,7 @@ help:
 	@echo "make test        every test, on real PostgreSQL"
 	@echo "make test-servers what is about SQL, all of it on every PostgreSQL found"
 	@echo "make soak        the long proofs"
-	@echo "make bench       gangq beside its floor and a peer"
+	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: under five minutes)"
 	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
@@ -60,7 +60,7 @@ soak: $(VENV)/.dev
 	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process tests/simulator
 
 bench: $(VENV)/.bench
-	$(BIN)/python tests/bench/run.py
+	$(BIN)/python tests/bench/run.py $(BENCH)
 
 simulate: $(VENV)/.dev
 	$(BIN)/python tests/simulator/simulate.py $(SIMULATE)

@@ -37,7 +37,7 @@ def text(
     anchor: str = "start",
     upright: bool = False,
 ) -> str:
-    """Words, where they begin; ``anchor``: "middle" or "end" for where else the point is. ``upright``: read upwards."""
+    """Words that begin at the point, or have their "middle" or "end" there. ``upright``: read upwards."""
     style = ' font-weight="bold"' * bold + f' text-anchor="{anchor}"' * (anchor != "start")
     style += f' transform="rotate(-90 {x:.1f} {y:.1f})"' * upright
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{style}>{escape(words)}</text>'

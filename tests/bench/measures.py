@@ -14,7 +14,6 @@ from machine import CpuMeter, Usage
 from stage import Stage, scalar, wait_until
 from systems import System
 
-_WARM_UP = 5
 _LEAST_PICKUPS = 10
 
 
@@ -27,6 +26,7 @@ class Sizes:
     enqueue_single: int = 2_000
     enqueue_many: int = 10_000
     pickups: int = 100
+    warm_ups: int = 5
     per_job: int = 2_000
     per_job_single: int = 1_000
     gangs: int = 200
@@ -38,7 +38,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    drain=5_000, drain_single=500, enqueue_single=500, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
+    drain=5_000, drain_single=1_000, enqueue_single=1_000, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
 )  # fmt: skip
 
@@ -126,12 +126,14 @@ def drain(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     }
     named = [(drain_title(100), 100), (drain_title(None), system.best)]
     return [
-        Result(title, "jobs/s", taken[batch][0], notes=taken[batch][1]) for title, batch in named if batch in taken
+        Result(title, "jobs/s", taken[batch][0], notes=taken[batch][1])
+        for title, batch in named
+        if batch in taken
     ]
 
 
 def drain_by_two(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
-    """Two worker processes with as many jobs each as one has, at its best settings; and how many times one that is."""
+    """Two worker processes at its best settings, each with as many jobs as one; and how many times one that is."""
     count = share(sizes.drain, system)
     one, _ = _drain(stage, system, count, system.best)
     two, notes = _drain(stage, system, 2 * count, system.best, workers=2)
@@ -172,7 +174,7 @@ def pickup(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """How long a job waits when a worker has nothing to do: from the enqueue call's return to the handler's
     start, one job about every 50 ms.
     """
-    total = _WARM_UP + max(_LEAST_PICKUPS, share(sizes.pickups, system))
+    total = sizes.warm_ups + max(_LEAST_PICKUPS, share(sizes.pickups, system))
     marks = stage.marks(total)
     returned = []
     with (
@@ -183,13 +185,13 @@ def pickup(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         for number in range(total):
             # A worker that looks now and then must not be met at the same point of its sleep each time.
             gap = random.uniform(0.04, 0.06) + random.uniform(0, system.poll_s)
-            time.sleep(gap if number >= _WARM_UP else 0.4)
+            time.sleep(gap if number >= sizes.warm_ups else 0.4)
             called = time.monotonic_ns()
             enqueuer.numbered(number)
             returned.append((called, time.monotonic_ns()))
             wait_until(lambda: marks.stamp_ns(number), f"job {number} started", worker, poll_s=0.002)  # noqa: B023
-    starts = [marks.stamp_ns(number) for number in range(_WARM_UP, total)]
-    timed = list(zip(starts, returned[_WARM_UP:], strict=True))
+    starts = [marks.stamp_ns(number) for number in range(sizes.warm_ups, total)]
+    timed = list(zip(starts, returned[sizes.warm_ups :], strict=True))
     waits = [max(0, start - after) / 1e6 for start, (_, after) in timed]
     from_call = [(start - before) / 1e6 for start, (before, _) in timed]
     return latency("pick-up by an idle worker", waits, from_call)

@@ -42,7 +42,9 @@ select xact_commit + xact_rollback as transactions, blks_hit + blks_read as buff
   (select coalesce(sum(n_tup_upd + n_tup_del), 0) from pg_stat_user_tables) as dead
 from pg_stat_database where datname = current_database()
 """
-_OTHERS = "select exists (select 1 from pg_stat_activity where datname = %s and backend_type = 'client backend')"
+_OTHERS = (
+    "select exists (select 1 from pg_stat_activity where datname = %s and backend_type = 'client backend')"
+)
 _WAL = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
 _INSIDE = """
 select coalesce(sum(s.calls), 0) from pg_stat_statements s join pg_database d on d.oid = s.dbid
@@ -87,12 +89,18 @@ class _Observer:
         if self._inside:
             self._session.execute(f"create extension if not exists {EXTENSION}".encode())
             wanted[f"{EXTENSION}.track"] = "all"
+        # Its tidying of whatever database is nobody's job.
+        self._autovacuum("alter system set autovacuum = off")
         for name, value in wanted.items():
             self._session.execute(
                 sql.SQL("alter database {} set {} = {}").format(
                     sql.Identifier(self._database), sql.SQL(name), sql.Literal(value)
                 )
             )
+
+    def _autovacuum(self, statement: str) -> None:
+        self._session.execute(statement.encode())
+        self._session.execute("select pg_reload_conf()")
 
     def one(self, query: str, *values: object) -> int:
         row = self._session.execute(query.encode(), values or None).fetchone()
@@ -126,6 +134,7 @@ class _Observer:
         return not self.one(_OTHERS, self._database)
 
     def close(self) -> None:
+        self._autovacuum("alter system reset autovacuum")
         self._session.close()
 
 

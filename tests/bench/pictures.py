@@ -11,7 +11,7 @@ from pathlib import Path
 from report import BASIS, Summary, number
 
 sys.path.append(str(Path(__file__).parents[1]))  # A script finds only what lies beside it.
-from drawing import bar, document, text  # noqa: E402
+from drawing import bar, document, text
 
 FLOORS = ("floor", "fused", "insert", "notify", "pgbench")
 _OURS, _FLOOR, _OTHER = "#d62728", "#7f7f7f", "#1f77b4"
@@ -33,7 +33,9 @@ FAMILIES = (
     Family("drain", "Drain of no-op jobs", ("drain, batch", "drain, best", "drain, two")),
     Family("single", "Drain, one job claimed and finished at a time", ("drain, one",)),
     Family("enqueue", "Enqueue over one connection", ("enqueue,",)),
-    Family("pickup", "From the enqueue call's return to the handler's start", ("pick-up by",), logarithmic=True),
+    Family(
+        "pickup", "From the enqueue call's return to the handler's start", ("pick-up by",), logarithmic=True
+    ),
     Family("wal", "WAL of a job, from its submission to its end", ("WAL,",)),
 )
 
@@ -58,29 +60,34 @@ def svg(family: Family, rows: Sequence[Summary]) -> str:
         mine = [row for row in rows if row.measure == measure]
         better = "more" if mine[0].higher_is_better else "less"
         scale = ", logarithmic" if family.logarithmic else ""
-        drawn.append(text(20, y + 14, f"{measure} ({mine[0].unit}; {better} is better{scale})", 13, bold=True))
+        drawn.append(
+            text(20, y + 14, f"{measure} ({mine[0].unit}; {better} is better{scale})", 13, bold=True)
+        )
         y += _HEADING
         length = _lengths(mine, family.logarithmic)
         for row in mine:
             fill = _OURS if row.system == BASIS else _FLOOR if row.system in FLOORS else _OTHER
             drawn.append(text(_LEFT - 8, y + 12, row.system, 12, anchor="end"))
             drawn.append(bar(_LEFT, y + 2, length(row.median), _ROW - 6, fill))
-            least, most = _LEFT + length(row.least), _LEFT + length(row.most)
-            drawn.append(bar(least, y + _ROW / 2 - 2, max(1.0, most - least), 2, "black"))
-            drawn.append(text(max(most, _LEFT + length(row.median)) + 6, y + 12, _label(row), 11))
+            least, most = length(row.least), length(row.most)
+            if most > least:
+                drawn.append(bar(_LEFT + least, y + _ROW / 2 - 2, most - least, 2, "black"))
+            drawn.append(text(_LEFT + most + 6, y + 12, _label(row), 11))
             y += _ROW
         y += _GAP
     legend = ((_OURS, BASIS), (_FLOOR, "floors: the same work by the least SQL"), (_OTHER, "other queues"))
+    shown = "in brackets: how many times gangq's"
     x = _LEFT
     for fill, words in legend:
         drawn += [bar(x, y, 12, 12, fill), text(x + 18, y + 10, words, 11)]
         x += 40 + 6 * len(words)
+    drawn.append(text(x, y + 10, shown, 11))
     return document(_LEFT + _BARS + _RIGHT, y + 28, family.title, drawn)
 
 
 def _lengths(rows: Sequence[Summary], logarithmic: bool) -> Lengths:
-    values = [value for row in rows for value in (row.least, row.median, row.most) if value > 0]
-    return Lengths(max(values, default=1.0), 10 ** math.floor(math.log10(min(values))) if logarithmic and values else None)
+    values = [value for row in rows for value in (row.least, row.median, row.most) if value > 0] or [1.0]
+    return Lengths(max(values), 10 ** math.floor(math.log10(min(values))) if logarithmic else None)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,7 @@ class Progress:
     same measure of other systems, else from all steps so far.
     """
 
-    def __init__(
-        self, steps: Sequence[Step], rounds: int, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, steps: Sequence[Step], rounds: int, now: Callable[[], float] = time.monotonic) -> None:
         self._left = list(steps) * rounds
         self._total = len(self._left)
         self._rounds = rounds

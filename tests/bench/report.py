@@ -13,6 +13,7 @@ import per_job
 from measures import Result
 from rich.console import Console
 from rich.table import Table
+from systems import NAMES
 
 BASIS = "gangq"
 NOISY_CORES = 0.35
@@ -44,15 +45,13 @@ class Summary:
 
 
 def summarise(samples: Iterable[Sample]) -> list[Summary]:
-    """In the order in which measures and systems first came."""
+    """In the order in which measures first came; the systems in theirs."""
     grouped: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         grouped.setdefault((sample.result.measure, sample.system), []).append(sample)
     measures = dict.fromkeys(measure for measure, _ in grouped)
-    systems = dict.fromkeys(system for _, system in grouped)
-    ordered = [(m, s) for m in measures for s in [BASIS, *systems] if (m, s) in grouped]
     summaries = []
-    for measure, system in dict.fromkeys(ordered):
+    for measure, system in ((m, s) for m in measures for s in NAMES if (m, s) in grouped):
         mine = grouped[measure, system]
         basis = {s.round: s.result.value for s in grouped.get((measure, BASIS), [])}
         ratios = [s.result.value / basis[s.round] for s in mine if basis.get(s.round)]

@@ -54,7 +54,9 @@ _RESULTS = Path(__file__).parents[2] / "bench-results"
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one round of smaller counts, under five minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of smaller counts, under five minutes"
+    )
     parser.add_argument("--rounds", type=int, help="how often everything is repeated [3; 1 with --quick]")
     names = [*dict.fromkeys(m.name for m in MEASURES), *NAMES]
     parser.add_argument(
@@ -144,8 +146,8 @@ def main(argv: list[str] | None = None) -> int:
         ) as server,
         tempfile.TemporaryDirectory(prefix="gangq-bench-") as scratch,
     ):
-        takers = dict.fromkeys(system for _, takers in plan for system in takers)
-        machine = describe(server, [version for system in takers if (version := system.version())])
+        versions = dict.fromkeys(system.version() for _, takers in plan for system in takers)
+        machine = describe(server, [version for version in versions if version])
         console.print(f"{binaries.version[0]}.{binaries.version[1]} of PostgreSQL is up")
         if not per_job.has_extension(binaries) and any(m.name == "work" for m, _ in plan):
             console.print(f"it has no {per_job.EXTENSION}: statements inside functions are not counted")
@@ -163,7 +165,9 @@ def main(argv: list[str] | None = None) -> int:
         report.write(path, machine, taken, summaries)
         drawn = pictures.write(path, summaries)
         console.print(f"everything is in {path}", highlight=False)
-        console.print(f"drawn: {', '.join(p.name for p in drawn)}" if drawn else "nothing to draw", highlight=False)
+        console.print(
+            f"drawn: {', '.join(p.name for p in drawn)}" if drawn else "nothing to draw", highlight=False
+        )
     for what in failed:
         console.print(f"not measured: {what}", style="red", markup=False, highlight=False)
     return 1 if failed or not taken else 0

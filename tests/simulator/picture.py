@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.append(str(Path(__file__).parents[1]))  # A script finds only what lies beside it.
-from drawing import COLOURS, bar, document, text  # noqa: E402
+from drawing import COLOURS, bar, document, text
 
 HEADINGS = (
     "policy", "utilisation", "slowdown", "wait, s", "longest wait, s",

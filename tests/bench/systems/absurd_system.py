@@ -40,7 +40,9 @@ class Absurd(System):
     """It has no call for many jobs: they are spawned in one transaction."""
 
     name = "absurd"
-    unfinished = "select exists (select 1 from absurd.t_bench where state in ('pending', 'running', 'sleeping'))"
+    unfinished = (
+        "select exists (select 1 from absurd.t_bench where state in ('pending', 'running', 'sleeping'))"
+    )
     slowness = 5
     poll_s = 0.25
 

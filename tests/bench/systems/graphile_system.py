@@ -73,7 +73,9 @@ class Graphile(System):
             raise Absent(f"npm could not install it: {(said.stderr or said.stdout).strip()[-300:]}")
 
     def version(self) -> str:
-        node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        node = subprocess.run(
+            ["node", "--version"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         return f"graphile-worker {_PACKAGES['graphile-worker']} (node {node})"
 
     def install(self, dsn: str) -> None:

@@ -1,0 +1,102 @@
+"""The benchmark itself, on a PostgreSQL of its own: small, but all that it does to a queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import measures
+import per_job
+import pytest
+import run
+from measures import Sizes
+from rich.console import Console
+from systems import Absent, load
+
+TINY = Sizes(
+    drain=400, drain_single=20, enqueue_single=20, enqueue_many=200, pickups=10, warm_ups=1,
+    per_job=200, per_job_single=20,
+)  # fmt: skip
+MEMORY = Path("/dev/shm")
+FAMILIES = ("drain", "drain2", "single", "enqueue", "pickup", "work")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little of everything, on a server whose disk is memory."""
+    monkeypatch.setattr(measures, "QUICK", TINY)
+    monkeypatch.setattr(per_job, "_SETTLE_S", (0.0, 0.0))
+    if MEMORY.is_dir():
+        monkeypatch.setattr(tempfile, "tempdir", str(MEMORY))
+
+
+def test_every_measure_of_a_queue_is_taken_of_gangq_and_of_the_floor_and_written(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bench.json"
+    assert run.main(["--quick", "--json", str(path), "--only", "gangq", "floor", *FAMILIES]) == 0
+    written = json.loads(path.read_text())
+    found = {(row["measure"], row["system"]): row for row in written["summary"]}
+    taken = {measure for measure, system in found if system == "gangq"}
+    assert {measure for measure, system in found if system == "floor"} == taken
+    assert taken >= {
+        "drain, batch 100", "drain, best settings", "drain, two processes", "two processes to one",
+        "drain, one at a time", "enqueue, one by one", "enqueue, 200 in one call",
+        "pick-up by an idle worker, p50", "pick-up by an idle worker, p99", "WAL, in batches", "WAL, one at a time",
+    }  # fmt: skip
+    assert all(row["median"] > 0 for (measure, _), row in found.items() if not measure.startswith("inside"))
+    # It inserts, claims and finishes, and looks in vain once or twice.
+    assert 0 <= found["statements, one at a time", "floor"]["median"] * 20 - 3 * 20 <= 2
+    assert 0 <= found["statements, in batches", "floor"]["median"] * 200 - (1 + 2 * 2) <= 4
+    assert found["drain, batch 100", "gangq"]["ratio"] == 1.0
+    drawn = {picture.name for picture in tmp_path.glob("*.svg")}
+    assert drawn == {f"bench-{family}.svg" for family in ("drain", "single", "enqueue", "pickup", "wal")}
+
+
+def test_a_queue_whose_package_is_not_installed_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "procrastinate", None)
+    monkeypatch.delitem(sys.modules, "systems.procrastinate_system", raising=False)
+    console = Console(width=200, record=True, quiet=False)
+    with console.capture() as said:
+        found = run.found(["gangq", "procrastinate"], run.newest(None), console)
+    assert list(found) == ["gangq"]
+    assert "not measured: procrastinate (" in said.get()
+    assert "gangq[bench]" in said.get()
+
+
+def test_graphile_worker_without_node_is_said_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Absent, match="node and npm not found"):
+        load("graphile").prepare(tmp_path)
+
+
+def test_a_measurement_that_fails_is_said_and_the_others_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = type(load("floor"))
+
+    def not_today(self: object, dsn: str) -> None:
+        raise RuntimeError("not [today]")
+
+    monkeypatch.setattr(broken, "install", not_today)
+    path = tmp_path / "bench.json"
+    assert run.main(["--quick", "--json", str(path), "--only", "gangq", "floor", "enqueue"]) == 1
+    assert {row["system"] for row in json.loads(path.read_text())["summary"]} == {"gangq"}
+    assert "not [today]" in capsys.readouterr().out
+
+
+def test_what_is_named_is_run_and_nothing_else() -> None:
+    systems = {name: load(name) for name in ("gangq", "floor", "fused", "insert", "notify", "pgbench")}
+
+    def plan(*only: str) -> list[tuple[str, list[str]]]:
+        named = {n: s for n, s in systems.items() if n in only} or systems
+        return [(m.name, [s.name for s in takers]) for m, takers in run.chosen(list(only), named)]
+
+    assert plan("drain", "gangq", "fused") == [("drain", ["gangq", "fused"])]
+    assert plan("single", "pgbench") == [("single", ["pgbench"])]
+    assert plan("insert") == [("enqueue", ["insert"])]
+    assert plan("pickup") == [("pickup", ["gangq", "floor", "notify"])]
