@@ -76,19 +76,22 @@ def test_statements_are_those_that_clients_of_one_database_sent() -> None:
 
 def test_what_is_left_is_guessed_from_the_same_step_then_the_same_measure_then_any() -> None:
     now = [0.0]
-    steps = [("drain", "gangq"), ("drain", "floor"), ("single", "gangq")]
+    steps = [("drain", "gangq"), ("single", "gangq"), ("single", "floor")]
     progress = Progress(steps, 2, now=lambda: now[0])
     assert progress.begin(steps[0]) == "    0 s  1/6"
     now[0] = 10.0
     progress.end(steps[0])
-    assert progress.left_s() == 50.0
     assert progress.begin(steps[1]) == "   10 s  2/6, about 50 s left"
     now[0] = 12.0
     progress.end(steps[1])
-    assert progress.left_s() == 10 + 2 + 6 + 6
-    for _ in range(4):
-        progress.end(progress._left[0])
-    assert progress.left_s() == 0.0
+    assert progress.begin(steps[2]) == "   12 s  3/6, about 16 s left"
+    now[0] = 112.0
+    progress.end(steps[2])
+    assert progress.left_s() == 10 + 2 + 100
+    for step in steps[:2]:
+        progress.begin(step)
+        progress.end(step)
+    assert progress.left_s() == 100
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
