@@ -46,10 +46,10 @@ def test_every_measure_of_a_queue_is_taken_of_gangq_and_of_the_floor_and_written
         "drain, one at a time", "enqueue, one by one", "enqueue, 200 in one call",
         "pick-up by an idle worker, p50", "pick-up by an idle worker, p99", "WAL, in batches", "WAL, one at a time",
     }  # fmt: skip
-    assert all(row["median"] > 0 for (measure, _), row in found.items() if not measure.startswith("inside"))
-    # It inserts, claims and finishes, and looks in vain once or twice.
-    assert 0 <= found["statements, one at a time", "floor"]["median"] * 20 - 3 * 20 <= 2
-    assert 0 <= found["statements, in batches", "floor"]["median"] * 200 - (1 + 2 * 2) <= 4
+    assert all(row["median"] > 0 for row in found.values() if row["unit"] in ("jobs/s", "times", "bytes/job"))
+    # It inserts, claims and finishes, and looks in vain now and then.
+    assert 0 <= found["statements, one at a time", "floor"]["median"] * 20 - 3 * 20 <= 10
+    assert 0 <= found["statements, in batches", "floor"]["median"] * 200 - (1 + 2 * 2) <= 10
     assert found["drain, batch 100", "gangq"]["ratio"] == 1.0
     drawn = {picture.name for picture in tmp_path.glob("*.svg")}
     assert drawn == {f"bench-{family}.svg" for family in ("drain", "single", "enqueue", "pickup", "wal")}

@@ -65,7 +65,7 @@ class Floor(System):
 
     name = "floor"
     unfinished = "select exists (select 1 from floor_jobs where state <> 'done')"
-    best = 300
+    best = 1000
 
     def version(self) -> str:
         return f"psycopg {version('psycopg')}"
