@@ -135,8 +135,9 @@ def drain(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
 def drain_by_two(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """Two worker processes at its best settings, each with as many jobs as one; and how many times one that is."""
     count = share(sizes.drain, system)
-    one, _ = _drain(stage, system, count, system.best)
-    two, notes = _drain(stage, system, 2 * count, system.best, workers=2)
+    batch = min(system.best, count // 2)  # The first must not take all.
+    one, _ = _drain(stage, system, count, batch)
+    two, notes = _drain(stage, system, 2 * count, batch, workers=2)
     return [
         Result("drain, two processes", "jobs/s", two, notes=notes),
         Result("two processes to one", "times", two / one, notes={"one": round(one, 1)}),
