@@ -155,7 +155,7 @@ def _observer(stage: Stage, dsn: str) -> Iterator[_Observer]:
 
 def _counted(stage: Stage, system: System, count: int, batch: int) -> dict[str, float]:
     """Each quantity for one job."""
-    marks = stage.marks()
+    marks = stage.marks(numbered=1)
     quiet = "-c log_statement=none -c pg_stat_statements.track=none"
     with stage.database(system) as dsn, _observer(stage, dsn) as observer:
         with psycopg.connect(dsn, autocommit=True, options=quiet) as look:
@@ -166,7 +166,7 @@ def _counted(stage: Stage, system: System, count: int, batch: int) -> dict[str, 
 
             with system.enqueuer(dsn) as enqueuer, stage.worker(system, dsn, marks, batch) as worker:
                 for warm_up, settle_s in enumerate(_SETTLE_S, 1):
-                    enqueuer.one_by_one(1)
+                    enqueuer.numbered(0)
                     wait_until(lambda: marks.count >= warm_up, "a job started", worker)  # noqa: B023
                     wait_until(finished, "a job was finished", worker, poll_s=_POLL_S)
                     time.sleep(settle_s)

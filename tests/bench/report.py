@@ -148,14 +148,18 @@ def _counted(summaries: list[Summary]) -> Table:
 
 def conditions(console: Console, samples: list[Sample]) -> None:
     """Say what else went on: without this nobody can tell a slow queue from a busy machine."""
-    foreign = [s.result.notes["foreign_cores"] for s in samples if "foreign_cores" in s.result.notes] or [0.0]
+    foreign = [s.result.notes["foreign_cores"] for s in samples if "foreign_cores" in s.result.notes]
     syncs = [s.fsync_ms for s in samples]
+    others = (
+        f"; other processes kept {statistics.median(foreign):.1f} cores busy (at most {max(foreign):.1f})"
+        if foreign
+        else ""
+    )
     console.print(
-        f"An fsync took {statistics.median(syncs):.2f} ms ({min(syncs):.2f}–{max(syncs):.2f}); "
-        f"other processes kept {statistics.median(foreign):.1f} cores busy (at most {max(foreign):.1f}).",
+        f"An fsync took {statistics.median(syncs):.2f} ms ({min(syncs):.2f}–{max(syncs):.2f}){others}.",
         highlight=False,
     )
-    if max(foreign) > NOISY_CORES or max(syncs) > 2 * min(syncs):
+    if max(foreign, default=0.0) > NOISY_CORES or max(syncs) > 2 * min(syncs):
         console.print("[yellow]That is not a quiet machine: trust the ratios at most, and run it again.")
 
 
