@@ -81,7 +81,9 @@ declare
   e integer;
   begins bigint;
   ahead boolean := false;
+  settles boolean;  -- there is something to note
   candidates integer[];
+  marker text;
 begin
   -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -141,7 +143,7 @@ begin
       select j.id from gangq.live_jobs j
       where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting')
       order by j.order_key) end as repeated,
-    (select max(z.id) from gangq.shapes z) as last_shape,
+    (select case when max(z.id) <= 32 then array(select y.id from gangq.shapes y where y.id <= 32) end from gangq.shapes z) as all_shapes,
     (select p.last_value from gangq.positions p) as last_pos,
     q.paused, q.limited, q.fair, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams, f.first_token
   into room
@@ -196,7 +198,9 @@ begin
       seen := seen[1:2] || array[my_xid, at_ms];
     end if;
     seen[3] := my_xid;
+    settles := cardinality(seen) = 4;
     for e in 5 .. cardinality(seen) - 6 by 7 loop
+      settles := settles or seen[e + 4] <> 0;
       if seen[e] <> all (known) then
         known := known || seen[e]::integer;
         stretch_shapes := stretch_shapes || seen[e]::integer;
@@ -227,9 +231,8 @@ begin
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
     -- are only a few shapes in all, nothing is hopped over.
-    if room.last_shape <= 32 then
-      candidates := array(select z.id from gangq.shapes z where z.id <= 32);
-    else
+    candidates := room.all_shapes;
+    if candidates is null then
       candidates := gangq.shapes_waiting(known);
     end if;
     select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
@@ -253,7 +256,9 @@ begin
       offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h;
     looked := shape_ids;
-    seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
+    if settles then
+      seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
+    end if;
     if shape_ids is not null and (limited is not null or fair is not null) then
       counted := array(
         select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
@@ -290,16 +295,19 @@ begin
         cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb,
           room.cpus, room.vrams, room.device_ids, t) o;
       end if;
-      select h.n, h.id, h.key, lead(h.key) over (order by h.key) as next_key into heads
-      from (
-        select e.n, e.id, e.key
+      if cardinality(shape_ids) = 1 and taken = '{}' and marks is null and limits is null then
+        -- It has just been seen to fit.
+        select z as shape, 1::bigint as n, z.id, keys[1] as key, null::bigint as next_key into heads from gangq.shapes z where z.id = shape_ids[1] and keys[1] is not null;
+      else
+        select z as shape, e.n, z.id, e.key, lead(e.key) over (order by e.key) as next_key into heads
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
         where e.key is not null
           and case when z.plain then room.plain_room > 0
-            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
-      order by h.key limit 1;
+            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
+        order by e.key limit 1;
+      end if;
       exit when not found;
-      select z.* into s from gangq.shapes z where z.id = heads.id;
+      s := heads.shape;
       bound := coalesce(heads.next_key, 9223372036854775807);
       contenders := 1;
       -- A fair queue's turn comes with its oldest job; whose job that is, of those of its priority, the shares say.
@@ -371,6 +379,7 @@ begin
           end if;
         end loop;
       end if;
+      picked := null;
       if zone is not null then
         bound := least(bound, zone);
         picked := array(
@@ -378,17 +387,15 @@ begin
           where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
             and (full_submitters is null or z.submitter <> all (full_submitters))
           order by z.order_key limit n for update skip locked);
-      else
-        picked := array(
-          select z.id from gangq.live_jobs z
-          where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
-            and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked);
       end if;
       with started as (
         update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
           claimed_at = t, due_at = null, request_id = take.request_id
-        where j.id = any (picked)
+        where j.id = any (case when picked is not null then picked else array(
+          select z.id from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
+          order by z.order_key limit n for update skip locked) end)
         returning j.id, j.order_key, j.token
       )
       select array_agg(st.id), max(st.order_key), least(min(st.token), first_token) into took, last_key, first_token from started st;
@@ -450,7 +457,17 @@ begin
         seen[e + 6] := 0;
       end loop;
     end if;
-    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
+    -- Noting it costs as much as a claim: one job at a time, only every so often.
+    for m in 1 .. cardinality(moved_keys) loop
+      e := 5;
+      while e < cardinality(seen) and (seen[e] <> moved_shapes[m] or moved_keys[m] not between seen[e + 5] and seen[e + 5] + 63) loop
+        e := e + 7;
+      end loop;
+      settles := settles or e > cardinality(seen);
+    end loop;
+    if settles then
+      marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
+    end if;
     if taken = '{}' and ahead then
       return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
     end if;
@@ -566,7 +583,7 @@ begin
       base := (seen[e + 1] << 50) + 562949953421312;
       seen[e + 5] := greatest(seen[e + 5], base + last_pos);
     end if;
-    if seen[e + 4] = 0 and seen[e + 5] > seen[e + 2] then
+    if seen[e + 4] = 0 and seen[e + 5] >= seen[e + 2] + 64 then
       seen[e + 3] := seen[e + 5];
       seen[e + 4] := -my_xid;
     end if;
