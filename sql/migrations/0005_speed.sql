@@ -31,3 +31,7 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
     when 'running' then incarnation is not null and token is not null and claimed_at is not null
     else gangq.is_sound(live_jobs)
   end);
+
+-- A job is written when it is submitted and when it is claimed. With room for both on one page the second neither locks the
+-- row first nor looks for another page: 50 bytes of WAL a job less.
+alter table gangq.live_jobs set (fillfactor = 50);
