@@ -174,7 +174,7 @@ create function gangq.finish(
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  gang_ids bigint[];
+  look record;
   p record;
   big record;
   outcome text;
@@ -194,10 +194,12 @@ begin
         'Store it elsewhere and return its address.');
     end if;
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null);
-  if gang_ids <> '{}' then
-    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-    perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (gang_ids) order by j.id for update;
+  select array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null) as gang_ids,
+    exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for
+  into look;
+  if look.gang_ids <> '{}' then
+    perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
+    perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (look.gang_ids) order by j.id for update;
   end if;
   done := gangq.leave(finish.job_ids, finish.tokens, 'done', finish.results, null, t);
   if cardinality(done) <> cardinality(finish.job_ids) then
@@ -232,7 +234,7 @@ begin
       outcomes := outcomes || outcome;
     end loop;
   end if;
-  if exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
+  if look.waited_for or (look.gang_ids <> '{}' and exists (select 1 from gangq.live_gangs g where g.state = 'blocked')) then
     perform gangq.wake_tick(true);
   end if;
 end $$;
