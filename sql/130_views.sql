@@ -195,6 +195,33 @@ left join lateral (
 where d.kind = 'drain' and d.gang_id is not null;
 comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged, were forced, or ended with their worker, and how it ended.';
 
+-- Names of partitions and sizes of files: no table is read.
+create view gangq.retention as
+select k.class, k.name as part_of, k.keep, count(d.day)::integer as partitions,
+  coalesce(sum(pg_total_relation_size(f.oid)), 0)::bigint as bytes, min(d.day) as oldest,
+  ((min(d.day) + 1)::timestamp at time zone 'UTC') + k.keep as next_drop,
+  array(
+    select n::date from generate_series((c.t at time zone 'UTC')::date, (c.t at time zone 'UTC')::date + 1, interval '1 day') n
+    where k.keep is not null and to_regclass('gangq.' || k.name || to_char(n, '_YYYYMMDD')) is null) as missing,
+  k.keep is not null and not coalesce(bool_or(f.oid = p.partdefid), false) as no_default
+from (
+  select x.name, x.class, x.keep from gangq.kept_by_day() x
+  union all values ('history_forever', 'forever', null::interval), ('gang_history_forever', 'forever', null)) k
+cross join (select gangq.now() as t offset 0) c
+join pg_catalog.pg_class r on r.oid = ('gangq.' || k.name)::regclass
+left join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
+left join lateral (
+  select i.inhrelid as oid from pg_catalog.pg_inherits i where i.inhparent = r.oid
+  union all select r.oid where r.relkind = 'r') f on true
+left join pg_catalog.pg_class b on b.oid = f.oid
+cross join lateral (select case when b.relname ~ '_[0-9]{8}$' then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
+group by k.class, k.name, k.keep, c.t
+order by array_position(array['short', 'long', 'forever'], k.class), k.name;
+comment on view gangq.retention is
+  'What is kept of what has ended, by class (short, long, forever) and table: in how many partitions of a day each, how large '
+  'with indexes, the oldest day, and when that is dropped. missing: today and tomorrow, if they lack a partition; no_default: '
+  'true if nothing would catch their rows then.';
+
 create view gangq.violations as
 select 'members match size' as rule, 'gang ' || g.id as subject, format('%s members, size %s', m.n, g.size) as detail
 from gangq.live_gangs g cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m

@@ -116,6 +116,7 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
         lambda c: c.drains(gang_id=1, limit=1),
         lambda c: c.capacity(queue="q"),
         lambda c: c.violations(),
+        lambda c: c.retention(class_="none"),
         lambda c: c.events(job_id=1, gang_id=1, kind="k", after_id=1, limit=1),
         lambda c: c.logs(job_id=1, token=1, after_seq=0),
     ],

@@ -1319,3 +1319,8 @@ def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
 def tasks(*, task: str | None = None) -> Query[list[rows.TaskRow]]:
     """What was set for each task and learned of its beats, by task and class of devices."""
     return _view("tasks", rows.TaskRow, "task, device_class", task=("task = {}", task))
+
+
+def retention(*, class_: str | None = None) -> Query[list[rows.RetentionRow]]:
+    """What is kept of what has ended, by class and table; no table is read for it."""
+    return _view("retention", rows.RetentionRow, "", class_=("class = {}", class_))
