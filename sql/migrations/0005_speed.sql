@@ -35,3 +35,20 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
 -- A job is written when it is submitted and when it is claimed. With room for both on one page the second neither locks the
 -- row first nor looks for another page: 50 bytes of WAL a job less.
 alter table gangq.live_jobs set (fillfactor = 50);
+
+-- Vacuum by the number of dead rows, not by a fifth of the table: what comes and goes with every job or pass of placement
+-- would else keep its dead rows for as long as the table is large. What is rewritten in place keeps room on its pages.
+alter table gangq.live_gangs set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
+alter table gangq.dependencies set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+alter table gangq.checkpoints set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200,
+  toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_threshold = 1000);
+alter table gangq.incarnations set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.device_holds set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.sleepers set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.unsettled set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.earmarks set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.plans set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.verdicts set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.runtimes set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.beat_gaps set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+alter table gangq.tick_state set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);

@@ -27,10 +27,10 @@ from worker.worker_process import eventually, fleet_of
 LIMITS: dict[str, tuple[int, int]] = {
     "submit one job": (1, 11),
     "submit 1000 jobs in one call": (1, 11),
-    "claim one job, complete it": (2, 31),
-    "claim 100 jobs, complete them": (2, 31),
-    "complete one job and claim the next": (1, 32),
-    "complete 100 jobs and claim the next": (1, 32),
+    "claim one job, complete it": (2, 13),
+    "claim 100 jobs, complete them": (2, 13),
+    "complete one job and claim the next": (1, 12),
+    "complete 100 jobs and claim the next": (1, 12),
     "heartbeat of an idle worker": (1, 6),
     "heartbeat of a worker whose 100 jobs beat": (1, 8),
 }
