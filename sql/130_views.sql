@@ -87,19 +87,27 @@ comment on view gangq.jobs is
   'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its gang at its largest; '
   'epoch_rank: of an elastic gang, its rank in the present epoch, null while it has no part in it.';
 
+-- As jobs: the union is of bare tables.
 create view gangq.gangs as
-select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
-  g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
-  g.drain_cause, g.note, null::text as reason, g.submitter,
-  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts,
-  g.world_size, g.failure_policy, g.completion, g.missing_since
-from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
-union all
-select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
-  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}',
-  h.world_size, h.failure_policy, h.completion, null
-from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
-where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
+select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts, k.max_attempts, k.crashes, k.trips, k.placement_misses,
+  k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at,
+  k.drain_cause, k.note, k.reason, k.submitter,
+  case when k.finished_at is null then array(
+    select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = k.id order by 1) else '{}' end as hosts,
+  k.world_size, k.failure_policy, k.completion, k.missing_since
+from (
+  select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
+    g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
+    g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy, g.completion, g.missing_since
+  from gangq.live_gangs g
+  union all
+  select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
+    h.never_started, h.preemptions, h.submitted_at, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, h.finished_at,
+    null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy, h.completion, null::timestamptz
+  from gangq.gang_history h
+) k
+join gangq.shapes s on s.id = k.shape_id
+where not exists (select 1 from gangq.retried r where r.gang_id = k.id and r.finished_at = k.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as

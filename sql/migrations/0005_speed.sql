@@ -52,3 +52,24 @@ alter table gangq.verdicts set (fillfactor = 70, autovacuum_vacuum_scale_factor 
 alter table gangq.runtimes set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 alter table gangq.beat_gaps set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 alter table gangq.tick_state set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What is looked for by its state although few have it, among many that have another: one index in the place of one that
+-- knew preempting alone. What waits, is blocked, runs or is due later has indexes of its own, and pays nothing here.
+drop index gangq.live_jobs_told;
+create index live_jobs_by_state on gangq.live_jobs (state, id) where state <> all ('{pending,running,blocked,scheduled}');
+
+-- Of history and events: what people look for, which is little of it. On the whole tables only, so that nothing large is read
+-- here: days to come have these indexes, days there are go without until they are dropped.
+create index history_not_done on only gangq.history (job_id) where state <> 'done';
+create index history_short_not_done on only gangq.history_short (job_id) where state <> 'done';
+create index history_long_not_done on only gangq.history_long (job_id) where state <> 'done';
+alter index gangq.history_not_done attach partition gangq.history_short_not_done;
+alter index gangq.history_not_done attach partition gangq.history_long_not_done;
+create index gang_history_not_done on only gangq.gang_history (gang_id) where state <> 'done';
+create index gang_history_short_not_done on only gangq.gang_history_short (gang_id) where state <> 'done';
+create index gang_history_long_not_done on only gangq.gang_history_long (gang_id) where state <> 'done';
+alter index gangq.gang_history_not_done attach partition gangq.gang_history_short_not_done;
+alter index gangq.gang_history_not_done attach partition gangq.gang_history_long_not_done;
+create index events_id on only gangq.events (id);
+create index events_trips on only gangq.events (at) where kind in ('trip', 'notify', 'held');
+create index events_drains on only gangq.events (at) where kind = 'drain';

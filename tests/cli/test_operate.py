@@ -170,6 +170,21 @@ def test_the_doctor_finds_a_broken_invariant_and_other_code(dsn: str, db: Db) ->
     assert "a rule: gang 1 (broken)" in checks["invariants"]["detail"]
 
 
+def test_the_doctor_gives_up_on_the_invariants_where_there_is_too_much_to_look_at(
+    dsn: str, client: Client, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gangq.cli import doctor
+
+    db.execute(
+        "create or replace view gangq.violations as "
+        "select 'a rule'::text as rule, 'gang 1'::text as subject, 'broken'::text as detail from pg_sleep(60)"
+    )
+    monkeypatch.setattr(doctor, "_RULES_S", 0.1)
+    checks = status_of(dsn)
+    assert (checks["invariants"]["status"], checks["retention"]["status"]) == ("warn", "ok")
+    assert "select * from gangq.violations" in checks["invariants"]["advice"]
+
+
 def test_the_doctor_finds_rows_outside_their_partitions(dsn: str, db: Db) -> None:
     db.execute("insert into gangq.events (at, kind) values ('2001-01-01', 'test')")
     db.execute("analyze gangq.events_rest")

@@ -22,6 +22,7 @@ LOOK = {
     "infeasible",
     "queue_load",
     "kept_by_day",
+    "waiting_later",
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
 WORK = {
