@@ -207,12 +207,14 @@ begin
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
     and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
   delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
-  delete from gangq.progress p where not exists (select 1 from gangq.live_jobs j where j.id = p.job_id);
+  -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset 0): no join reads all jobs.
+  delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
+    and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
   delete from gangq.retried r
   where not exists (select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
     and not exists (select 1 from gangq.gang_history h where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
-  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id);
+  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
   return made;
 end $$;
 comment on function gangq.keep_partitions(boolean) is

@@ -73,3 +73,7 @@ alter index gangq.gang_history_not_done attach partition gangq.gang_history_long
 create index events_id on only gangq.events (id);
 create index events_trips on only gangq.events (at) where kind in ('trip', 'notify', 'held');
 create index events_drains on only gangq.events (at) where kind = 'drain';
+create index events_displaced on only gangq.events (at) where kind = 'preempt';
+
+-- The tick forgets what was saved long ago, without reading the rest.
+create index checkpoints_saved on gangq.checkpoints (saved_at);

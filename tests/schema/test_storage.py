@@ -1,4 +1,4 @@
-"""How the tables are stored: what comes and goes is vacuumed by its dead rows, what only grows is dropped by the day."""
+"""How tables are stored: what comes and goes is vacuumed by its dead rows, what only grows is dropped by the day."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def options(db: Db) -> dict[str, dict[str, float]]:
 
 def test_every_table_whose_rows_come_and_go_is_vacuumed_by_its_dead_rows(db: Db) -> None:
     found = options(db)
-    assert SETTLED <= found.keys()
+    assert found.keys() >= SETTLED
     for table in found.keys() - SETTLED:
         assert found[table].get("autovacuum_vacuum_scale_factor", 1) <= 0.02, table
         assert found[table].get("autovacuum_vacuum_threshold", 1e9) <= 1000, table

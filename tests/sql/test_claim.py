@@ -134,9 +134,7 @@ def test_a_job_that_needs_more_than_a_slot_is_not_prefetched(q: Q) -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("along", [False, True], ids=["claimed", "claimed with a completion"])
-def test_jobs_that_hold_devices_are_never_prefetched_whatever_is_free(
-    q: Q, slots: int, along: bool
-) -> None:
+def test_jobs_that_hold_devices_are_never_prefetched_whatever_is_free(q: Q, slots: int, along: bool) -> None:
     worker = q.worker(slots=slots, prefetch=100, devices=gpus(*[1000] * 8), memory_mb=1 << 20, cpus=64)
     if along:
         q.submit(count=slots)
