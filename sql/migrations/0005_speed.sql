@@ -58,8 +58,8 @@ alter table gangq.tick_state set (autovacuum_vacuum_scale_factor = 0, autovacuum
 drop index gangq.live_jobs_told;
 create index live_jobs_by_state on gangq.live_jobs (state, id) where state <> all ('{pending,running,blocked,scheduled}');
 
--- Of history and events: what people look for, which is little of it. On the whole tables only, so that nothing large is read
--- here: days to come have these indexes, days there are go without until they are dropped.
+-- Of history and events: what people look for, which is little of it. On the whole tables only, and on those parts that hold
+-- nothing yet, so that nothing large is read here: the days there are go without until they are dropped.
 create index history_not_done on only gangq.history (job_id) where state <> 'done';
 create index history_short_not_done on only gangq.history_short (job_id) where state <> 'done';
 create index history_long_not_done on only gangq.history_long (job_id) where state <> 'done';
@@ -70,10 +70,29 @@ create index gang_history_short_not_done on only gangq.gang_history_short (gang_
 create index gang_history_long_not_done on only gangq.gang_history_long (gang_id) where state <> 'done';
 alter index gangq.gang_history_not_done attach partition gangq.gang_history_short_not_done;
 alter index gangq.gang_history_not_done attach partition gangq.gang_history_long_not_done;
-create index events_id on only gangq.events (id);
+create index events_by_id on only gangq.events (id);
 create index events_trips on only gangq.events (at) where kind in ('trip', 'notify', 'held');
 create index events_drains on only gangq.events (at) where kind = 'drain';
 create index events_displaced on only gangq.events (at) where kind = 'preempt';
+do $$
+declare
+  w record;
+  filled boolean;
+begin
+  for w in
+    select i.relname as index, p.relname as part, p.relname || substr(i.relname, length(t.relname) + 1) as name,
+      regexp_replace(pg_get_indexdef(i.oid), '^.* USING ', 'using ') as definition
+    from pg_class t join pg_index x on x.indrelid = t.oid join pg_class i on i.oid = x.indexrelid
+    join pg_inherits h on h.inhparent = t.oid join pg_class p on p.oid = h.inhrelid and p.relkind = 'r'
+    where t.relnamespace = 'gangq'::regnamespace and not x.indisvalid
+  loop
+    execute format('select exists (select 1 from gangq.%I)', w.part) into filled;
+    if not filled then
+      execute format('create index %I on gangq.%I %s', w.name, w.part, w.definition);
+      execute format('alter index gangq.%I attach partition gangq.%I', w.index, w.name);
+    end if;
+  end loop;
+end $$;
 
 -- The tick forgets what was saved long ago, without reading the rest.
 create index checkpoints_saved on gangq.checkpoints (saved_at);
