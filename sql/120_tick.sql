@@ -125,6 +125,17 @@ begin
 end $$;
 comment on function gangq.finish_drains(integer) is 'Internal. Drains whose last member stopped without anybody completing them.';
 
+create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
+language sql stable security definer set search_path = '' as $$
+  select p.name, p.key, p.class, case p.class when 'short' then s.retention_short else s.retention_long end
+  from gangq.settings s cross join (values
+    ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
+    ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
+    ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
+$$;
+comment on function gangq.kept_by_day() is
+  'Internal. What has a partition a day (UTC): by which column, of which retention class, and how long a day is kept.';
+
 -- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
 -- waits 100 ms at most for its lock, and is tried again by a later tick.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
@@ -136,6 +147,9 @@ declare
   day date;
   part text;
   old record;
+  rest text;
+  is_over text;
+  over boolean;
   made integer := 0;
 begin
   if not at_once and exists (select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
@@ -144,9 +158,7 @@ begin
   update gangq.tick_state x set partitions_checked_at = t;
   select x.* into cfg from gangq.settings x;
   for parent in
-    select * from (values ('history_short', 'finished_at', cfg.retention_short), ('history_long', 'finished_at', cfg.retention_long),
-      ('gang_history_short', 'finished_at', cfg.retention_short), ('gang_history_long', 'finished_at', cfg.retention_long),
-      ('events', 'at', cfg.retention_long), ('passes', 'at', cfg.retention_short), ('evidence', 'at', cfg.retention_long), ('logs', 'at', cfg.retention_short)) as p(name, key, keep)
+    select p.name, p.key, p.keep from gangq.kept_by_day() p
   loop
     for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
@@ -163,6 +175,7 @@ begin
         when lock_not_available or check_violation then null;
       end;
     end loop;
+    rest := parent.name || '_rest';
     begin
       for old in
         select c.relname from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
@@ -171,31 +184,40 @@ begin
       loop
         execute format('drop table gangq.%I', old.relname);
       end loop;
+      if to_regclass('gangq.' || rest) is null then
+        execute format('create table gangq.%I partition of gangq.%I default', rest, parent.name);
+        execute format('comment on table gangq.%I is %L', rest, 'Catches rows of days without a partition.');
+      end if;
+      -- What the default partition has caught goes as a whole too, once the last of it is past its time.
+      is_over := format('select exists (select 1 from gangq.%1$I) and not exists (select 1 from gangq.%1$I x where x.%2$I >= $1)', rest, parent.key);
+      execute is_over into over using t - parent.keep;
+      if over then
+        -- Asked again under the lock: a job may just have ended there.
+        execute format('lock table gangq.%I in access exclusive mode', rest);
+        execute is_over into over using t - parent.keep;
+      end if;
+      if over then
+        execute format('truncate gangq.%I', rest);
+      end if;
     exception
       when lock_not_available then null;
     end;
   end loop;
-  delete from gangq.history_short_rest h where h.finished_at < t - cfg.retention_short;
-  delete from gangq.history_long_rest h where h.finished_at < t - cfg.retention_long;
-  delete from gangq.gang_history_short_rest h where h.finished_at < t - cfg.retention_short;
-  delete from gangq.gang_history_long_rest h where h.finished_at < t - cfg.retention_long;
-  delete from gangq.events_rest e where e.at < t - cfg.retention_long;
-  delete from gangq.passes_rest p where p.at < t - cfg.retention_short;
-  delete from gangq.evidence_rest e where e.at < t - cfg.retention_long;
-  delete from gangq.logs_rest l where l.at < t - cfg.retention_short;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
     and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
   delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
-  delete from gangq.progress p where not exists (select 1 from gangq.live_jobs j where j.id = p.job_id);
+  -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset 0): no join reads all jobs.
+  delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
+    and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
   delete from gangq.retried r
   where not exists (select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
     and not exists (select 1 from gangq.gang_history h where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
-  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id);
+  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
   return made;
 end $$;
 comment on function gangq.keep_partitions(boolean) is
-  'Makes the next week''s partitions and drops those past their retention, every ten minutes or at once; also forgets '
+  'Makes the next week''s partitions and drops those past their retention, whole, every ten minutes or at once; also forgets '
   'incarnations and checkpoints long over. Returns how many partitions were made.';
 

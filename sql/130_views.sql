@@ -87,19 +87,27 @@ comment on view gangq.jobs is
   'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its gang at its largest; '
   'epoch_rank: of an elastic gang, its rank in the present epoch, null while it has no part in it.';
 
+-- As jobs: the union is of bare tables.
 create view gangq.gangs as
-select g.id, g.name, s.queue, s.task, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
-  g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
-  g.drain_cause, g.note, null::text as reason, g.submitter,
-  array(select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = g.id order by 1) as hosts,
-  g.world_size, g.failure_policy, g.completion, g.missing_since
-from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
-union all
-select h.gang_id, h.name, s.queue, s.task, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
-  h.never_started, h.preemptions, h.submitted_at, null, null, null, null, h.finished_at, null, null, h.reason, h.submitter, '{}',
-  h.world_size, h.failure_policy, h.completion, null
-from gangq.gang_history h join gangq.shapes s on s.id = h.shape_id
-where not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at);
+select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts, k.max_attempts, k.crashes, k.trips, k.placement_misses,
+  k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at,
+  k.drain_cause, k.note, k.reason, k.submitter,
+  case when k.finished_at is null then array(
+    select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = k.id order by 1) else '{}' end as hosts,
+  k.world_size, k.failure_policy, k.completion, k.missing_since
+from (
+  select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
+    g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
+    g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy, g.completion, g.missing_since
+  from gangq.live_gangs g
+  union all
+  select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
+    h.never_started, h.preemptions, h.submitted_at, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, h.finished_at,
+    null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy, h.completion, null::timestamptz
+  from gangq.gang_history h
+) k
+join gangq.shapes s on s.id = k.shape_id
+where not exists (select 1 from gangq.retried r where r.gang_id = k.id and r.finished_at = k.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as
@@ -194,6 +202,33 @@ left join lateral (
   select x.at, x.data from gangq.events x where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id order by x.id limit 1) z on true
 where d.kind = 'drain' and d.gang_id is not null;
 comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged, were forced, or ended with their worker, and how it ended.';
+
+-- Names of partitions and sizes of files: no table is read.
+create view gangq.retention as
+select k.class, k.name as part_of, k.keep, count(d.day)::integer as partitions,
+  coalesce(sum(pg_total_relation_size(f.oid)), 0)::bigint as bytes, min(d.day) as oldest,
+  ((min(d.day) + 1)::timestamp at time zone 'UTC') + k.keep as next_drop,
+  array(
+    select n::date from generate_series((c.t at time zone 'UTC')::date, (c.t at time zone 'UTC')::date + 1, interval '1 day') n
+    where k.keep is not null and to_regclass('gangq.' || k.name || to_char(n, '_YYYYMMDD')) is null) as missing,
+  k.keep is not null and not coalesce(bool_or(f.oid = p.partdefid), false) as no_default
+from (
+  select x.name, x.class, x.keep from gangq.kept_by_day() x
+  union all values ('history_forever', 'forever', null::interval), ('gang_history_forever', 'forever', null)) k
+cross join (select gangq.now() as t offset 0) c
+join pg_catalog.pg_class r on r.oid = ('gangq.' || k.name)::regclass
+left join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
+left join lateral (
+  select i.inhrelid as oid from pg_catalog.pg_inherits i where i.inhparent = r.oid
+  union all select r.oid where r.relkind = 'r') f on true
+left join pg_catalog.pg_class b on b.oid = f.oid
+cross join lateral (select case when b.relname ~ '_[0-9]{8}$' then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
+group by k.class, k.name, k.keep, c.t
+order by array_position(array['short', 'long', 'forever'], k.class), k.name;
+comment on view gangq.retention is
+  'What is kept of what has ended, by class (short, long, forever) and table: in how many partitions of a day each, how large '
+  'with indexes, the oldest day, and when that is dropped. missing: today and tomorrow, if they lack a partition; no_default: '
+  'true if nothing would catch their rows then.';
 
 create view gangq.violations as
 select 'members match size' as rule, 'gang ' || g.id as subject, format('%s members, size %s', m.n, g.size) as detail

@@ -789,6 +789,18 @@ end $$;
 comment on function gangq.explain_job(bigint) is
   'Why is this job not running, gate by gate, with numbers, as explain_gang says it; for a member: its gang. Raises GQ002.';
 
+-- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for that.
+create function gangq.waiting_later() returns table (shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
+language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+  select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), min(j.due_at)
+  from gangq.live_jobs j where j.state = 'scheduled' group by j.shape_id, j.state, j.priority
+  union all
+  select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), null
+  from gangq.live_jobs j where j.state = 'waiting' and j.gang_id is null group by j.shape_id, j.state, j.priority
+$$;
+comment on function gangq.waiting_later() is
+  'Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and priority.';
+
 create view gangq.waiting as
 select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.submitted_at as since,
   case
@@ -821,13 +833,22 @@ select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,
     when not (select bool_and(not q.paused) from gangq.queues_table q where q.name = s.queue or starts_with(s.queue, q.name || '.')) then 'its queue is paused'
     else coalesce(h.why, 'waits for a free worker') end, null, null
 from (
-  select j.shape_id, j.state, j.priority, count(*)::integer as jobs, min(j.submitted_at) as since, min(j.due_at) as due
-  from gangq.live_jobs j where j.gang_id is null and j.state in ('pending', 'scheduled', 'waiting') group by j.shape_id, j.state, j.priority) x
+  -- Counted in the index of claims, whose order begins with the priority.
+  select z.id as shape_id, 'pending' as state, p.priority, p.jobs, h.submitted_at as since, null::timestamptz as due
+  from gangq.shapes z
+  cross join lateral (
+    select (1000 - (j.order_key >> 50))::smallint as priority, count(*)::integer as jobs, min(j.order_key) as head
+    from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' group by j.order_key >> 50) p
+  join lateral (
+    select j.submitted_at from gangq.live_jobs j
+    where j.shape_id = z.id and j.state = 'pending' and j.order_key = p.head limit 1) h on true
+  union all
+  select l.shape_id, l.state, l.priority, l.jobs, l.since, l.due from gangq.waiting_later() l) x
 join gangq.shapes s on s.id = x.shape_id
 left join lateral (select gangq.infeasible(x.shape_id, 1) as why) h on x.state = 'pending';
 comment on view gangq.waiting is
-  'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many). gate: what the last pass '
-  'found for gangs of its kind; starts_at: its planned start, if it has one. explain_gang and explain_job say more.';
+  'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '
+  'when the first of them was submitted). gate: what the last pass found for gangs of its kind; starts_at: its planned start, if it has one. explain_gang and explain_job say more.';
 
 create function gangq.schema_version() returns text language sql stable security definer set search_path = '' as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'

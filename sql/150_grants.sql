@@ -26,12 +26,12 @@ revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions,
-  gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
+  gangq.trips, gangq.device_trips, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint), gangq.plan(jsonb, integer),
-  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
+  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.kept_by_day(), gangq.waiting_later(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.in_epoch(gangq.live_jobs, gangq.live_gangs),
   gangq.infeasible(integer, integer, boolean), gangq.gate_text(text, jsonb)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;

@@ -138,7 +138,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("tick", {"ran", "again", "next_in_s", "detail"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
     ("migrate --dump-sql", {"sql"}),
-    ("doctor", {"check", "status", "detail", "advice"}),
+    ("doctor", {"check", "status", "detail", "advice", "numbers"}),
     ("db start", _SERVER),
     ("db status", _SERVER),
     ("db dsn", {"dsn", "private"}),

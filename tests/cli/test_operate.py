@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
     wanted = "database server clock notify listen horizon schema code roles tick workers reboot devices"
-    wanted += " watchdogs sensors trips invariants partitions"
+    wanted += " watchdogs sensors trips invariants retention partitions"
     assert list(status_of(dsn)) == wanted.split()
 
 
@@ -169,6 +170,21 @@ def test_the_doctor_finds_a_broken_invariant_and_other_code(dsn: str, db: Db) ->
     assert "a rule: gang 1 (broken)" in checks["invariants"]["detail"]
 
 
+def test_the_doctor_gives_up_on_the_invariants_where_there_is_too_much_to_look_at(
+    dsn: str, client: Client, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gangq.cli import doctor
+
+    db.execute(
+        "create or replace view gangq.violations as "
+        "select 'a rule'::text as rule, 'gang 1'::text as subject, 'broken'::text as detail from pg_sleep(60)"
+    )
+    monkeypatch.setattr(doctor, "_RULES_S", 0.1)
+    checks = status_of(dsn)
+    assert (checks["invariants"]["status"], checks["retention"]["status"]) == ("warn", "ok")
+    assert "select * from gangq.violations" in checks["invariants"]["advice"]
+
+
 def test_the_doctor_finds_rows_outside_their_partitions(dsn: str, db: Db) -> None:
     db.execute("insert into gangq.events (at, kind) values ('2001-01-01', 'test')")
     db.execute("analyze gangq.events_rest")
@@ -178,6 +194,54 @@ def test_the_doctor_finds_rows_outside_their_partitions(dsn: str, db: Db) -> Non
     )[0]
     assert found["status"] == "warn"
     assert "gangq.events_rest" in found["detail"]
+
+
+def test_the_doctor_shows_what_is_kept_by_class_and_until_when(dsn: str, db: Db) -> None:
+    found = status_of(dsn)["retention"]
+    assert found["status"] == "ok"
+    assert re.fullmatch(
+        r"short \(7 days\): 32 partitions, \d+MiB, from \S+ on, next drop .+; "
+        r"long \(30 days\): 32 partitions, \d+MiB, from \S+ on, next drop .+; forever: \d+MiB",
+        found["detail"],
+    )
+    assert [(row["class"], row["part_of"]) for row in found["numbers"]] == [
+        ("short", "gang_history_short"),
+        ("short", "history_short"),
+        ("short", "logs"),
+        ("short", "passes"),
+        ("long", "events"),
+        ("long", "evidence"),
+        ("long", "gang_history_long"),
+        ("long", "history_long"),
+        ("forever", "gang_history_forever"),
+        ("forever", "history_forever"),
+    ]
+    assert all(row["bytes"] > 0 and row["missing"] == [] for row in found["numbers"])
+    db.execute("select gangq.submit('t', payloads => array_fill('{}'::jsonb, array[2000]))")
+    db.execute(
+        "insert into gangq.history_forever (job_id, submitted_at, finished_at, shape_id, priority, attempts, "
+        "max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter, payload) "
+        "select j.id, j.submitted_at, j.submitted_at, j.shape_id, 0, 0, 1, 0, 1, 0, 1, 0, 'done', 'forever', 'me', "
+        "to_jsonb(repeat('x', 500)) from gangq.live_jobs j"
+    )
+    assert "forever: 2MiB" in status_of(dsn)["retention"]["detail"]
+
+
+def test_the_doctor_finds_partitions_past_their_time_and_days_without_one(
+    dsn: str, db: Db, clock: Any
+) -> None:
+    clock.advance(8.5 * 86400)
+    found = status_of(dsn)["retention"]
+    assert (found["status"], "no partition: gangq.gang_history_short of" in found["detail"]) == ("warn", True)
+    assert "past its time: gangq.gang_history_short of" in found["detail"]
+    assert "history_long" not in found["detail"].partition("past its time")[2]
+    ok(dsn, "tick", "--force")
+    assert status_of(dsn)["retention"]["status"] == "ok"
+    db.execute("drop table gangq.logs_rest")
+    found = status_of(dsn)["retention"]
+    assert (found["status"], "the default of gangq.logs" in found["detail"]) == ("warn", True)
+    db.execute("select gangq.keep_partitions(true)")
+    assert status_of(dsn)["retention"]["status"] == "ok"
 
 
 def test_the_doctor_finds_who_holds_back_vacuum(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
         lambda c: c.drains(gang_id=1, limit=1),
         lambda c: c.capacity(queue="q"),
         lambda c: c.violations(),
+        lambda c: c.retention(class_="none"),
         lambda c: c.events(job_id=1, gang_id=1, kind="k", after_id=1, limit=1),
         lambda c: c.logs(job_id=1, token=1, after_seq=0),
     ],
@@ -744,6 +745,45 @@ def test_connections_notice_a_dead_peer_and_carry_a_name(dsn: str, monkeypatch: 
     monkeypatch.setenv("GANGQ_PREPARE", "off")
     assert Client(dsn).target.kwargs["prepare_threshold"] is None
     assert Client(dsn, prepare=True).target.kwargs["prepare_threshold"] == 5
+
+
+def prepared_on(client: Client) -> set[str]:
+    """Which of gangq's calls its one connection has prepared on the server."""
+    with client.connection() as conn:
+        rows = conn.execute("select statement from pg_prepared_statements").fetchall()
+    return {found.group(1) for (text,) in rows if (found := re.search(r"from gangq\.(\w+)\(", text))}
+
+
+def test_calls_are_prepared_on_the_server_unless_the_connection_does_not_allow_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(client: Client) -> set[str]:
+        incarnation = register(client)
+        for _ in range(10):
+            client.submit(task="t")
+            (claim,) = client.claim(incarnation=incarnation, request_id=uuid.uuid4())
+            client.complete(job_ids=[claim.job_id], tokens=[claim.token])
+            client.heartbeat(incarnation=incarnation)
+        client.retire_worker(incarnation=incarnation)
+        return prepared_on(client)
+
+    hot = {"submit", "claim", "complete", "heartbeat"}
+    with Client(dsn, max_size=1) as direct:
+        assert work(direct) == hot
+    monkeypatch.setenv("GANGQ_PREPARE", "off")
+    with Client(dsn, max_size=1) as pooled:
+        # PgBouncer before 1.21 lends a session in which another client has prepared under the names that ours uses.
+        with pooled.connection() as conn:
+            for number in range(20):
+                conn.execute(f"prepare _pg3_{number} as select 1".encode())
+        assert work(pooled) == set()
+    with Client(dsn, max_size=1, prepare=True) as mistaken, mistaken.connection() as conn:
+        for number in range(20):
+            conn.execute(f"prepare _pg3_{number} as select 1".encode())
+        for _ in range(5):
+            conn.execute("select gangq.schema_version()")
+        with pytest.raises(psycopg.errors.DuplicatePreparedStatement):
+            conn.execute("select gangq.schema_version()")
 
 
 def test_the_listener_is_a_connection_of_its_own_that_hears(

@@ -1,4 +1,4 @@
-"""A line to PostgreSQL that can fail: a proxy on a Unix socket, in this process."""
+"""A line to PostgreSQL that can fail, and that counts: a proxy on a Unix socket, in this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 
 _READY = b"Z\x00\x00\x00\x05"
 """How PostgreSQL ends every answer; the transaction's status follows."""
+
+_PLAIN = {"sslmode": "disable", "gssencmode": "disable"}
+"""The server's first word is a message then, and no byte of its own."""
 
 
 class _Line:
@@ -24,6 +27,7 @@ class _Line:
         self.open.set()
         """Cleared, nothing passes in either direction, and both ends stay as they are."""
         self.asked = b""
+        self._heard = b""
         for source, target in ((client, self.server), (self.server, client)):
             threading.Thread(target=self._pump, args=(source, target), name="wire", daemon=True).start()
 
@@ -34,6 +38,19 @@ class _Line:
             end.close()
         self.open.set()
 
+    def _count(self, data: bytes) -> None:
+        """Count the whole answers in what the server has said."""
+        heard = self._heard + data
+        start = 0
+        while len(heard) - start >= 5:
+            length = 1 + int.from_bytes(heard[start + 1 : start + 5], "big")
+            if len(heard) - start < length:
+                break
+            if heard[start : start + 5] == _READY:
+                self.wire.round_trips += 1
+            start += length
+        self._heard = heard[start:]
+
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         answer = b""
         with contextlib.suppress(OSError):
@@ -43,6 +60,7 @@ class _Line:
                     self.asked = (self.asked + data)[-(1 << 16) :]
                     target.sendall(data)
                     continue
+                self._count(data)
                 # An answer is passed on as a whole: half of one would be another kind of fault.
                 answer += data
                 if self.wire.loses(self, answer):
@@ -67,6 +85,8 @@ class Wire:
         self.directory = directory
         self.lost: list[bytes] = []
         """The answers that never arrived."""
+        self.round_trips = 0
+        """Answers that came to their end: one for each time that a client had to wait."""
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._frozen_from_now = False
@@ -152,4 +172,4 @@ def wire_to(dsn: str, directory: Path) -> Iterator[tuple[Wire, str]]:
     parts = conninfo_to_dict(dsn)
     upstream = f"{parts['host']}/.s.PGSQL.{parts.get('port') or 5432}"
     with Wire(upstream, directory) as wire:
-        yield wire, make_conninfo(**{**parts, "host": str(directory), "port": "5432"})
+        yield wire, make_conninfo(**{**parts, "host": str(directory), "port": "5432", **_PLAIN})

@@ -9,6 +9,8 @@ select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_m
   payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
 select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',
   payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('follows', after => array[(select max(j.id) from gangq.live_jobs j)],
+  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
 select count(*) from (
   select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, :many / 100) n) x;
 select count(*) from (
@@ -18,11 +20,24 @@ select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => arra
 update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(),
   incarnation = (select min(i.id) from gangq.incarnations i) + j.id % :workers
 from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
+insert into gangq.progress (job_id, token, beat_at, data) select j.id, j.token, clock_timestamp(), '{}' from gangq.live_jobs j where j.state = 'running';
+-- What has ended: of a thousand jobs one failed and one was cancelled, in every class.
 insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, priority, attempts,
   max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter)
-select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me'
+select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0,
+  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me'
 from generate_series(1, :many) n;
-insert into gangq.events (at, kind, gang_id, epoch, job_id) select clock_timestamp(), 'claim', 1 + n % 3000, 1, n from generate_series(1, :many) n;
+insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts, crashes,
+  max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, submitter)
+select 1000000000 + n, clock_timestamp(), clock_timestamp(), 1, 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 0, 0,
+  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 30, 'me'
+from generate_series(1, :many) n;
+insert into gangq.checkpoints (job_id, step, token, saved_at, data)
+select 1000000000 + n, 1, n, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
+insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
+select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
+from generate_series(1, :many) n;
+insert into gangq.logs (job_id, token, seq, at, chunk) select n, n, 0, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
 -- However slow this machine is, nobody falls silent while the tests run.
 update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';
 set session_replication_role = origin;

@@ -132,6 +132,44 @@ def test_a_job_that_needs_more_than_a_slot_is_not_prefetched(q: Q) -> None:
     assert len(worker.claim()) == 1
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("along", [False, True], ids=["claimed", "claimed with a completion"])
+def test_jobs_that_hold_devices_are_never_prefetched_whatever_is_free(q: Q, slots: int, along: bool) -> None:
+    worker = q.worker(slots=slots, prefetch=100, devices=gpus(*[1000] * 8), memory_mb=1 << 20, cpus=64)
+    if along:
+        q.submit(count=slots)
+        done = worker.claim(max_jobs=slots)
+        q.submit(count=20, gpus=1, vram_mb=10)
+        rows = q.call(
+            "complete_and_claim",
+            incarnation=worker.incarnation,
+            job_ids=[c.job_id for c in done],
+            tokens=[c.token for c in done],
+            max_jobs=100,
+        )
+        assert [row["outcome"] for row in rows] == ["done"] * slots + ["claimed"] * slots
+    else:
+        q.submit(count=20, gpus=1, vram_mb=10)
+        assert len(worker.claim(max_jobs=100)) == slots
+    held = q.sql("select job_id, count(*) as devices from gangq.device_holds group by job_id")
+    assert [row["devices"] for row in held] == [1] * slots, "the other devices stay free"
+    # What needs no device waits as well: a slot is busy with the job that holds one.
+    q.submit(count=20, priority=5)
+    assert worker.claim(max_jobs=100) == []
+
+
+def test_of_a_mixed_backlog_a_slot_is_filled_with_short_jobs_or_with_one_that_holds_devices(q: Q) -> None:
+    q.submit(count=5, priority=1)
+    q.submit(count=5, gpus=1)
+    worker = q.worker(prefetch=100, devices=gpus(1000, 1000))
+    claims = worker.claim(max_jobs=100)
+    assert [q.job(c.job_id)["gpus"] for c in claims] == [0] * 5
+    for claim in claims:
+        claim.complete()
+    claims = worker.claim(max_jobs=100)
+    assert [q.job(c.job_id)["gpus"] for c in claims] == [1]
+
+
 def test_memory_and_fractional_cpus_are_spent_and_come_back(q: Q) -> None:
     q.submit(count=4, memory_mb=300, cpus=0.5)
     worker = q.worker(slots=10, memory_mb=1000, cpus=8)

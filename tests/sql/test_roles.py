@@ -21,6 +21,8 @@ LOOK = {
     "in_epoch",
     "infeasible",
     "queue_load",
+    "kept_by_day",
+    "waiting_later",
 }
 SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
 WORK = {
@@ -98,6 +100,7 @@ VIEWS = (
     "violations",
     "queues",
     "tasks",
+    "retention",
 )
 FUNCTIONS = (
     "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from drive import Q
 
@@ -121,6 +123,52 @@ def test_a_job_finished_on_a_day_without_a_partition_is_caught_and_dropped_in_it
     q.later(8 * DAY)
     q.call("keep_partitions", at_once=True)
     assert q.sql("select * from gangq.history") == []
+
+
+def test_what_was_caught_goes_as_a_whole_with_the_last_of_it(q: Q) -> None:
+    q.later(40 * DAY)
+    q.submit(count=2)
+    q.worker("a").take().complete()
+    file = q.value("select pg_relation_filenode('gangq.history_short_rest')")
+    q.later(5 * DAY)
+    q.worker("b").take().complete()
+    q.later(3 * DAY)
+    q.call("keep_partitions", at_once=True)
+    # One is past its time: while the other is not, nothing is deleted row by row.
+    assert q.value("select count(*) from gangq.history_short_rest") == 2
+    assert q.value("select pg_relation_filenode('gangq.history_short_rest')") == file
+    q.later(5 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.value("select count(*) from gangq.history_short_rest") == 0
+    assert q.value("select pg_relation_size('gangq.history_short_rest')") == 0
+    assert q.value("select pg_relation_filenode('gangq.history_short_rest')") != file
+
+
+def test_what_ends_while_old_rows_are_about_to_go_stays(q: Q) -> None:
+    q.call("configure", retention_short="20 days")
+    q.later(40 * DAY)
+    q.submit(count=2)
+    q.worker("a").take().complete()
+    claim = q.worker("b").take()
+    q.later(8 * DAY)
+    q.call("keep_partitions", at_once=True)  # of later days: from now on only what is caught is locked
+    q.call("configure", retention_short="7 days")
+    waits = (
+        "select exists (select 1 from pg_locks "
+        "where relation = 'gangq.history_short_rest'::regclass and not granted)"
+    )
+    dsn = q.db.info.dsn
+    with q.connected(dsn) as other, q.connected(dsn) as keeper, ThreadPoolExecutor() as threads:
+        with other.db.transaction():
+            q.later(-1 * DAY)
+            other.call("complete", job_ids=[claim.job_id], tokens=[claim.token])
+            q.later(1 * DAY)
+            keeping = threads.submit(keeper.call, "keep_partitions", at_once=True)
+            # Committed while the lock is waited for: 100 ms at most, after which the rows wait for another pass.
+            while not (q.value(waits) or keeping.done()):
+                pass
+        keeping.result()
+    assert q.state(claim.job_id) == "done"
 
 
 @pytest.mark.parametrize("table", ["events", "history_short"])

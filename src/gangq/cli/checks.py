@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from gangq.cli import queries
 from gangq.cli.fleet import is_fresh
-from gangq.cli.output import seconds
+from gangq.cli.output import megabytes, seconds, when
 from gangq.client import Client
-from gangq.client.rows import DeviceRow
+from gangq.client.rows import DeviceRow, RetentionRow
 
 _DAY_S = 86400.0
 _FIRST_READING_S = 60.0
+_LATE_DROP_S = 3600.0
+"""The tick looks every ten minutes, and again when somebody held a lock."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok."""
+    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok; `numbers`: the rows
+    behind it, if they say more.
+    """
 
     check: str
     status: str
     detail: str
     advice: str = ""
+    numbers: list[dict[str, object]] | None = None
 
 
 def workers(client: Client, facts: dict[str, Any]) -> Check:
@@ -173,6 +180,48 @@ def trips(client: Client, facts: dict[str, Any]) -> Check:
         f"watchdogs tripped {len(found)} times within a day: {', '.join(told)}",
         f"see what they saw: gangq trips, gangq show {found[0].job_id}",
     )
+
+
+def retention(client: Client, facts: dict[str, Any]) -> Check:
+    """How much is kept of what has ended, until when, and whether the days to come have their partitions."""
+    del facts
+    kept = client.retention()
+    now = client.execute(queries.database_time())
+    classes = [list(rows) for _, rows in itertools.groupby(kept, key=lambda row: row.class_)]
+    detail = "; ".join(_kept(rows) for rows in classes)
+    numbers = [{name.rstrip("_"): value for name, value in vars(row).items()} for row in kept]
+    lacking = [f"gangq.{row.part_of} of {day}" for row in kept for day in row.missing]
+    lacking += [f"the default of gangq.{row.part_of}" for row in kept if row.no_default]
+    late = [
+        f"gangq.{row.part_of} of {row.oldest}"
+        for row in kept
+        if row.next_drop is not None and (now - row.next_drop).total_seconds() > _LATE_DROP_S
+    ]
+    if not lacking and not late:
+        return Check("retention", "ok", detail, numbers=numbers)
+    told = [f"no partition: {some(lacking)}"] if lacking else []
+    told += [f"past its time: {some(late)}"] if late else []
+    return Check(
+        "retention",
+        "warn",
+        f"{'; '.join(told)}. {detail}",
+        "the tick makes and drops them: see that one runs, and that no long transaction or dump holds those tables "
+        "(pg_locks). As gangq_admin: select gangq.keep_partitions(true)",
+        numbers,
+    )
+
+
+def _kept(rows: Sequence[RetentionRow]) -> str:
+    """The tables of a class together."""
+    size = megabytes(math.ceil(sum(row.bytes for row in rows) / (1 << 20)))
+    keep = rows[0].keep
+    if keep is None:
+        return f"{rows[0].class_}: {size}"
+    days = [row.oldest for row in rows if row.oldest is not None]
+    drops = [row.next_drop for row in rows if row.next_drop is not None]
+    since = f", from {min(days)} on, next drop {when(min(drops))}" if days and drops else ""
+    length = f"{keep.days} days" if keep == timedelta(keep.days) else seconds(keep.total_seconds())
+    return f"{rows[0].class_} ({length}): {sum(row.partitions for row in rows)} partitions, {size}{since}"
 
 
 def some(texts: Sequence[str], most: int = 3) -> str:

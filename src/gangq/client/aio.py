@@ -252,3 +252,4 @@ class AsyncClient:
     logs = _verb(calls.logs)
     queues = _verb(calls.queues)
     tasks = _verb(calls.tasks)
+    retention = _verb(calls.retention)

@@ -1107,6 +1107,12 @@ def _ids(ids: Sequence[int] | None) -> list[int] | None:
     return None if ids is None else list(ids)
 
 
+def _states(state: str | Sequence[str] | None) -> tuple[str, object]:
+    states = [state] if isinstance(state, str) else list(state or ())
+    # Of one state an index knows the newest; of several it only knows which there are.
+    return ("state = {}", states[0]) if len(states) == 1 else ("state = any ({}::text[])", states or None)
+
+
 def jobs(
     *,
     ids: Sequence[int] | None = None,
@@ -1124,7 +1130,7 @@ def jobs(
         "id desc",
         limit,
         ids=("id = any ({}::bigint[])", _ids(ids)),
-        state=("state = any ({}::text[])", [state] if isinstance(state, str) else state and list(state)),
+        state=_states(state),
         queue=("queue = {}", queue),
         task=("task = {}", task),
         gang_id=("gang_id = {}::bigint", gang_id),
@@ -1146,7 +1152,7 @@ def gangs(
         "id desc",
         limit,
         ids=("id = any ({}::bigint[])", _ids(ids)),
-        state=("state = any ({}::text[])", [state] if isinstance(state, str) else state and list(state)),
+        state=_states(state),
         queue=("queue = {}", queue),
     )
 
@@ -1319,3 +1325,8 @@ def queues(*, name: str | None = None) -> Query[list[rows.QueueRow]]:
 def tasks(*, task: str | None = None) -> Query[list[rows.TaskRow]]:
     """What was set for each task and learned of its beats, by task and class of devices."""
     return _view("tasks", rows.TaskRow, "task, device_class", task=("task = {}", task))
+
+
+def retention(*, class_: str | None = None) -> Query[list[rows.RetentionRow]]:
+    """What is kept of what has ended, by class and table; no table is read for it."""
+    return _view("retention", rows.RetentionRow, "", class_=("class = {}", class_))

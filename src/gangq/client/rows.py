@@ -8,7 +8,7 @@ ends in `_s` is seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 
 
@@ -553,6 +553,24 @@ class ViolationRow:
     rule: str
     subject: str
     detail: str | None
+
+
+@dataclass(frozen=True)
+class RetentionRow:
+    """What is kept of one table, `part_of`, in one class (short, long, forever): `partitions` of a day each, `bytes`
+    with indexes, the `oldest` day and when that is dropped (`next_drop`; None: never). `keep` None: for ever.
+    `missing`: which of today and tomorrow lack a partition; `no_default`: nothing would catch their rows.
+    """
+
+    part_of: str
+    keep: timedelta | None
+    partitions: int
+    bytes: int
+    oldest: date | None
+    next_drop: datetime | None
+    missing: list[date]
+    no_default: bool
+    class_: str = _as("class")
 
 
 @dataclass(frozen=True)

@@ -260,3 +260,4 @@ class Client:
     logs = _verb(calls.logs)
     queues = _verb(calls.queues)
     tasks = _verb(calls.tasks)
+    retention = _verb(calls.retention)

@@ -1,0 +1,113 @@
+"""How tables are stored: what comes and goes is vacuumed by its dead rows, what only grows is dropped by the day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from gangq import schema
+
+Db = psycopg.Connection[dict[str, Any]]
+
+SETTLED = {
+    "migrations",
+    "settings",
+    "queues_table",
+    "shapes",
+    "gang_kinds",
+    "kind_roles",
+    "task_settings",
+    "transitions",
+    "cordons",
+    "device_registry",
+    "device_claimants",
+    "retried",
+}
+"""Written by people, at a registration, or once for each thing of its kind."""
+
+REWRITTEN = {
+    "live_jobs",
+    "live_gangs",
+    "leases",
+    "progress",
+    "incarnations",
+    "device_holds",
+    "device_readings",
+    "earmarks",
+    "plans",
+    "verdicts",
+    "runtimes",
+    "beat_gaps",
+    "tick_state",
+}
+"""Of the others, those whose rows are updated where they stand."""
+
+ONLY_GROWS = {"history", "gang_history", "events", "passes", "evidence", "logs"}
+
+
+def options(db: Db) -> dict[str, dict[str, float]]:
+    """The storage parameters of every table that is no part of another."""
+    rows = db.execute(
+        "select c.relname, array(select split_part(o, '=', 1) from unnest(c.reloptions) o) as names, "
+        "array(select split_part(o, '=', 2)::float8 from unnest(c.reloptions) o) as values "
+        "from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'r' and not c.relispartition"
+    )
+    return {row["relname"]: dict(zip(row["names"], row["values"], strict=True)) for row in rows}
+
+
+def test_every_table_whose_rows_come_and_go_is_vacuumed_by_its_dead_rows(db: Db) -> None:
+    found = options(db)
+    assert found.keys() >= SETTLED
+    for table in found.keys() - SETTLED:
+        assert found[table].get("autovacuum_vacuum_scale_factor", 1) <= 0.02, table
+        assert found[table].get("autovacuum_vacuum_threshold", 1e9) <= 1000, table
+
+
+def test_every_table_whose_rows_are_rewritten_keeps_room_for_that_on_its_pages(db: Db) -> None:
+    found = options(db)
+    assert {table for table in found if found[table].get("fillfactor", 100) < 90} == REWRITTEN
+
+
+def test_what_only_grows_is_kept_by_the_day_and_nothing_is_ever_updated_or_deleted_there(db: Db) -> None:
+    rows = db.execute(
+        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'p' "
+        "and not c.relispartition"
+    ).fetchall()
+    assert {row["relname"] for row in rows} == ONLY_GROWS
+    texts = db.execute(
+        "select p.proname, p.prosrc from pg_proc p where p.pronamespace = 'gangq'::regnamespace"
+    ).fetchall()
+    for row in texts:
+        for table in ONLY_GROWS:
+            assert f"delete from gangq.{table}" not in row["prosrc"], row["proname"]
+            assert f"update gangq.{table}" not in row["prosrc"], row["proname"]
+
+
+_INDEXES = (
+    "select x.indrelid::regclass::text as part, x.indisvalid as valid, pg_get_indexdef(x.indexrelid) as definition "
+    "from pg_index x join pg_class c on c.oid = x.indexrelid where c.relnamespace = 'gangq'::regnamespace"
+)
+
+
+def test_a_new_installation_has_every_index_on_every_part(db: Db) -> None:
+    assert [row for row in db.execute(_INDEXES) if not row["valid"]] == []
+
+
+def test_an_upgrade_reads_no_day_that_is_there_and_days_to_come_have_every_index(
+    empty_dsn: str, migrate_to: Callable[[str], None]
+) -> None:
+    migrate_to("0004_pace")
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(
+            "insert into gangq.history_short_rest (job_id, submitted_at, finished_at, shape_id, priority, attempts, "
+            "max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter) "
+            "values (1, now(), now(), 1, 0, 1, 1, 0, 1, 0, 1, 0, 'failed', 'short', 'me')"
+        )
+        schema.migrate(empty_dsn, log=lambda _: None)
+        indexes = conn.execute(_INDEXES).fetchall()
+    with_index = {part for part, _, text in indexes if "(job_id) WHERE (state <> 'done'::text)" in text}
+    parts = {part for part, _, text in indexes if part.startswith("gangq.history")}
+    assert parts - with_index == {"gangq.history_short_rest"}
+    assert sum("gangq.history_short_2" in part for part in with_index) >= 7
