@@ -39,6 +39,21 @@ def test_a_tick_that_has_just_run_does_not_run_again_unless_forced(q: Q) -> None
     assert q.one("tick")["ran"] is True
 
 
+def test_a_tick_that_has_just_run_still_serves_what_is_due_and_nothing_else(q: Q) -> None:
+    assert q.one("tick")["ran"] is True
+    job = q.submit(due_at=q.value("select gangq.now() + interval '0.3 s'"))
+    gang = q.submit_gang(1)
+    q.worker()
+    assert q.one("tick")["ran"] is False
+    q.later(0.3)
+    row = q.one("tick")
+    assert (row["ran"], row["detail"]) == (True, {"promote_due": 1})
+    assert (q.state(job), gang.state) == ("pending", "blocked")
+    # The rest of the maintenance comes when it would have come anyway.
+    assert row["next_in_s"] == pytest.approx(0.7, abs=0.05)
+    assert q.one("tick")["ran"] is False
+
+
 def test_a_tick_gives_way_to_one_that_runs_and_one_that_waits(q: Q) -> None:
     with q.connected(q.db.info.dsn) as runner, q.connected(q.db.info.dsn) as waiter, runner.db.transaction():
         assert runner.one("tick", force=True)["ran"] is True  # holds RUN until its transaction ends
