@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psycopg
+from flat_sizes import QUICK_FLAT, FlatSizes
 from machine import CpuMeter, Usage
 from stage import Stage, scalar, wait_until, wal_position
 from systems import System
@@ -31,11 +32,13 @@ class Sizes:
     passes: int = 3
     alone: int = 50
     backlog: int = 100_000
+    flat: FlatSizes = FlatSizes()
 
 
 QUICK = Sizes(
     drain=5_000, drain_single=500, enqueue_single=500, pickups=40, gangs=50,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
+    flat=QUICK_FLAT,
 )  # fmt: skip
 
 
