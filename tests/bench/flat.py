@@ -130,7 +130,7 @@ def _shares(
 ) -> list[Result]:
     """The rate of the first state, and each other's share of it, turn by turn."""
     results = []
-    base, *others = dict.fromkeys(state for state, _ in rates)
+    base, *others = buffers
     for batch in _TURN:
         here = rates[base, batch]
         notes = {"foreign_cores": round(foreign, 2), "buffers": buffers[base]}
