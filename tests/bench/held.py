@@ -174,7 +174,7 @@ def horizon(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         )
     alone, held, textbook = arms.values()
     # The horizon lies further back in every window: what counts is how it ends.
-    last = max(1, windows // 4)
+    last = windows // 2
     share = statistics.median(b / a for a, b in zip(alone.rates[-last:], held.rates[-last:], strict=True))
     results += [
         Result(f"claims, held after {sizes.flat.held_s:g} s (0.80 or more)", "share", share),
