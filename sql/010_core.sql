@@ -119,16 +119,35 @@ comment on function gangq.wake_sleepers(text, bigint, text) is
   'busy fleet never pays for NOTIFY''s commit lock; commit: notifies at commit whoever sleeps by then (in a caller''s '
   'transaction the list would be stale); never: leaves it to the poll.';
 
-create function gangq.wake_tick(always boolean default false) returns void language plpgsql set search_path = '' as $$
+create function gangq.wake_tick(always boolean default false) returns void language plpgsql
+set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+  heard timestamptz;
+  first bigint;
+  asked bigint[];
 begin
   if always or exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
     perform pg_notify('gangq_tick', '');
-    perform gangq.wake(array(
-      select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-      where i.ended_at is null and l.renewed_at > gangq.now() - interval '15 seconds'
-      order by random() limit 3), 'tick');
+    -- Every job that ends while a gang waits comes by here: the fleet is not read and sorted to choose three of it.
+    heard := gangq.now() - interval '15 seconds';
+    first := (
+      select x.least + floor(random() * (x.most - x.least + 1))::bigint
+      from (select (select min(l.incarnation) from gangq.leases l) as least, (select max(l.incarnation) from gangq.leases l) as most) x);
+    asked := array(
+      select l.incarnation from gangq.leases l
+      where l.incarnation >= first and l.renewed_at > heard
+        and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)  -- a join would read them from the first on
+      order by l.incarnation limit 3);
+    if cardinality(asked) < 3 then
+      asked := asked || array(
+        select l.incarnation from gangq.leases l
+        where l.incarnation < first and l.renewed_at > heard
+          and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)
+        order by l.incarnation limit 3 - cardinality(asked));
+    end if;
+    perform gangq.wake(asked, 'tick');
   end if;
 end $$;
 comment on function gangq.wake_tick(boolean) is
-  'Internal. When a gang waits (or always): asks three live workers and any dedicated ticker to run the tick, so that one frozen '
+  'Internal. When a gang waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
   'process delays nothing. Never runs admit itself.';

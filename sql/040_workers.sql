@@ -152,22 +152,30 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
+  -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart. (Said in a
+  -- declaration it is an expression, and not one more statement to start in every heartbeat of every worker.)
+  flushed text := set_config('synchronous_commit', 'off', true);
+  holds_work boolean;
   s gangq.settings;
 begin
-  -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart.
-  perform set_config('synchronous_commit', 'off', true);
-  if exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
-    update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
-    where l.incarnation = (
-      select z.incarnation from gangq.leases z where z.incarnation = heartbeat.incarnation for update skip locked);
-    if not found then
-      -- A worker that took this for a renewal would count on time it does not have.
-      raise exception using errcode = 'lock_not_available',
-        message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
-        hint = 'It was not renewed. Call heartbeat again at once.';
+  update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
+  where l.incarnation = (
+    select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
+    where z.incarnation = heartbeat.incarnation and i.ended_at is null for update of z skip locked)
+  returning exists (
+    select 1 from gangq.live_jobs j where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')) into holds_work;
+  if holds_work is null then
+    if not exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
+      perform gangq.refuse_ended(heartbeat.incarnation);
     end if;
-  else
-    perform gangq.refuse_ended(heartbeat.incarnation);
+    -- A worker that took this for a renewal would count on time it does not have.
+    raise exception using errcode = 'lock_not_available',
+      message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
+      hint = 'It was not renewed. Call heartbeat again at once.';
+  end if;
+  -- Most heartbeats of a large fleet are of workers that wait for work: there is nobody to tell anything about.
+  if not holds_work and heartbeat.job_ids = '{}' and heartbeat.readings is null then
+    return;
   end if;
   if heartbeat.beats is not null then
     -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for the lease must be renewed.

@@ -11,6 +11,7 @@ declare
   every real := (select s.tick_s from gangq.settings s);
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   t timestamptz := gangq.now();
+  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -21,8 +22,13 @@ begin
   next_in_s := every;
   if not force and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
     next_in_s := every - extract(epoch from t - last_at);
-    return next;
-    return;
+    -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for each of them.
+    if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t) then
+      return next;
+      return;
+    end if;
+    steps := array['promote_due'];
+    every := next_in_s;
   end if;
   -- At most one runs and one waits. Who cannot even wait may leave: the one that waits has yet to start and will see
   -- everything committed by now. NEXT is let go as soon as RUN is held, so it is a session lock taken for an instant.
@@ -42,7 +48,7 @@ begin
   if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
-  foreach step in array array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'] loop
+  foreach step in array steps loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done = -1;
@@ -68,8 +74,9 @@ begin
 end $$;
 comment on function gangq.tick(boolean) is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, gangs that wait for too long, hosts to be left by now, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run. '
-  'next_in_s: when to call again; '
+  'avoided devices that are the last ones left, gangs that wait for too long, hosts to be left by now, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
+  'without it a call that comes soon after another does no more than what is due. '
+  'next_in_s: when to call again; where ran is true and it is below settings.tick_s, something is due then: whoever is told does not come early; '
   'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
 

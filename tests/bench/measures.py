@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psycopg
+from flat_sizes import FULL_FLAT, QUICK_FLAT, FlatSizes
 from machine import CpuMeter, Usage
 from stage import Stage, scalar, wait_until
 from systems import System
@@ -35,11 +36,13 @@ class Sizes:
     passes: int = 3
     alone: int = 50
     backlog: int = 100_000
+    flat: FlatSizes = FULL_FLAT
 
 
 QUICK = Sizes(
     drain=5_000, drain_single=1_000, enqueue_single=1_000, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
+    flat=QUICK_FLAT,
 )  # fmt: skip
 
 

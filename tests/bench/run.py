@@ -7,6 +7,7 @@ measurement has a fresh database on a private PostgreSQL with fsync on and a wor
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 import time
@@ -14,8 +15,13 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import burst
+import flat
 import floors
 import gang
+import heartbeats
+import held
+import idle
 import measures
 import per_job
 import pictures
@@ -31,7 +37,12 @@ from systems import NAMES, Absent, System, load
 
 from gangq.embedded import Binaries, Server, find_binaries
 
-SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min"}
+SETTINGS = {
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "30min",
+    "max_connections": "300",
+}
 MEASURES = (
     Measure("drain", "drain with batches of 100 and at best", measures.drain),
     Measure("drain", "the floor's drain without Python", floors.drain, ("pgbench",)),
@@ -47,6 +58,12 @@ MEASURES = (
     Measure("alone", "a pass for one gang on a large fleet", placement.alone, ("gangq",)),
     Measure("backlog", "a pass over a long backlog and a full fleet", placement.backlog, ("gangq",)),
     Measure("pass", "a pass that places thousands of gangs", placement.passes, ("gangq",)),
+    Measure("depth", "claims behind a long backlog and a long history", flat.depth, ("gangq",)),
+    Measure("asleep", "claims beside jobs that are due later or blocked", flat.asleep, ("gangq",)),
+    Measure("held", "claims while a transaction elsewhere stays open", held.horizon, ("gangq",)),
+    Measure("burst", "many clients that submit, with and without NOTIFY", burst.notify, ("gangq",)),
+    Measure("heartbeats", "a fleet that heartbeats", heartbeats.fleet, ("gangq",)),
+    Measure("idle", "what an idle worker costs", idle.worker, ("gangq",)),
 )
 _RESULTS = Path(__file__).parents[2] / "bench-results"
 
@@ -65,6 +82,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where to write everything [bench-results/]"
+    )
+    parser.add_argument(
+        "--beats-s", type=float, metavar="SECONDS", help="how long a fleet heartbeats [60; 20 with --quick]"
     )
     parser.add_argument(
         "--pg", metavar="WHICH", help="PostgreSQL to use: system, wheel, or a major such as 16 [the newest]"
@@ -152,6 +172,8 @@ def main(argv: list[str] | None = None) -> int:
         if not per_job.has_extension(binaries) and any(m.name == "work" for m, _ in plan):
             console.print(f"it has no {per_job.EXTENSION}: statements inside functions are not counted")
         sizes = measures.QUICK if options.quick else Sizes()
+        if options.beats_s:
+            sizes = dataclasses.replace(sizes, flat=dataclasses.replace(sizes.flat, beats_s=options.beats_s))
         for sample in samples(Stage(server, Path(scratch)), plan, sizes, rounds, console):
             if isinstance(sample, Sample):
                 taken.append(sample)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from drive import Q
 
@@ -39,6 +40,55 @@ def test_a_tick_that_has_just_run_does_not_run_again_unless_forced(q: Q) -> None
     assert q.one("tick", force=True)["ran"] is True
     q.later(1)
     assert q.one("tick")["ran"] is True
+
+
+def test_a_tick_that_has_just_run_still_serves_what_is_due_and_nothing_else(q: Q) -> None:
+    assert q.one("tick")["ran"] is True
+    job = q.submit(due_at=q.value("select gangq.now() + interval '0.3 s'"))
+    gang = q.submit_gang(1)
+    q.worker()
+    assert q.one("tick")["ran"] is False
+    q.later(0.3)
+    row = q.one("tick")
+    assert (row["ran"], row["detail"]) == (True, {"promote_due": 1})
+    assert (q.state(job), gang.state) == ("pending", "blocked")
+    # The rest of the maintenance comes when it would have come anyway.
+    assert row["next_in_s"] == pytest.approx(0.7, abs=0.05)
+    assert q.one("tick")["ran"] is False
+
+
+def test_a_tick_is_asked_of_three_live_workers_wherever_the_choice_begins(q: Q, dsn: str) -> None:
+    workers = q.workers(7)
+    workers[0].retire()
+    workers[3].retire()
+    q.later(20)
+    live = [worker for worker in workers if worker not in (workers[0], workers[3], workers[6])]
+    for worker in live:
+        worker.beat()
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        for worker in workers:
+            ear.execute(f'listen "gangq_{worker.incarnation}"'.encode())
+        asked: set[str] = set()
+        for _ in range(30):
+            q.sql("select gangq.wake_tick(true)")
+            told = [n.channel for n in ear.notifies(timeout=2, stop_after=3)]
+            assert len(set(told)) == 3
+            asked |= set(told)
+        assert asked == {f"gangq_{worker.incarnation}" for worker in live}
+        assert list(ear.notifies(timeout=0)) == []
+
+
+def test_to_ask_for_a_tick_reads_three_workers_and_not_the_fleet(q: Q) -> None:
+    q.sql("select gangq.register_worker('w' || n, 'h', '{default}') from generate_series(1, 500) n")
+    q.sql("analyze gangq.leases, gangq.incarnations")
+    with q.db.transaction():
+        read = (
+            "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables "
+            "where schemaname = 'gangq'"
+        )
+        before = q.value(read)
+        q.sql("select gangq.wake_tick(true)")
+        assert q.value(read) - before <= 20
 
 
 def test_a_tick_gives_way_to_one_that_runs_and_one_that_waits(q: Q) -> None:

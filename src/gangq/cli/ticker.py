@@ -86,9 +86,9 @@ class _Loop:
             if report.ran and report.again:
                 self._wait(report.next_in_s or 0)
                 return True
-            # Jitter: several of these must not ask in step.
-            wait = max(0.01, report.next_in_s or 1.0) * random.uniform(0.9, 1.1)
-            return self._wait(wait)
+            wait = max(0.01, report.next_in_s or 1.0)
+            # Who ran knows what is due, and comes in time for it; the others must not ask in step.
+            return self._wait(wait if report.ran else wait * random.uniform(0.9, 1.1))
         except (GangqError, psycopg.Error) as e:
             problem = translate(e) if isinstance(e, psycopg.Error) else e
             if not problem.retryable:
