@@ -332,6 +332,10 @@ begin
     select i.id, a.id from unnest(ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
   elsif first_state = 'pending' then
     perform gangq.wake_sleepers(submit.queue, cardinality(ids), submit.wake);
+  elsif first_state = 'scheduled' and submit.wake <> 'never'
+    and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
+    -- It may be due before anybody ticks again.
+    perform gangq.wake_tick(true);
   end if;
   return query select i.id from unnest(ids) as i(id);
 end $$;
