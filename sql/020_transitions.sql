@@ -1,5 +1,5 @@
 -- The state machine as data, and the triggers that hold everybody to it, even the owner typing in psql.
--- A test keeps the constants in the trigger's WHEN equal to the table: a lookup per row would cost the update twice.
+-- A test keeps the constants of the trigger equal to the table: a lookup per row would cost the update twice.
 -- Takes no locks of its own.
 
 delete from gangq.transitions;
@@ -74,40 +74,47 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('preempted', 'failed', 'complete_drain', 'gangq_worker', 'nothing'),
   ('preempted', 'cancelled', 'complete_drain', 'gangq_worker', 'nothing');
 
-create function gangq.illegal_transition() returns trigger language plpgsql set search_path = '' as $$
+-- Hot are only a submission and a claim: what is right for them is said in the triggers' conditions, short, because these are read
+-- anew for every statement; everything else is asked here.
+create function gangq.check_transition() returns trigger language plpgsql set search_path = '' as $$
 begin
-  perform gangq.refuse('GQ004',
-    format('job %s cannot go from %s to %s', new.id, case tg_op when 'INSERT' then 'nothing' else old.state end, new.state),
-    'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
-  return null;
-end $$;
-comment on function gangq.illegal_transition() is 'Internal. Trigger: refuses a change of state that gangq.transitions does not list.';
-
-create trigger live_jobs_birth before insert on gangq.live_jobs for each row
-when (new.state not in ('pending', 'scheduled', 'waiting', 'blocked'))
-execute function gangq.illegal_transition();
-
-create trigger live_jobs_transition before update of state on gangq.live_jobs for each row
-when (old.state <> new.state and (old.state || '>' || new.state) not in (
-  'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
-  'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
-  'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
-  'running>done', 'running>scheduled', 'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
-  'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
-  'preempted>blocked', 'preempted>failed', 'preempted>cancelled'))
-execute function gangq.illegal_transition();
-
-create function gangq.note_return() returns trigger language plpgsql set search_path = '' as $$
-begin
-  new.returned := true;
+  if tg_op = 'INSERT' then
+    if new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked']) then
+      perform gangq.refuse_transition(new.id, 'nothing', new.state);
+    end if;
+    return new;
+  end if;
+  if old.state <> new.state and (old.state || '>' || new.state) <> all (array[
+    'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
+    'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
+    'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
+    'running>done', 'running>scheduled', 'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
+    'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
+    'preempted>blocked', 'preempted>failed', 'preempted>cancelled']) then
+    perform gangq.refuse_transition(new.id, old.state, new.state);
+  end if;
+  -- It is pending in a place which claims may have passed; they find it by an index of its own.
+  if new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key or new.shape_id <> old.shape_id) then
+    new.returned := true;
+  end if;
   return new;
 end $$;
-comment on function gangq.note_return() is
-  'Internal. Trigger: marks a job that is pending in a place which claims may have passed; they find it by an index of its own.';
+comment on function gangq.check_transition() is
+  'Internal. Trigger: refuses a change of state that gangq.transitions does not list, and marks a job that is pending in a '
+  'place which claims may have passed.';
 
-create trigger live_jobs_return before update of state, order_key, shape_id on gangq.live_jobs for each row
-when (new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key or new.shape_id <> old.shape_id))
-execute function gangq.note_return();
+create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void language plpgsql set search_path = '' as $$
+begin
+  perform gangq.refuse('GQ004', format('job %s cannot go from %s to %s', job_id, old_state, new_state),
+    'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
+end $$;
+comment on function gangq.refuse_transition(bigint, text, text) is 'Internal. Raises GQ004 for a change of state that is not legal.';
+
+create trigger live_jobs_birth before insert on gangq.live_jobs for each row
+when (new.state <> 'pending') execute function gangq.check_transition();
+
+create trigger live_jobs_transition before update of state, order_key, shape_id on gangq.live_jobs for each row
+when (old.state <> 'pending' or new.state <> 'running') execute function gangq.check_transition();
 
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
 -- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.

@@ -123,6 +123,19 @@ comment on function gangq.set_task(text, real, real, real, real, real, text[], b
   'for it before and what has been learned of its beats. Workers read it when they start and now and then; a budget '
   'is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
 
+create function gangq.shape_of(
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
+) returns table (id integer) language sql stable as $$
+  select s.id from gangq.shapes s
+  where s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
+    and s.memory_mb = shape_of.memory_mb and s.cpus = round(shape_of.cpus, 3) and s.labels = shape_of.labels
+    and s.model is not distinct from shape_of.model and s.avoid is null and s.submitter is null
+    and s.selector is not distinct from shape_of.selector and s.tolerates is not distinct from shape_of.tolerates
+  order by s.id limit 1
+$$;
+comment on function gangq.shape_of(text, text, integer, integer, bigint, numeric, jsonb, text, jsonb, text[]) is
+  'Internal. The shape of this requirement, if there is one already: then it was found right before. selector and tolerates as shapes keep them.';
+
 -- Checks what submit and submit_gang have in common and interns the requirement. No unique key on shapes: a caller's
 -- transaction that holds a new shape uncommitted must not make other submitters wait for it.
 create function gangq.intern_shape(
@@ -170,13 +183,9 @@ begin
   if intern_shape.tolerates <> '{}' then
     tolerated := gangq.check_taints(intern_shape.tolerates, 'tolerates', true);
   end if;
-  select s.id into found_id from gangq.shapes s
-  where s.queue = intern_shape.queue and s.task = intern_shape.task and s.gpus = intern_shape.gpus
-    and s.vram_mb = intern_shape.vram_mb and s.memory_mb = intern_shape.memory_mb
-    and s.cpus = round(intern_shape.cpus, 3) and s.labels = intern_shape.labels
-    and s.model is not distinct from intern_shape.model and s.avoid is null and s.submitter is null
-    and s.selector is not distinct from conditions and s.tolerates is not distinct from tolerated
-  order by s.id limit 1;
+  select s.id into found_id
+  from gangq.shape_of(intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb, intern_shape.cpus,
+    intern_shape.labels, intern_shape.model, conditions, tolerated) s;
   if found_id is null then
     insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects)
     values (intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
@@ -197,14 +206,12 @@ end $$;
 comment on function gangq.refuse_draining(text, text) is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
 create function gangq.check_submission(
-  queue text, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
+  q gangq.queues_table, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
 ) returns gangq.queues_table language plpgsql set search_path = '' as $$
 declare
-  q gangq.queues_table;
   above gangq.queues_table;
   too_large record;
 begin
-  select t.* into q from gangq.queues_table t where t.name = check_submission.queue;
   if q.draining then
     perform gangq.refuse_draining(q.name, q.name);
   end if;
@@ -232,17 +239,20 @@ begin
   if least(max_attempts, max_crashes, max_trips) < 1 or greatest(max_attempts, max_crashes, max_trips) > 1000 then
     perform gangq.refuse('GQ001', 'max_attempts, max_crashes and max_trips must be 1 to 1000', 'Leave them null for the queue''s defaults.');
   end if;
-  select p.n, pg_column_size(p.payload) as bytes into too_large
-  from unnest(payloads) with ordinality as p(payload, n)
-  where pg_column_size(p.payload) > q.max_payload_bytes
-  limit 1;
-  if found then
-    perform gangq.refuse('GQ007', format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, queue, q.max_payload_bytes),
-      'Put large inputs in shared storage and submit their address, or raise it: gangq.set_queue(..., max_payload_bytes => ...).');
+  -- What all of them have is more than any of them has.
+  if pg_column_size(payloads) > q.max_payload_bytes then
+    select p.n, pg_column_size(p.payload) as bytes into too_large
+    from unnest(payloads) with ordinality as p(payload, n)
+    where pg_column_size(p.payload) > q.max_payload_bytes
+    limit 1;
+    if found then
+      perform gangq.refuse('GQ007', format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, q.name, q.max_payload_bytes),
+        'Put large inputs in shared storage and submit their address, or raise it: gangq.set_queue(..., max_payload_bytes => ...).');
+    end if;
   end if;
   return q;
 end $$;
-comment on function gangq.check_submission(text, integer, jsonb[], real, integer, integer, integer) is
+comment on function gangq.check_submission(gangq.queues_table, integer, jsonb[], real, integer, integer, integer) is
   'Internal. Validates what is not part of a shape (GQ001, GQ004, GQ007) and returns the queue''s row, with the budget, '
   'placement timeout and timeout style of its nearest ancestor where it has none.';
 
@@ -286,11 +296,14 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
+  known record;
   shape integer;
   q gangq.queues_table;
-  awaited bigint[];
+  awaited bigint[] := '{}';
   first_state text;
   ids bigint[];
+  job_id bigint;
+  number xid8;
 begin
   if coalesce(cardinality(submit.payloads), 0) = 0 then
     perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
@@ -301,26 +314,41 @@ begin
   if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
     perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
   end if;
-  shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
-    submit.model, submit.selector, submit.tolerates);
-  shape := gangq.shape_for(shape, gangq.caller());
-  q := gangq.check_submission(submit.queue, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
-  if q.maximum <> '{}' or q.submitter_maximum <> '{}' or strpos(q.name, '.') > 0 then
+  select x as queue, z.id as shape, ts.budget_s into known
+  from gangq.queues_table x left join gangq.task_settings ts on ts.task = submit.task
+  left join lateral gangq.shape_of(x.name, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels, submit.model,
+    null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
+  where x.name = submit.queue;
+  shape := known.shape;
+  if shape is null then
+    shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
+      submit.model, submit.selector, submit.tolerates);
+  end if;
+  q := known.queue;
+  -- Asked here before the function that refuses is called: that costs as much as the insert.
+  if q.draining or strpos(q.name, '.') > 0 or (submit.priority between -1000 and 1000) is not true
+    or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0
+    or pg_column_size(submit.payloads) > q.max_payload_bytes then
+    q := gangq.check_submission(q, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
+  end if;
+  if q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
+    shape := gangq.shape_for(shape, gangq.caller());
     perform gangq.check_limits(submit.queue, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
   end if;
-  awaited := gangq.await(submit.after);
+  if submit.after <> '{}' then
+    awaited := gangq.await(submit.after);
+  end if;
   first_state := case
     when awaited <> '{}' then 'waiting'
     when submit.due_at > t then 'scheduled'
     else 'pending'
   end;
-  -- Places are drawn by transactions that have their number already: see gangq.seen.
-  perform pg_current_xact_id();
+  number := pg_current_xact_id();  -- Places are drawn by transactions that have their number already: see gangq.seen.
   with born as (
     insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
       max_attempts, max_crashes, max_trips, state, submitter, payload)
     select nextval('gangq.job_ids'::regclass), gangq.order_key(submit.priority, gangq.next_pos()), t, submit.due_at,
-      shape, coalesce(submit.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), q.budget_s), cardinality(awaited), submit.priority,
+      shape, coalesce(submit.budget_s, known.budget_s, q.budget_s), cardinality(awaited), submit.priority,
       coalesce(submit.max_attempts, q.max_attempts), coalesce(submit.max_crashes, q.max_crashes),
       coalesce(submit.max_trips, q.max_trips), first_state, gangq.caller(), p.payload
     from unnest(submit.payloads) as p(payload)
@@ -330,14 +358,17 @@ begin
   if awaited <> '{}' then
     insert into gangq.dependencies (job_id, on_job_id)
     select i.id, a.id from unnest(ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
-  elsif first_state = 'pending' then
+  elsif first_state = 'pending' and (submit.wake = 'commit' or submit.wake = 'sleepers'
+    and exists (select 1 from gangq.sleepers z where z.queues @> array[submit.queue])) then
     perform gangq.wake_sleepers(submit.queue, cardinality(ids), submit.wake);
   elsif first_state = 'scheduled' and submit.wake <> 'never'
     and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
     -- It may be due before anybody ticks again.
     perform gangq.wake_tick(true);
   end if;
-  return query select i.id from unnest(ids) as i(id);
+  foreach job_id in array ids loop
+    return next job_id;
+  end loop;
 end $$;
 comment on function gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]) is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a transaction they appear '
@@ -586,7 +617,8 @@ begin
     perform gangq.refuse('GQ001', format('completion names %L, which is no role of the gang', left(submit_gang.completion, 120)),
       format('Its roles are %s; leave it out when all members have to be done.', array_to_string(names, ', ')));
   end if;
-  q := gangq.check_submission(submit_gang.queue, submit_gang.priority,
+  select x.* into q from gangq.queues_table x where x.name = submit_gang.queue;
+  q := gangq.check_submission(q, submit_gang.priority,
     coalesce(submit_gang.payloads, array_remove(one_for_all, null) || array(
       select p.payload from unnest(one_each) as e(list) cross join lateral jsonb_array_elements(e.list) as p(payload))),
     submit_gang.budget_s, submit_gang.max_attempts, submit_gang.max_crashes, submit_gang.max_trips);

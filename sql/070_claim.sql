@@ -34,7 +34,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   t timestamptz;
   me gangq.incarnations;
-  gang_ids bigint[];
+  gang_ids bigint[] := '{}';
   members bigint[];
   taken bigint[] := '{}';
   took bigint[];
@@ -81,8 +81,9 @@ declare
   e integer;
   begins bigint;
   ahead boolean := false;
-  few boolean;
-  last_pos bigint;
+  settles boolean;  -- there is something to note
+  candidates integer[];
+  marker text;
 begin
   -- Asked here before the functions that refuse are called: a call costs more than everything it would look at.
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -91,9 +92,9 @@ begin
   if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
     perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
-    and j.state = 'reserved');
-  if gang_ids <> '{}' then
+  if exists (select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null) then
+    gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
+      and j.state = 'reserved');
     -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
     -- sibling's claim may take, then leave the gang for the next call.
     if patient then
@@ -125,7 +126,32 @@ begin
     perform gangq.refuse_ended(take.incarnation);
   end if;
   t := gangq.now();
-  if not exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) then
+  my_xid := pg_current_xact_id()::text::bigint;
+  if seen[3] not in (0, my_xid) and pg_xact_status(seen[3]::text::xid8) is distinct from 'committed' then
+    seen := '{0,0,0,0}';
+  end if;
+  if seen[1] <> me.id then
+    seen[1] := me.id;
+    seen[2] := 0;
+  end if;
+  -- All that has to be known before the first job is looked at, in one query: each one more costs as much as taking a job.
+  select exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) as leased,
+    exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name))) as cordoned,
+    exists (select 1 from gangq.earmarks e where e.incarnation = me.id) as earmarked,
+    exists (select 1 from gangq.sleepers z where z.incarnation = me.id) as asleep,
+    case when take.request_id is null then '{}' else array(
+      select j.id from gangq.live_jobs j
+      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting')
+      order by j.order_key) end as repeated,
+    (select case when max(z.id) <= 32 then array(select y.id from gangq.shapes y where y.id <= 32) end from gangq.shapes z) as all_shapes,
+    (select p.last_value from gangq.positions p) as last_pos,
+    q.paused, q.limited, q.fair, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams, f.first_token
+  into room
+  from gangq.free_capacity(array[me.id], seen[2]) f cross join (
+    select array_agg(x.name) filter (where x.paused) as paused, array_agg(x.name) filter (where x.limited) as limited,
+      array_agg(x.name) filter (where x.policy = 'fair') as fair
+    from gangq.queues_table x where x.paused or x.limited or x.policy = 'fair') q;
+  if not room.leased then
     if not patient then
       return taken;
     end if;
@@ -139,21 +165,8 @@ begin
     end if;
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
-  my_xid := pg_current_xact_id()::text::bigint;
-  if seen[3] not in (0, my_xid) and pg_xact_status(seen[3]::text::xid8) is distinct from 'committed' then
-    seen := '{0,0,0,0}';
-  end if;
-  if seen[1] <> me.id then
-    seen[1] := me.id;
-    seen[2] := 0;
-  end if;
-  if take.request_id is not null then
-    taken := array(
-      select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting') order by j.order_key);
-    if taken <> '{}' then
-      return taken;
-    end if;
+  if room.repeated <> '{}' then
+    return room.repeated;
   end if;
 
   if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
@@ -168,18 +181,15 @@ begin
     held as (
       update gangq.device_holds h set token = s.token from started s where h.job_id = s.id
     )
-    select array_agg(s.id) into taken from started s;
-    taken := coalesce(taken, '{}');
+    select coalesce(array_agg(s.id), '{}'), least(room.first_token, min(s.token)) into taken, room.first_token from started s;
     if taken <> '{}' then
       perform gangq.open_barriers(me, gang_ids, taken, take.ports, t);
     end if;
     want := want - cardinality(taken);
   end if;
 
-  open := me.state = 'live' and me.quarantined is null
-    and not exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name)));
+  open := me.state = 'live' and me.quarantined is null and not room.cordoned;
   if want > 0 and open then
-    select f.* into room from gangq.free_capacity(array[me.id], seen[2]) f;
     if room.first_token is not null then
       seen[2] := room.first_token;
     end if;
@@ -188,7 +198,9 @@ begin
       seen := seen[1:2] || array[my_xid, at_ms];
     end if;
     seen[3] := my_xid;
+    settles := cardinality(seen) = 4;
     for e in 5 .. cardinality(seen) - 6 by 7 loop
+      settles := settles or seen[e + 4] <> 0;
       if seen[e] <> all (known) then
         known := known || seen[e]::integer;
         stretch_shapes := stretch_shapes || seen[e]::integer;
@@ -209,30 +221,20 @@ begin
       stretch_from := stretch_from || begins;
       stretch_to := stretch_to || case when e + 7 < cardinality(seen) and seen[e + 7] = seen[e] then seen[e + 8] << 50 else 9223372036854775807 end;
     end loop;
-    if exists (select 1 from gangq.earmarks e where e.incarnation = me.id) then
+    if room.earmarked then
       marks := gangq.marks_now(me.id, t);
     end if;
-    select array_agg(q.name) filter (where q.paused), array_agg(q.name) filter (where q.limited),
-      array_agg(q.name) filter (where q.policy = 'fair')
-    into paused, limited, fair
-    from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair';
+    paused := room.paused;
+    limited := room.limited;
+    fair := room.fair;
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
     -- are only a few shapes in all, nothing is hopped over.
-    select coalesce(max(z.id), 0) <= 32 into few from gangq.shapes z;
-    select p.last_value into last_pos from gangq.positions p;
-    with recursive waiting(id) as (
-      (select coalesce(
-          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
-        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k where not few)
-      union all
-      select (select coalesce(
-          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
-          nullif(k.id, 2147483647))
-        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id) where x.id > p.id) k)
-      from waiting p where p.id is not null
-    )
+    candidates := room.all_shapes;
+    if candidates is null then
+      candidates := gangq.shapes_waiting(known);
+    end if;
     select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
     from (
       select z.id,
@@ -247,14 +249,16 @@ begin
         case when z.id = any (known) then (
             select j.order_key from gangq.live_jobs j
             where j.shape_id = z.id and j.state = 'pending' and j.returned order by j.order_key limit 1) end as returned
-      from (select y.id from gangq.shapes y where few and y.id <= 32 union all select y.id from waiting y) w join gangq.shapes z on z.id = w.id
-      where gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
+      from gangq.shapes z
+      where z.id = any (candidates) and gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
           else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h;
     looked := shape_ids;
-    seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
+    if settles then
+      seen := gangq.settle_seen(seen, looked, firsts, stretch_shapes, stretch_from, my_xid, oldest_xid);
+    end if;
     if shape_ids is not null and (limited is not null or fair is not null) then
       counted := array(
         select distinct p.name from gangq.shapes z cross join lateral unnest(gangq.queue_path(z.queue)) as p(name) where z.id = any (shape_ids));
@@ -291,16 +295,19 @@ begin
         cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb,
           room.cpus, room.vrams, room.device_ids, t) o;
       end if;
-      select h.n, h.id, h.key, lead(h.key) over (order by h.key) as next_key into heads
-      from (
-        select e.n, e.id, e.key
+      if cardinality(shape_ids) = 1 and taken = '{}' and marks is null and limits is null then
+        -- It has just been seen to fit.
+        select z as shape, 1::bigint as n, z.id, keys[1] as key, null::bigint as next_key into heads from gangq.shapes z where z.id = shape_ids[1] and keys[1] is not null;
+      else
+        select z as shape, e.n, z.id, e.key, lead(e.key) over (order by e.key) as next_key into heads
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
         where e.key is not null
           and case when z.plain then room.plain_room > 0
-            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
-      order by h.key limit 1;
+            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
+        order by e.key limit 1;
+      end if;
       exit when not found;
-      select z.* into s from gangq.shapes z where z.id = heads.id;
+      s := heads.shape;
       bound := coalesce(heads.next_key, 9223372036854775807);
       contenders := 1;
       -- A fair queue's turn comes with its oldest job; whose job that is, of those of its priority, the shares say.
@@ -372,6 +379,7 @@ begin
           end if;
         end loop;
       end if;
+      picked := null;
       if zone is not null then
         bound := least(bound, zone);
         picked := array(
@@ -379,17 +387,15 @@ begin
           where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
             and (full_submitters is null or z.submitter <> all (full_submitters))
           order by z.order_key limit n for update skip locked);
-      else
-        picked := array(
-          select z.id from gangq.live_jobs z
-          where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
-            and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked);
       end if;
       with started as (
         update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
           claimed_at = t, due_at = null, request_id = take.request_id
-        where j.id = any (picked)
+        where j.id = any (case when picked is not null then picked else array(
+          select z.id from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
+          order by z.order_key limit n for update skip locked) end)
         returning j.id, j.order_key, j.token
       )
       select array_agg(st.id), max(st.order_key), least(min(st.token), first_token) into took, last_key, first_token from started st;
@@ -451,7 +457,17 @@ begin
         seen[e + 6] := 0;
       end loop;
     end if;
-    perform set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, last_pos, my_xid)::text, false);
+    -- Noting it costs as much as a claim: one job at a time, only every so often.
+    for m in 1 .. cardinality(moved_keys) loop
+      e := 5;
+      while e < cardinality(seen) and (seen[e] <> moved_shapes[m] or moved_keys[m] not between seen[e + 5] and seen[e + 5] + 63) loop
+        e := e + 7;
+      end loop;
+      settles := settles or e > cardinality(seen);
+    end loop;
+    if settles then
+      marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
+    end if;
     if taken = '{}' and ahead then
       return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
     end if;
@@ -464,7 +480,7 @@ begin
       select me.id, me.queues, t where not exists (select 1 from gangq.sleepers y where y.incarnation = me.id)
       on conflict (incarnation) do nothing;
     end if;
-  else
+  elsif room.asleep then
     delete from gangq.sleepers z where z.incarnation = any (array(
       select y.incarnation from gangq.sleepers y where y.incarnation = me.id for update skip locked));
   end if;
@@ -473,6 +489,26 @@ end $$;
 comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean) is
   'Internal. Claims for a worker and returns the ids. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
+
+create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable set search_path = '' as $$
+begin
+  return array(
+    with recursive waiting(id) as (
+      (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k)
+      union all
+      select (select coalesce(
+          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
+          nullif(k.id, 2147483647))
+        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id) where x.id > p.id) k)
+      from waiting p where p.id is not null
+    )
+    select w.id from waiting w where w.id is not null);
+end $$;
+comment on function gangq.shapes_waiting(integer[]) is
+  'Internal. The shapes with a pending job, found by hopping along the index that claims read, and those of known, which are '
+  'not looked up.';
 
 create function gangq.settle_seen(
   seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
@@ -547,7 +583,7 @@ begin
       base := (seen[e + 1] << 50) + 562949953421312;
       seen[e + 5] := greatest(seen[e + 5], base + last_pos);
     end if;
-    if seen[e + 4] = 0 and seen[e + 5] > seen[e + 2] then
+    if seen[e + 4] = 0 and seen[e + 5] >= seen[e + 2] + 64 then
       seen[e + 3] := seen[e + 5];
       seen[e + 4] := -my_xid;
     end if;

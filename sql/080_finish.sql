@@ -11,21 +11,25 @@ declare
   left_ids bigint[];
   ran integer[];
   runs double precision[];
+  held boolean;
+  behind record;  -- what these jobs left behind
+  at_once boolean := current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
+  marker text;
 begin
-  perform set_config('gangq.leaving', 'with history', true);
+  marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
     select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result) order by l.id
   ),
   gone as (
-    delete from gangq.live_jobs j using leaving l
-    where j.id = l.id and j.token is not distinct from l.token
+    delete from gangq.live_jobs j using leaving l, gangq.shapes s
+    where j.id = l.id and j.token is not distinct from l.token and s.id = j.shape_id
       and case leave.new_state
         when 'done' then j.gang_id is null and j.state in ('running', 'preempting')
         when 'failed' then j.gang_id is null and j.state = 'running'
         when 'cancelled' then j.gang_id is null and j.state in ('waiting', 'scheduled', 'pending', 'preempting')
         else j.gang_id is not null and j.state in ('done', 'failed', 'cancelled') end
-    returning j.*, l.result as new_result
+    returning j.*, l.result as new_result, s.queue, s.gpus
   ),
   kept as (
     insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at, incarnation, shape_id, rank,
@@ -36,30 +40,43 @@ begin
       g.trips, g.max_trips, g.stops, coalesce(leave.new_state, g.state),
       case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
       g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
-    from gone g join gangq.shapes s on s.id = g.shape_id join gangq.queues_table q on q.name = s.queue
-    returning job_id, shape_id, gang_id, state, claimed_at, finished_at
+    from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
-  select array_agg(k.job_id), array_agg(k.shape_id) filter (where s.id is not null),
-    array_agg(extract(epoch from k.finished_at - k.claimed_at)) filter (where s.id is not null)
-  into left_ids, ran, runs
-  from kept k left join gangq.shapes s
-    on s.id = k.shape_id and k.state = 'done' and k.claimed_at is not null and (k.gang_id is not null or s.gpus > 0);
-  perform set_config('gangq.leaving', '', true);
+  select array_agg(g.id), bool_or(g.gpus > 0),
+    array_agg(g.shape_id) filter (where g.learned), array_agg(extract(epoch from coalesce(g.finished_at, leave.t) - g.claimed_at)) filter (where g.learned)
+  into left_ids, held, ran, runs
+  from (
+    select x.id, x.gpus, x.shape_id, x.finished_at, x.claimed_at,
+      (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
+    from gone x) g;
+  marker := set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
   end if;
   -- Not in a caller's REPEATABLE READ transaction: a row that somebody else has changed since would fail it.
-  if ran is not null and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+  if ran is not null and at_once then
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
-  delete from gangq.device_holds h where h.job_id = any (left_ids);
-  delete from gangq.progress p where p.job_id = any (left_ids);
-  delete from gangq.dependencies d where d.job_id = any (left_ids);
-  if new_state in ('done', 'cancelled') then
+  if held then
+    delete from gangq.device_holds h where h.job_id = any (left_ids);
+  end if;
+  -- Most jobs leave nothing of these: one look costs less than four writes that find nothing.
+  select exists (select 1 from gangq.progress p where p.job_id = any (left_ids)) as progress,
+    exists (select 1 from gangq.checkpoints c where c.job_id = any (left_ids)) as checkpoints,
+    exists (select 1 from gangq.dependencies d where d.job_id = any (left_ids)) as dependencies,
+    exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) as dependents
+  into behind;
+  if behind.progress then
+    delete from gangq.progress p where p.job_id = any (left_ids);
+  end if;
+  if behind.dependencies then
+    delete from gangq.dependencies d where d.job_id = any (left_ids);
+  end if;
+  if behind.checkpoints and new_state in ('done', 'cancelled') then
     delete from gangq.checkpoints c where c.job_id = any (left_ids);
   end if;
-  if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
+  if behind.dependents then
     perform gangq.settle(left_ids);
     insert into gangq.unsettled (job_id)
     select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (left_ids) and d.outcome is null
@@ -67,7 +84,7 @@ begin
     perform gangq.wake_tick(true);
   end if;
   -- In a caller's REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+  if not at_once then
     insert into gangq.unsettled (job_id) select l.id from unnest(left_ids) as l(id) on conflict do nothing;
   end if;
   return left_ids;
@@ -149,52 +166,51 @@ begin
 end $$;
 comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gang and all members, in the fixed order; returns the job.';
 
-create function gangq.complete(
-  job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
-) returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+-- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
+-- this worker's to finish. Verbs call it by assignment, which costs no query.
+create function gangq.finish(
+  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, out done bigint[], out others bigint[], out outcomes text[]
+) language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  done bigint[];
-  gang_ids bigint[];
+  look record;
   p record;
   big record;
+  outcome text;
 begin
-  if coalesce(cardinality(complete.job_ids), 0) = 0 or cardinality(complete.job_ids) <> coalesce(cardinality(complete.tokens), 0)
-    or cardinality(complete.results) <> cardinality(complete.job_ids) then
+  if coalesce(cardinality(finish.job_ids), 0) = 0 or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
+    or cardinality(finish.results) <> cardinality(finish.job_ids) then
     perform gangq.refuse('GQ001', 'complete needs as many tokens (and results, if any) as job ids, and at least one', 'Pass arrays of one length.');
   end if;
   -- What all of them have is more than any of them has, and costs nothing to ask.
-  if pg_column_size(complete.results) > 1024 then
+  if pg_column_size(finish.results) > 1024 then
     select r.n, pg_column_size(r.result) as bytes, q.max_payload_bytes, q.name into big
-    from unnest(complete.job_ids, complete.results) with ordinality as r(id, result, n)
+    from unnest(finish.job_ids, finish.results) with ordinality as r(id, result, n)
     join gangq.live_jobs j on j.id = r.id join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue
     where pg_column_size(r.result) > 1024 and pg_column_size(r.result) > q.max_payload_bytes limit 1;
     if found then
-      perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s', complete.job_ids[big.n], big.bytes, big.name, big.max_payload_bytes),
+      perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s', finish.job_ids[big.n], big.bytes, big.name, big.max_payload_bytes),
         'Store it elsewhere and return its address.');
     end if;
   end if;
-  gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (complete.job_ids) and j.gang_id is not null);
-  if gang_ids <> '{}' then
-    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-    perform 1 from gangq.live_jobs j where j.id = any (complete.job_ids) or j.gang_id = any (gang_ids) order by j.id for update;
+  select array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null) as gang_ids,
+    exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for
+  into look;
+  if look.gang_ids <> '{}' then
+    perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
+    perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (look.gang_ids) order by j.id for update;
   end if;
-  done := gangq.leave(complete.job_ids, complete.tokens, 'done', complete.results, null, t);
-  if cardinality(done) = cardinality(complete.job_ids) then
-    return query select d.id, 'done' from unnest(done) as d(id);
-  else
+  done := gangq.leave(finish.job_ids, finish.tokens, 'done', finish.results, null, t);
+  if cardinality(done) <> cardinality(finish.job_ids) then
     for p in
       select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
         j.token = c.token and j.state in ('running', 'preempting') as ours
-      from unnest(complete.job_ids, complete.tokens, complete.results) as c(id, token, result)
+      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result)
       left join gangq.live_jobs j on j.id = c.id
       where c.id <> all (done) or c.id is null
       order by c.id, c.token
     loop
-      job_id := p.id;
       if p.ours and p.gang_id is not null then
         -- A member done before the others were claimed would keep the barrier shut for them for ever.
         if exists (select 1 from gangq.live_gangs g where g.id = p.gang_id and g.go_at is null) then
@@ -214,13 +230,31 @@ begin
       else
         outcome := 'stale';
       end if;
-      return next;
+      others := others || p.id;
+      outcomes := outcomes || outcome;
     end loop;
-    return query select d.id, 'done' from unnest(done) as d(id);
   end if;
-  if exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
+  if look.waited_for or (look.gang_ids <> '{}' and exists (select 1 from gangq.live_gangs g where g.state = 'blocked')) then
     perform gangq.wake_tick(true);
   end if;
+end $$;
+comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean) is
+  'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
+
+create function gangq.complete(
+  job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
+) returns table (job_id bigint, outcome text)
+language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  finished record;
+begin
+  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict);
+  return query
+  select o.id, o.outcome from unnest(finished.others, finished.outcomes) as o(id, outcome)
+  union all
+  select d.id, 'done' from unnest(finished.done) as d(id);
 end $$;
 comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
   'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
@@ -239,18 +273,22 @@ create function gangq.complete_and_claim(
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
 declare
+  finished record;
   taken bigint[];
 begin
-  for job_id, outcome in
-    select c.job_id, c.outcome
-    from gangq.complete(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict) c
-  loop
-    return next;
-  end loop;
+  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict);
   taken := gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false);
+  foreach job_id in array finished.done loop
+    outcome := 'done';
+    return next;
+  end loop;
+  for n in 1 .. coalesce(cardinality(finished.others), 0) loop
+    job_id := finished.others[n];
+    outcome := finished.outcomes[n];
+    return next;
+  end loop;
   if taken <> '{}' then
     return query select 'claimed', c.* from gangq.claimed(taken) c;
   end if;

@@ -323,7 +323,7 @@ def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:
 
 def _drop_code(conn: psycopg.Connection[Any]) -> None:
     """Drop the triggers, views, functions and types of the schema; refused (2BP01) when anything else depends on
-    one.
+    one. A function that a table's check calls is part of that table, and stays.
 
     Each kind in one statement: the order among its members does not matter then.
     """
@@ -342,8 +342,10 @@ def _drop_code(conn: psycopg.Connection[Any]) -> None:
         listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in views)
         conn.execute(sql.SQL("drop view {}").format(listed))
     routines = conn.execute(
-        "select proname, pg_get_function_identity_arguments(oid) from pg_proc "
-        "where pronamespace = to_regnamespace('gangq')"
+        "select p.proname, pg_get_function_identity_arguments(p.oid) from pg_proc p "
+        "where p.pronamespace = to_regnamespace('gangq') and not exists ("
+        "select from pg_depend d join pg_constraint c on c.oid = d.objid and c.connamespace = p.pronamespace "
+        "where d.classid = 'pg_constraint'::regclass and d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid)"
     ).fetchall()
     if routines:
         # The arguments are the catalog's own, already quoted.

@@ -85,6 +85,7 @@ def submit(owner: psycopg.Connection, jobs: int) -> None:
     """So many empty jobs that wait, made by the server itself."""
     for first in range(0, jobs, 100_000):
         owner.execute(
-            "select count(*) from gangq.submit('noop', payloads => array_fill('{}'::jsonb, array[%s]), wake => 'never')",
+            "select count(*) from gangq.submit("
+            "'noop', payloads => array_fill('{}'::jsonb, array[%s]), wake => 'never')",
             (min(100_000, jobs - first),),
         )

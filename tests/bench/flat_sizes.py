@@ -26,7 +26,8 @@ class FlatSizes:
     idle_s: float = 30.0
 
 
+FULL_FLAT = FlatSizes()
 QUICK_FLAT = FlatSizes(
-    waiting=100_000, finished=500_000, turns=5, asleep=20_000, due=20, held_s=8.0, window_s=2.0,
-    burst_s=1.5, bursts=2, polls=4, beats_s=20.0, idle_s=10.0,
+    waiting=100_000, finished=500_000, turns=5, asleep=20_000, due=12, held_s=6.0, window_s=1.5,
+    burst_s=1.5, bursts=2, polls=3, beats_s=20.0, idle_s=10.0,
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """A fleet that does nothing but say that it is alive, beside the bare UPDATE of one row of a table as wide.
 
-Every worker heartbeats once in five seconds, spread evenly, through a pool; after each heartbeat comes the bare UPDATE
-of that worker's row on a connection of its own, once as a person would write it and once with synchronous_commit off,
-as heartbeats have it. So all of them meet the same machine. What is compared is the CPU of the server processes that
-serve them.
+Every worker heartbeats once in five seconds, spread evenly, through a pool; after each heartbeat comes the bare
+UPDATE of that worker's row on a connection of its own, once as a person would write it and once with
+synchronous_commit off, as heartbeats have it. So all of them meet the same machine. What is compared is the CPU of
+the server processes that serve them.
 """
 
 from __future__ import annotations
@@ -67,15 +67,22 @@ def fleet(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         psycopg.connect(dsn, autocommit=True, options="-c synchronous_commit=off") as bare_off,
     ):
         fleet = [
-            pool.register_worker(name=f"w{n}", host=f"host{n // 8}", queues=["default"], lease_s=120).incarnation
+            pool.register_worker(
+                name=f"w{n}", host=f"host{n // 8}", queues=["default"], lease_s=120
+            ).incarnation
             for n in range(sizes.flat.workers)
         ]
         for statement in _BARE.split(";\n"):
             look.execute(statement.encode())
         mine = [
-            pid for (pid,) in look.execute("select pid from pg_stat_activity where application_name = 'fleet'")
+            pid
+            for (pid,) in look.execute("select pid from pg_stat_activity where application_name = 'fleet'")
         ]
-        arms = {"gangq": mine, "bare": [bare.info.backend_pid], "bare, asynchronous": [bare_off.info.backend_pid]}
+        arms = {
+            "gangq": mine,
+            "bare": [bare.info.backend_pid],
+            "bare, asynchronous": [bare_off.info.backend_pid],
+        }
         updates = [
             (connection, _UPDATE.format(table=table).encode())
             for connection, table in ((bare, "leases"), (bare_off, "leases_off"))
@@ -114,7 +121,10 @@ def fleet(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         Result("server CPU of a heartbeat", "us", spent["gangq"], False, notes),
         Result("the same to a bare UPDATE (1.30 or less)", "ratio", spent["gangq"] / spent["bare"], False),
         Result(
-            "the same to one with synchronous_commit off", "ratio", spent["gangq"] / spent["bare, asynchronous"], False
+            "the same to one with synchronous_commit off",
+            "ratio",
+            spent["gangq"] / spent["bare, asynchronous"],
+            False,
         ),
         Result("updates that are HOT (0.95 or more)", "share", hot / rows if rows else 0.0),
         Result(f"tables grew by, {of} (0)", "KiB", grown / 1024, False),

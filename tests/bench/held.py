@@ -85,7 +85,9 @@ class _Textbook:
         self._held: list[int] = []
 
     def submit(self, jobs: int) -> None:
-        self._connection.execute("insert into textbook.jobs (payload) select '{}' from generate_series(1, %s)", (jobs,))
+        self._connection.execute(
+            "insert into textbook.jobs (payload) select '{}' from generate_series(1, %s)", (jobs,)
+        )
 
     def turn(self) -> int:
         if self._held:
@@ -143,7 +145,7 @@ def horizon(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """The rate of claims with and without the transaction, window by window, and what was left waiting."""
     with contextlib.ExitStack() as stack:
         arms: dict[str, _Arm] = {}
-        for name, kind, held in (
+        for name, kind, holds in (
             ("left alone", _Gangq, False),
             ("held", _Gangq, True),
             ("the textbook claim, held", _Textbook, True),
@@ -151,7 +153,7 @@ def horizon(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
             dsn = stack.enter_context(stage.database(system))
             arms[name] = _Arm(kind(dsn))
             stack.callback(arms[name].queue.close)
-            if held:
+            if holds:
                 _hold(dsn, stack)
         meter = CpuMeter(stage.server)
         windows = max(2, round(sizes.flat.held_s / sizes.flat.window_s))
@@ -166,16 +168,22 @@ def horizon(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         notes = {f"window_{n}": round(rate) for n, rate in enumerate(arm.rates)}
         median = statistics.median(arm.rates)
         results.append(
-            Result(f"claims at {_PACE:,}/s, {name}", "jobs/s", median, notes={**notes, "foreign_cores": foreign})
+            Result(
+                f"claims at {_PACE:,}/s, {name}", "jobs/s", median, notes={**notes, "foreign_cores": foreign}
+            )
         )
     alone, held, textbook = arms.values()
     # The horizon lies further back in every window: what counts is how it ends.
-    last = max(1, windows // 4)
+    last = windows // 2
     share = statistics.median(b / a for a, b in zip(alone.rates[-last:], held.rates[-last:], strict=True))
     results += [
         Result(f"claims, held after {sizes.flat.held_s:g} s (0.80 or more)", "share", share),
-        Result("the textbook claim, last window to its first", "share", textbook.rates[-1] / textbook.rates[0]),
+        Result(
+            "the textbook claim, last window to its first", "share", textbook.rates[-1] / textbook.rates[0]
+        ),
     ]
     for name, arm in arms.items():
-        results.append(Result(f"left waiting after {sizes.flat.held_s:g} s, {name}", "jobs", arm.backlog, False))
+        results.append(
+            Result(f"left waiting after {sizes.flat.held_s:g} s, {name}", "jobs", arm.backlog, False)
+        )
     return results

@@ -12,8 +12,8 @@ from measures import Result, Sizes
 from stage import BenchError, Stage, wait_until
 from systems import System
 
-_SETTLE_S = 12.0
-"""Connections that only its start needed are closed after ten seconds."""
+_SETTLE_S = 25.0
+"""Connections that only its start needed are closed one by one, ten seconds apart."""
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:
@@ -55,8 +55,14 @@ def worker(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     notes = {f"process_{n}_rss_mb": round(rss, 1) for n, (rss, _) in enumerate(memory)}
     notes |= {f"process_{n}_pss_mb": round(pss, 1) for n, (_, pss) in enumerate(memory)}
     return [
-        Result("idle worker: memory of its largest process (60 or less)", "MB RSS", max(m for m, _ in memory), False, notes),
-        Result("idle worker: memory of all its processes", "MB PSS", sum(pss for _, pss in memory), False, notes),
+        Result(
+            "idle worker: its largest process (60 or less)",
+            "MB RSS",
+            max(rss for rss, _ in memory),
+            False,
+            notes,
+        ),
+        Result("idle worker: all its processes", "MB PSS", sum(pss for _, pss in memory), False, notes),
         Result("idle worker: CPU, supervisor included (0.5 or less)", "% of a core", share, False),
         Result("idle worker: connections (2 or less)", "at most", connections, False),
         Result("idle worker: calls of the database", "a minute", calls, False),
@@ -78,7 +84,8 @@ def _wait(started: subprocess.Popen[bytes], seconds: float) -> None:
 
 def _sessions(look: psycopg.Connection, name: str) -> int:
     row = look.execute(
-        "select count(*) from pg_stat_activity where datname = %s and backend_type = 'client backend'", (name,)
+        "select count(*) from pg_stat_activity where datname = %s and backend_type = 'client backend'",
+        (name,),
     ).fetchone()
     assert row is not None
     return int(row[0])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psycopg
-from flat_sizes import QUICK_FLAT, FlatSizes
+from flat_sizes import FULL_FLAT, QUICK_FLAT, FlatSizes
 from machine import CpuMeter, Usage
 from stage import Stage, scalar, wait_until, wal_position
 from systems import System
@@ -32,7 +32,7 @@ class Sizes:
     passes: int = 3
     alone: int = 50
     backlog: int = 100_000
-    flat: FlatSizes = FlatSizes()
+    flat: FlatSizes = FULL_FLAT
 
 
 QUICK = Sizes(

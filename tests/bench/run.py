@@ -32,7 +32,12 @@ from systems import SYSTEMS, System
 
 from gangq.embedded import Binaries, Server, find_binaries
 
-SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min", "max_connections": "300"}
+SETTINGS = {
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "30min",
+    "max_connections": "300",
+}
 MEASURES = (
     Measure("drain", "drain with batches of 100; WAL", measures.drain),
     Measure("single", "drain one job at a time", measures.drain_single),

@@ -34,6 +34,9 @@ def test_a_completion_that_dies_with_its_claim_is_said_again_and_both_happen_onc
     first, second = meeting.job(), meeting.job()
     (claim,) = call(meeting.db, "claim", incarnation=worker)
     assert claim["job_id"] == first
+    # Its last write: it was put down as asleep, and no more is once it has claimed.
+    asleep = "insert into gangq.sleepers (incarnation, queues, since) values (%s, array['default'], now())"
+    meeting.db.execute(asleep, (worker,))
     said = {"incarnation": worker, "job_ids": [first], "tokens": [claim["token"]], "request_id": uuid.uuid4()}
     dies(meeting, "sleepers", lambda conn: call(conn, "complete_and_claim", **said))
     states = "select id, state, attempts from gangq.live_jobs order by id"

@@ -226,4 +226,5 @@ def test_somebody_who_reads_makes_it_give_up_and_change_nothing(
     assert rows(old, "select policy from gangq.queues_table where name = 'large'") == [
         {"policy": "largest_first"}
     ]
-    assert schema.migrate(old, log=lambda _: None).applied == ("0003_placement", "0004_pace")
+    applied = schema.migrate(old, log=lambda _: None).applied
+    assert applied == ("0003_placement", "0004_pace", "0005_speed")

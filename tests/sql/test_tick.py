@@ -80,7 +80,10 @@ def test_to_ask_for_a_tick_reads_three_workers_and_not_the_fleet(q: Q) -> None:
     q.sql("select gangq.register_worker('w' || n, 'h', '{default}') from generate_series(1, 500) n")
     q.sql("analyze gangq.leases, gangq.incarnations")
     with q.db.transaction():
-        read = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables where schemaname = 'gangq'"
+        read = (
+            "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables "
+            "where schemaname = 'gangq'"
+        )
         before = q.value(read)
         q.sql("select gangq.wake_tick(true)")
         assert q.value(read) - before <= 20
