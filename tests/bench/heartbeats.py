@@ -1,15 +1,16 @@
 """A fleet that does nothing but say that it is alive, beside the bare UPDATE of one row of a table as wide.
 
 Every worker heartbeats once in five seconds, spread evenly, through a pool; after each heartbeat comes the bare
-UPDATE of that worker's row on a connection of its own, once as a person would write it and once with
-synchronous_commit off, as heartbeats have it. So all of them meet the same machine. What is compared is the CPU of
-the server processes that serve them.
+UPDATE of that worker's row through a pool like it, once as a person would write it and once with synchronous_commit
+off, as heartbeats have it. So all of them meet the same machine. What is compared is the CPU of the server processes
+that serve them.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -56,15 +57,19 @@ def _cpu_us(pids: list[int]) -> float:
     return total
 
 
+def _pool(dsn: str, name: str, **parameters: Any) -> Client:
+    return Client(dsn, min_size=2, max_size=2, application_name=name, **parameters)
+
+
 def fleet(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     """CPU a heartbeat, the share of HOT updates, and how much the tables grew."""
     with (
         stage.database(system) as dsn,
-        Client(dsn, min_size=2, max_size=2, application_name="fleet") as pool,
+        _pool(dsn, "fleet") as pool,
         Client(dsn, min_size=1, max_size=1) as ticker,
         psycopg.connect(dsn, autocommit=True) as look,
-        psycopg.connect(dsn, autocommit=True) as bare,
-        psycopg.connect(dsn, autocommit=True, options="-c synchronous_commit=off") as bare_off,
+        _pool(dsn, "bare") as bare,
+        _pool(dsn, "bare_off", options="-c synchronous_commit=off") as bare_off,
     ):
         fleet = [
             pool.register_worker(
@@ -74,28 +79,29 @@ def fleet(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         ]
         for statement in _BARE.split(";\n"):
             look.execute(statement.encode())
-        mine = [
-            pid
-            for (pid,) in look.execute("select pid from pg_stat_activity where application_name = 'fleet'")
-        ]
-        arms = {
-            "gangq": mine,
-            "bare": [bare.info.backend_pid],
-            "bare, asynchronous": [bare_off.info.backend_pid],
-        }
-        updates = [
-            (connection, _UPDATE.format(table=table).encode())
-            for connection, table in ((bare, "leases"), (bare_off, "leases_off"))
-        ]
+        updates = (
+            (bare, _UPDATE.format(table="leases").encode()),
+            (bare_off, _UPDATE.format(table="leases_off").encode()),
+        )
 
         def beat(number: int) -> None:
             incarnation = fleet[number % len(fleet)]
             pool.heartbeat(incarnation=incarnation)
-            for connection, update in updates:
-                connection.execute(update, (incarnation,))
+            for other, update in updates:
+                with other.connection() as connection:
+                    connection.execute(update, (incarnation,))
 
         for number in range(len(fleet)):
             beat(number)
+        arms = {
+            name: [
+                pid
+                for (pid,) in look.execute(
+                    "select pid from pg_stat_activity where application_name = %s", (said,)
+                )
+            ]
+            for name, said in (("gangq", "fleet"), ("bare", "bare"), ("bare, asynchronous", "bare_off"))
+        }
         size, rows, hot = (int(str(scalar(look, query))) for query in (_SIZE, _UPDATES, _HOT))
         before = {name: _cpu_us(pids) for name, pids in arms.items()}
         meter, began, ticked, beats = CpuMeter(stage.server), time.monotonic(), 0.0, 0
