@@ -361,6 +361,10 @@ begin
   elsif first_state = 'pending' and (submit.wake = 'commit' or submit.wake = 'sleepers'
     and exists (select 1 from gangq.sleepers z where z.queues @> array[submit.queue])) then
     perform gangq.wake_sleepers(submit.queue, cardinality(ids), submit.wake);
+  elsif first_state = 'scheduled' and submit.wake <> 'never'
+    and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
+    -- It may be due before anybody ticks again.
+    perform gangq.wake_tick(true);
   end if;
   foreach job_id in array ids loop
     return next job_id;

@@ -333,3 +333,16 @@ def test_only_sleepers_of_that_queue_are_woken(q: Q, dsn: str) -> None:
         ear.execute(f"listen gangq_{here.incarnation}; listen gangq_{elsewhere.incarnation}")
         q.submit(count=5, wake="sleepers")
         assert heard(ear) == [(f"gangq_{here.incarnation}", "claim")]
+
+
+@pytest.mark.parametrize(("due_s", "asked"), [(0.5, ["gangq_tick"]), (10, [])])
+def test_a_job_that_is_due_before_anybody_ticks_again_asks_for_a_tick(
+    q: Q, dsn: str, due_s: float, asked: list[str]
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        ear.execute("listen gangq_tick")
+        q.submit(due_at=q.clock.now() + timedelta(seconds=due_s))
+        ear.execute("listen marker")  # Sessions hear in the order of commits.
+        q.sql("select pg_notify('marker', '')")
+        heard = [n.channel for n in ear.notifies(timeout=2, stop_after=len(asked) + 1)]
+        assert heard == [*asked, "marker"]

@@ -68,5 +68,6 @@ class Maintenance:
         if row.ran and row.again:
             return row.next_in_s or 0.0
         tick_s = self._session.terms.tick_s
-        due = tick_s if row.next_in_s is None else min(tick_s, max(row.next_in_s, 0.01))
-        return due * random.uniform(0.8, 1.2)
+        wait = tick_s if row.next_in_s is None else min(tick_s, max(row.next_in_s, 0.01))
+        # Who ran knows what is due, and comes in time for it; the others must not ask in step.
+        return wait if row.ran else wait * random.uniform(0.8, 1.2)
