@@ -344,7 +344,7 @@ begin
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.log_event(t, 'retry', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => fail.error ->> 'type',
     data => jsonb_build_object('attempts', j.attempts, 'due_at', t + delay));
-  perform gangq.wake_tick();
+  perform gangq.wake_tick(delay < (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c));
   return 'scheduled';
 end $$;
 comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
