@@ -169,7 +169,7 @@ comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gan
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
 -- this worker's to finish. Verbs call it by assignment, which costs no query.
 create function gangq.finish(
-  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, out done bigint[], out others bigint[], out outcomes text[]
+  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, briefly boolean, out done bigint[], out others bigint[], out outcomes text[]
 ) language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
@@ -235,11 +235,16 @@ begin
     end loop;
   end if;
   if look.waited_for or (look.gang_ids <> '{}' and exists (select 1 from gangq.live_gangs g where g.state = 'blocked')) then
-    perform gangq.wake_tick(true);
+    -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. A caller's own
+    -- transaction may last, and nobody keeps quiet for its sake.
+    if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
+      perform gangq.wake_tick(true);
+    end if;
   end if;
 end $$;
-comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean) is
-  'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
+comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean, boolean) is
+  'Internal. Ends these jobs as done. briefly: the transaction ends with this call. others, outcomes: gang members, repeated and '
+  'stale pairs, one by one.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
@@ -250,7 +255,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   finished record;
 begin
-  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict);
+  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict, false);
   return query
   select o.id, o.outcome from unnest(finished.others, finished.outcomes) as o(id, outcome)
   union all
@@ -277,7 +282,8 @@ declare
   finished record;
   taken bigint[];
 begin
-  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict);
+  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results,
+    complete_and_claim.strict, true);
   taken := gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false);
   foreach job_id in array finished.done loop

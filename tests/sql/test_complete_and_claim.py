@@ -223,3 +223,41 @@ def test_it_needs_read_committed_like_claim(q: Q) -> None:
         q.sql("set transaction isolation level repeatable read")
         both(worker, claim)
     assert q.state(claim.job_id) == "running"
+
+
+def test_of_those_who_finish_while_a_gang_waits_one_asks_for_a_tick_and_a_callers_own_transaction_keeps_nobody_quiet(
+    q: Q, dsn: str
+) -> None:
+    q.submit(count=6)
+    first, second, third = q.workers(3)
+    claims = [first.take(), second.take(), third.take()]
+    q.submit_gang(2, gpus=1, wait_for_hardware=True)
+    with psycopg.connect(dsn, autocommit=True) as ear, q.connected(dsn) as one, q.connected(dsn) as two:
+        ear.execute("listen gangq_tick")
+
+        def asked() -> int:
+            ear.execute("listen marker")  # Sessions hear in the order of commits.
+            q.sql("select pg_notify('marker', '')")
+            heard: list[str] = []
+            for notification in ear.notifies(timeout=5):
+                heard.append(notification.channel)
+                if notification.channel == "marker":
+                    break
+            return heard.index("marker")
+
+        assert asked() == 0
+        said = [
+            {"incarnation": worker.incarnation, "job_ids": [claim.job_id], "tokens": [claim.token]}
+            for worker, claim in zip((first, second, third), claims, strict=True)
+        ]
+        with one.db.transaction():
+            one.call("complete_and_claim", **said[0])
+            next_one = two.call("complete_and_claim", **said[1])[-1]
+            assert asked() == 0, "the other is about to ask"
+        assert asked() == 1
+        with one.db.transaction():
+            one.call("complete", job_ids=said[2]["job_ids"], tokens=said[2]["tokens"])
+            said[1] |= {"job_ids": [next_one["job_id"]], "tokens": [next_one["token"]]}
+            two.call("complete_and_claim", **said[1])
+            assert asked() == 1
+        assert asked() == 1
