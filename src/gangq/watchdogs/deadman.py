@@ -141,6 +141,9 @@ class Deadman:
         be possible (stopped, or no memory), SIGKILL follows 0.25 s later.
         """
         wanted = (at_boottime, code, grace_s)
+        if wanted == self._set_to:
+            # Without the lock: whoever is about to change it has made it unknown first, or comes after this.
+            return
         with self._lock:
             if wanted == self._set_to:
                 return
