@@ -145,7 +145,7 @@ def _results(values: Sequence[object | None] | None, job_ids: Sequence[int]) -> 
     return _each_or_null(values, "results")
 
 
-def _bigints(values: Sequence[int]) -> str:
+def _integers(values: Sequence[int]) -> str:
     """An array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
     return f"{{{','.join(map(str, values))}}}"
 
@@ -665,7 +665,7 @@ def claim(
         incarnation=incarnation,
         request_id=request_id,
         max_jobs=max_jobs,
-        ports=list(ports),
+        ports=_integers(ports),
         sleep=sleep,
         model=model,
     )
@@ -696,8 +696,8 @@ def complete(
         "complete",
         rows.Outcome,
         connection,
-        job_ids=_bigints(job_ids),
-        tokens=_bigints(tokens),
+        job_ids=_integers(job_ids),
+        tokens=_integers(tokens),
         results=_results(results, job_ids),
         strict=strict,
     )
@@ -727,13 +727,13 @@ def complete_and_claim(
         f"outcome, {rows.columns(rows.Claim)}",
         {
             "incarnation": incarnation,
-            "job_ids": _bigints(job_ids),
-            "tokens": _bigints(tokens),
+            "job_ids": _integers(job_ids),
+            "tokens": _integers(tokens),
             "results": _results(results, job_ids),
             "strict": strict,
             "request_id": request_id,
             "max_jobs": max_jobs,
-            "ports": list(ports),
+            "ports": _integers(ports),
             "sleep": sleep,
             "model": model,
         },
