@@ -19,7 +19,6 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
-from psycopg_pool import ConnectionPool
 from sqlalchemy.orm import Session
 
 from gangq.client import AsyncClient, Client, calls, rows
@@ -553,7 +552,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.append(conn.info.backend_pid)
         conn.execute("")
 
-    monkeypatch.setattr(ConnectionPool, "check_connection", staticmethod(try_it))
+    monkeypatch.setattr("gangq.client.core.ask", try_it)
     return tried
 
 

@@ -89,6 +89,11 @@ class Target:
             "context": _adapters,
         }
 
+    @property
+    def connect_timeout_s(self) -> int:
+        """How long making a connection may take, per host."""
+        return int(conninfo_to_dict(self.conninfo).get("connect_timeout") or _DEFAULTS["connect_timeout"])
+
     def unreachable(self, error: BaseException) -> GangqError:
         """Return the error for a connection that could not be made."""
         reason = " ".join(str(error).split())
@@ -235,6 +240,11 @@ def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+def ask(connection: psycopg.Connection[Any]) -> None:
+    """Have the server answer, one round trip. Raises psycopg's OperationalError where it does not."""
+    connection.execute("")
 
 
 def exhausted(where: Target, size: int, timeout_s: float) -> str:

@@ -223,11 +223,13 @@ class Worker:
             if any(job.gang is not None for job in jobs):
                 keeper.beat_now()  # A new epoch may have begun around one that runs.
 
-        listener = Listener(
-            session,
-            list(self.options.queues),
-            {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
-        )
+        listener = None
+        if self.options.connections > 1:
+            listener = Listener(
+                session,
+                list(self.options.queues),
+                {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
+            )
         commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching, self.stop)
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
@@ -252,7 +254,8 @@ class Worker:
         epochs.start()
         LeaseWatch(session).start()
         reporter.start()
-        listener.start()
+        if listener is not None:
+            listener.start()
         maintenance.start()
         drainer.start()
         try:
@@ -260,7 +263,8 @@ class Worker:
         finally:
             session.closing.set()
             for part in (keeper, epochs, reporter, listener, maintenance, server):
-                part.stop()
+                if part is not None:
+                    part.stop()
             drainer.join(_JOIN_S)
 
     # -- serving ---------------------------------------------------------------------------------------------
@@ -487,8 +491,9 @@ def run_worker(
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = Client(
             conninfo,
-            min_size=1,
-            max_size=3,
+            # One, and its calls take turns: each is short, and a fleet of thousands has as many connections as workers,
+            # twice that with those that listen.
+            max_size=1,
             timeout_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],
         )
