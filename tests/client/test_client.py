@@ -623,6 +623,28 @@ def test_who_waits_for_an_answer_is_hung_up_on_and_nobody_else(dsn: str, db: psy
         assert not {backend(client), backend(client)} & idle
 
 
+def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_back(dsn: str) -> None:
+    got = []
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+        with client.connection() as conn:
+            ours = conn.info.backend_pid
+            waits = pool.submit(lambda: got.append(("waits", backend(client))))
+            eventually(lambda: client._pool._waiting)
+        got.append(("again", backend(client)))
+        waits.result(10)
+    assert got == [("waits", ours), ("again", ours)]
+
+
+def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:
+    client = Client(dsn, max_size=1)
+    with client.connection() as conn:
+        client.close()
+        assert conn.execute("select 1").fetchone() == (1,)
+    assert conn.closed
+    assert client.job_states(ids=[]) == {}
+    client.close()
+
+
 def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client) -> None:
     client.submit(task="t", payloads=[{}, {}, {"a": []}])
     first, second, third = sorted(client.jobs(), key=lambda row: row.id)

@@ -370,6 +370,9 @@ class Worker:
         jobs = [ActiveJob(claim) for claim in rows]
         session.table.add(*jobs)
         claims.settled()
+        if session.ended.is_set():
+            # Who ended it has told those in the table, and these may not have been in it.
+            session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
         return jobs
 
     def _run_waiting(self, inline: InlineRunner, commands: CommandRunner, reporter: Reporter) -> None:

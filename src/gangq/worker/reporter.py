@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,9 @@ class Reporter:
         if len(self._finished) >= self._call_at:
             self._call_at = _NEVER
             self._called.set()
+        elif self._called.is_set():
+            # It is awake and wants the interpreter, which small jobs never let go of: that would be 5 ms.
+            time.sleep(0)
 
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""
@@ -322,4 +326,5 @@ class Reporter:
         if len(self._finished) < count and not self._stop.is_set():
             self._called.wait(timeout_s)
         self._call_at = _NEVER
+        self._called.clear()
         return len(self._finished) >= count
