@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import select
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -633,6 +635,36 @@ def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_b
         got.append(("again", backend(client)))
         waits.result(10)
     assert got == [("waits", ours), ("again", ours)]
+
+
+def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:
+    class Enough(Exception):
+        pass
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+        held, free = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with client.connection():
+                held.set()
+                eventually(lambda: bool(client._pool._waiting))
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                free.wait(10)
+
+        former = signal.signal(signal.SIGUSR1, enough)
+        try:
+            holder = pool.submit(hold)
+            assert held.wait(10)
+            with pytest.raises(Enough):
+                backend(client)
+        finally:
+            signal.signal(signal.SIGUSR1, former)
+        free.set()
+        holder.result(10)
+        assert backend(client)
 
 
 def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:

@@ -42,7 +42,8 @@ def long(ctx, path):
 def connections(db: psycopg.Connection[dict[str, Any]]) -> list[str]:
     """The last statement on each connection of a worker."""
     found = db.execute(
-        "select query from pg_stat_activity where datname = current_database() and application_name like 'gangq worker %'"
+        "select query from pg_stat_activity "
+        "where datname = current_database() and application_name like 'gangq worker %'"
     ).fetchall()
     return [str(row["query"]) for row in found]
 
@@ -103,7 +104,16 @@ def test_on_one_connection_a_cancellation_comes_with_the_next_heartbeat(client: 
 def test_an_idle_worker_is_small_and_carries_nothing_it_does_not_use(client: Client, fleet: Fleet) -> None:
     worker = settled(client, fleet.start())
     job = until_state(client, client.submit(task="modules")[0], "done")
-    unused = {"psycopg_pool", "gangq.client.aio", "gangq.embedded", "rich", "click", "numpy", "torch", "sqlalchemy"}
+    unused = {
+        "psycopg_pool",
+        "gangq.client.aio",
+        "gangq.embedded",
+        "rich",
+        "click",
+        "numpy",
+        "torch",
+        "sqlalchemy",
+    }
     assert unused.intersection(job.result) == set()
     used_mb = psutil.Process(worker.process.pid).memory_info().rss / 2**20
     assert used_mb < MEMORY_MB, f"an idle worker has {used_mb:.0f} MiB"

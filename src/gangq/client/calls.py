@@ -105,11 +105,16 @@ def _text(name: str, select: str, keys: tuple[str, ...]) -> str:
     return f"select {select} from gangq.{name}({named})"  # noqa: S608 - names from this module only
 
 
-@functools.cache
+_factories: dict[Any, Any] = {}
+
+
 def _factory(row: type[T]) -> Callable[[object], Callable[[Sequence[Any]], T]]:
     """The row factory of psycopg that makes rows of this type."""
-    make = rows.maker(row)
-    return lambda _cursor: make
+    if row not in _factories:
+        make = rows.maker(row)
+        _factories[row] = lambda _cursor: make
+    found: Callable[[object], Callable[[Sequence[Any]], T]] = _factories[row]
+    return found
 
 
 def _rows(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[list[T]]:

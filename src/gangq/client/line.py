@@ -1,7 +1,7 @@
 """One connection, lent to one call at a time: what a client of size 1 has instead of a pool.
 
-Most clients that matter for speed are of this kind: a worker's, a submitter's. A pool would have three threads for its
-one connection, and lending from it costs as much as a fifth of a call.
+Most clients that matter for speed are of this kind: a worker's, a submitter's. A pool would have three threads for
+its one connection, and lending from it costs as much as a fifth of a call.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Line(Generic[C]):
         self._lock = threading.Lock()
         self._taken = False
         self._closed = False
-        # Whoever waits is handed the connection by name. Threads that merely wake for it lose it again and again to the
-        # one that gave it back and calls on at once: a heartbeat could wait until its lease is over.
+        # Whoever waits is handed the connection by name. Threads that merely wake for it lose it again and again to
+        # the one that gave it back and calls on at once: a heartbeat could wait until its lease is over.
         self._waiting: deque[threading.Lock] = deque()
         self._connection: C | None = None
 
@@ -85,13 +85,18 @@ class Line(Generic[C]):
             mine = threading.Lock()
             mine.acquire()
             self._waiting.append(mine)
-        if mine.acquire(timeout=self._timeout_s):
-            return
-        with self._lock:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(mine)
+        try:
+            if not mine.acquire(timeout=self._timeout_s):
                 raise Taken("the connection did not become free in time")
-        # Handed over in this very moment.
+        except BaseException:
+            # A signal's handler may raise here too. Nobody may hand the connection to one who has gone.
+            with self._lock:
+                handed_over = mine not in self._waiting
+                if not handed_over:
+                    self._waiting.remove(mine)
+            if handed_over:
+                self._give()
+            raise
 
     def _give(self) -> None:
         with self._lock:

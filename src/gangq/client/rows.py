@@ -35,8 +35,8 @@ def columns(row: Any) -> str:
 def maker(row: type[T]) -> Callable[[Sequence[Any]], T]:
     """Return a function that makes a row of this type out of its fields' values, in their order.
 
-    A frozen dataclass sets each field through a call of its own; a claim's nineteen then cost as much as all else that is
-    done to read it.
+    A frozen dataclass sets each field through a call of its own; a claim's nineteen then cost as much as all else
+    that is done to read it.
     """
     names = tuple(f.name for f in fields(row))  # type: ignore[arg-type]
     new = object.__new__

@@ -494,8 +494,8 @@ def run_worker(
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = Client(
             conninfo,
-            # One, and its calls take turns: each is short, and a fleet of thousands has as many connections as workers,
-            # twice that with those that listen.
+            # Its calls take turns: each is short, and a fleet of thousands needs as many connections as it has
+            # workers, twice that with those that listen.
             max_size=1,
             timeout_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],

@@ -80,7 +80,7 @@ class Reporter:
         self.ahead: Along | None = None
         """The same while other jobs still run; for the thread."""
         self.ahead_after = _NEVER
-        """How many have to be done for that, within 20 ms: what takes longer is no small job, and claims nothing ahead."""
+        """How many have to be done for that within 20 ms. What takes longer is no small job and claims nothing ahead."""
         self.more: Callable[[], object] = bool
         """Whether jobs have been claimed that wait to be run."""
 
@@ -119,12 +119,12 @@ class Reporter:
         self._flush(None, self.more)
 
     def arrived(self) -> None:
-        """A claim that went :attr:`ahead` has brought jobs: who waits for them need not wait for the rest of the call."""
+        """A claim that went :attr:`ahead` has brought jobs: who waits need not wait for the rest of the call."""
         with self._turn:
             self._turn.notify_all()
 
     def _flush(self, along: Along | None, unless: Callable[[], object] = bool) -> bool:
-        """Send what is finished once the call under way is over; False where there was something else to do before."""
+        """Send what is finished once the call under way is over; False where there is something else to do first."""
         with self._turn:
             while not unless() and self._sending:
                 self._turn.wait()
