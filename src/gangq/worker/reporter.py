@@ -80,7 +80,7 @@ class Reporter:
         self.ahead: Along | None = None
         """The same while other jobs still run; for the thread."""
         self.ahead_after = _NEVER
-        """How many have to be done for that within 20 ms. What takes longer is no small job and claims nothing ahead."""
+        """How many have to be done for that within 20 ms. What takes longer is no small job, and takes nothing."""
         self.more: Callable[[], object] = bool
         """Whether jobs have been claimed that wait to be run."""
 
