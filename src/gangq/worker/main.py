@@ -286,7 +286,7 @@ class Worker:
             return claim(finished, idle=True)
 
         def ahead(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            return claim(finished, idle=False) if boottime() < held_since + _AHEAD_S else None
+            return claim(finished, idle=False)
 
         def claim(finished: Sequence[ActiveJob], *, idle: bool) -> Sequence[Outcome] | None:
             if not self._serving(session):
@@ -302,6 +302,7 @@ class Worker:
         reporter.along, reporter.more = along, lambda: waiting
         if prefetch > 1:
             reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
+            reporter.may_go_ahead = lambda: boottime() < held_since + _AHEAD_S
         while self._serving(session):
             session.work.clear()
             held_since = boottime()

@@ -81,6 +81,8 @@ class Reporter:
         """The same while other jobs still run; for the thread."""
         self.ahead_after = _NEVER
         """How many have to be done for that within 20 ms. What takes longer is no small job, and takes nothing."""
+        self.may_go_ahead: Callable[[], bool] = lambda: True
+        """Whether it may now; else all is left to who runs out of jobs, and goes with that claim."""
         self.more: Callable[[], object] = bool
         """Whether jobs have been claimed that wait to be run."""
 
@@ -137,6 +139,8 @@ class Reporter:
             with self._turn:
                 self._sending = False
                 self._turn.notify_all()
+        if along is not None and along is self.along and self.ahead is not None:
+            self._called.set()  # What was claimed now may be gone ahead of.
         return True
 
     def _send(self, along: Along | None) -> None:
@@ -309,22 +313,26 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._await(1)
-            enough = self._await(self.ahead_after, _FLUSH_S)
+            if not self._await(1):
+                continue
+            enough = self._await(self.ahead_after if self.may_go_ahead() else _NEVER, _FLUSH_S)
             if self._stop.is_set():
                 return
+            if enough is None:
+                continue
             try:
                 self._flush(self.ahead if enough else None)
             except Exception:
                 log.exception("results_fault")
 
-    def _await(self, count: int, timeout_s: float | None = None) -> bool:
-        """Whether so many are finished, now or within the time."""
+    def _await(self, count: int, timeout_s: float | None = None) -> bool | None:
+        """Whether so many are finished, now or within the time; None where it was called before either."""
         self._called.clear()
         # First this, then a look: who finishes one does it the other way round, so one of the two sees the other.
         self._call_at = count
+        called = False
         if len(self._finished) < count and not self._stop.is_set():
-            self._called.wait(timeout_s)
+            called = self._called.wait(timeout_s)
         self._call_at = _NEVER
         self._called.clear()
-        return len(self._finished) >= count
+        return True if len(self._finished) >= count else None if called else False
