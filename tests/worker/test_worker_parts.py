@@ -30,6 +30,7 @@ from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
+from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions, default_name
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import register
@@ -122,6 +123,19 @@ def test_an_order_before_the_start_keeps_the_work_from_starting(
     job.tell_stop("preempt", 1.0) if order == "tell_stop" else job.lose("reaped")
     assert not job.start(work)
     assert work.heard == []
+
+
+def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    rows = source.take(1)
+    session.end("reaped")
+    worker = Worker(None, WorkerOptions(name="w", devices="none"), client)
+    (job,) = worker._taken(session, source, rows)
+    assert not job.start(RecordedWork())
 
 
 def test_an_order_after_the_start_reaches_the_work_once(client: Client, tmp_path: Path) -> None:
