@@ -171,9 +171,11 @@ class Worker:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
                 model = session.model
-                if session.ended.is_set() or self._retire(session):
+                # Asked once: a heartbeat right behind our own retirement hears of it; no reason to begin anew.
+                ended = session.ended.is_set()
+                if ended or self._retire(session):
                     self._liveness.ended()
-                if not session.ended.is_set():
+                if not ended:
                     log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
                     return 0
             if self._drain.requested.is_set():
