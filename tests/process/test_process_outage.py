@@ -142,7 +142,9 @@ def test_a_worker_all_of_whose_connections_are_cut_goes_on(floor: Floor) -> None
     worker = floor.start("w", slots=2)
     running = floor.command()
     floor.until_at_work(running)
-    theirs = "from pg_stat_activity where application_name = 'gangq worker w'"
+    theirs = (
+        "from pg_stat_activity where datname = current_database() and application_name = 'gangq worker w'"
+    )
     with psycopg.connect(floor.client.target.conninfo, autocommit=True) as conn:
         for round_ in range(2, 5):
             eventually(lambda: len(conn.execute(f"select pid {theirs}").fetchall()) == 2, "it is back")
