@@ -8,10 +8,12 @@ What is named here is imported when it is first used, so that a command as small
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions
     from gangq.client import AsyncClient, Client
     from gangq.client.roles import Role
@@ -80,11 +82,6 @@ _HOME = {
     "parse_selector": "gangq.client.selectors",
 }
 
-try:
-    __version__ = metadata.version("gangq")
-except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
-    __version__ = "0+checkout"
-
 __all__ = [
     "App",
     "AsyncApp",
@@ -128,6 +125,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value = globals()[name] = _version()
+        return value
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'gangq' has no attribute {name!r}")
@@ -135,5 +135,14 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("gangq")
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
+        return "0+checkout"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "__version__"})

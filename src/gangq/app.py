@@ -17,16 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
-from gangq import embedded
-from gangq.client import AsyncClient, Client
+from gangq.client import Client
 from gangq.client.encoding import as_object
 from gangq.client.roles import Role, as_role
 from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context
 from gangq.errors import InvalidInput, NotFound, UnknownTask
 from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+
+if TYPE_CHECKING:
+    from gangq.client.aio import AsyncClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -328,6 +330,9 @@ class App:
         """The database, resolved at first use. It may hold a password: do not print it."""
         with self._lock:
             if not self._resolved:
+                # Here and below: not what a worker has to carry about.
+                from gangq import embedded
+
                 self._dsn, self._resolved = embedded.resolve_dsn(self._dsn), True
             return cast("str", self._dsn)
 
@@ -520,6 +525,8 @@ class AsyncApp:
     def client(self) -> AsyncClient:
         """The async client, made at first use."""
         if self._made is None:
+            from gangq.client.aio import AsyncClient
+
             self._made = AsyncClient(self._app.dsn)
         return self._made
 

@@ -13,12 +13,15 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from gangq.client import AsyncClient, Client, calls, core
+from gangq.client import Client, calls, core
 from gangq.client.calls import Query
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
 from gangq.errors import GangqError, JobCancelled, JobFailed, NotFound
+
+if TYPE_CHECKING:
+    from gangq.client.aio import AsyncClient
 
 logger = logging.getLogger("gangq.handles")
 

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import select
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -19,7 +21,6 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
-from psycopg_pool import ConnectionPool
 from sqlalchemy.orm import Session
 
 from gangq.client import AsyncClient, Client, calls, rows
@@ -554,7 +555,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.append(conn.info.backend_pid)
         conn.execute("")
 
-    monkeypatch.setattr(ConnectionPool, "check_connection", staticmethod(try_it))
+    monkeypatch.setattr("gangq.client.core.ask", try_it)
     return tried
 
 
@@ -623,6 +624,58 @@ def test_who_waits_for_an_answer_is_hung_up_on_and_nobody_else(dsn: str, db: psy
         assert lent.execute("select 1").fetchone() == (1,)
         # The one that was idle meanwhile leads the same way. Those made since are trusted.
         assert not {backend(client), backend(client)} & idle
+
+
+def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_back(dsn: str) -> None:
+    got = []
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+        with client.connection() as conn:
+            ours = conn.info.backend_pid
+            waits = pool.submit(lambda: got.append(("waits", backend(client))))
+            eventually(lambda: client._pool._waiting)
+        got.append(("again", backend(client)))
+        waits.result(10)
+    assert got == [("waits", ours), ("again", ours)]
+
+
+def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:
+    class Enough(Exception):
+        pass
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+        held, free = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with client.connection():
+                held.set()
+                eventually(lambda: bool(client._pool._waiting))
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                free.wait(10)
+
+        former = signal.signal(signal.SIGUSR1, enough)
+        try:
+            holder = pool.submit(hold)
+            assert held.wait(10)
+            with pytest.raises(Enough):
+                backend(client)
+        finally:
+            signal.signal(signal.SIGUSR1, former)
+        free.set()
+        holder.result(10)
+        assert backend(client)
+
+
+def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:
+    client = Client(dsn, max_size=1)
+    with client.connection() as conn:
+        client.close()
+        assert conn.execute("select 1").fetchone() == (1,)
+    assert conn.closed
+    assert client.job_states(ids=[]) == {}
+    client.close()
 
 
 def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client) -> None:

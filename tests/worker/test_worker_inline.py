@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,35 @@ def number(ctx, n):
     fleet.start(prefetch=50)
     eventually(lambda: set(client.job_states(ids=ids).values()) == {"done"}, "all 200 are done")
     assert [client.job(id=i).result for i in ids] == [{"n": n, "before": n} for n in range(200)]
+
+
+def test_a_job_that_needs_the_slot_for_itself_need_not_wait_until_small_ones_run_out(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+seen = 0
+@app.task
+def small(ctx):
+    global seen
+    seen += 1
+    time.sleep(0.0002)
+    if seen == 100:
+        app.submit_now()
+@app.task
+def whole(ctx):
+    return seen
+app.submit_now = lambda: whole.options(priority=1, memory_mb=1).submit()
+""")
+    client.submit(task="small", payloads=[{}] * 4000)
+    worker = fleet.start(prefetch=40)
+    whole = eventually(lambda: client.jobs(task="whole"), "it is there")[0]
+    # For 50 ms claims may go ahead of it, then the slot is emptied.
+    assert 100 <= until_state(client, whole.id, "done").result < 2000
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    # What was claimed ahead goes back too: the drain takes jobs that have not begun from a call under way.
+    assert client.jobs(state="running") == []
+    assert client.violations() == []
 
 
 @pytest.mark.parametrize("isolate", [False, True])

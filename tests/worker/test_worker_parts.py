@@ -30,6 +30,7 @@ from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
+from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions, default_name
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import register
@@ -73,8 +74,8 @@ class LossyClient:
         return lossy
 
 
-def session_of(client: Any, tmp_path: Path) -> Session:
-    options = WorkerOptions(name="w", devices="none").resolved()
+def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
+    options = WorkerOptions(name="w", devices="none", prefetch=prefetch).resolved()
     return register(
         client,
         options,
@@ -122,6 +123,19 @@ def test_an_order_before_the_start_keeps_the_work_from_starting(
     job.tell_stop("preempt", 1.0) if order == "tell_stop" else job.lose("reaped")
     assert not job.start(work)
     assert work.heard == []
+
+
+def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    rows = source.take(1)
+    session.end("reaped")
+    worker = Worker(None, WorkerOptions(name="w", devices="none"), client)
+    (job,) = worker._taken(session, source, rows)
+    assert not job.start(RecordedWork())
 
 
 def test_an_order_after_the_start_reaches_the_work_once(client: Client, tmp_path: Path) -> None:
@@ -350,6 +364,60 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     assert source.unsure, "nothing was claimed: the same request is asked again before anybody sleeps"
     assert source.take(1) == []
     assert not source.unsure
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_jobs_done_in_quick_succession_take_the_next_claim_along_while_others_run_and_slow_ones_do_not(
+    client: Client, tmp_path: Path, small: bool
+) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 6)
+    counted = LossyClient(client, "complete_and_claim", times=0)
+    session = session_of(counted, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_along(session, source, reporter)
+    reporter.ahead, reporter.along = reporter.along, None
+    reporter.ahead_after = 2 if small else 3
+    for job in (claimed(session, source), claimed(session, source)):
+        reporter.done(job, None, more_follow=True)
+    reporter.start()
+    eventually(lambda: set(client.job_states(ids=ids[:2]).values()) == {"done"}, "both are reported")
+    eventually(lambda: len(session.table) == len(got), "what is reported has left the table")
+    assert (counted.calls, got) == ((1, ids[2:3]) if small else (0, []))
+    reporter.stop()
+
+
+def test_who_has_nothing_to_run_goes_on_with_what_the_call_under_way_brings(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t", payloads=[{}] * 3)
+    session = session_of(client, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    first, second = claimed(session, source), claimed(session, source)
+    under_way, brought, answered, waiting = threading.Event(), threading.Event(), threading.Event(), []
+
+    def ahead(_: Any) -> Any:
+        if under_way.is_set():
+            return None  # The second time: the report is made alone.
+        under_way.set()
+        assert brought.wait(10)
+        waiting.append("a job")
+        reporter.arrived()
+        assert answered.wait(10), "nobody waits for the rest of it"
+        return ()
+
+    reporter.ahead, reporter.ahead_after, reporter.more = ahead, 1, lambda: waiting
+    reporter.start()
+    reporter.done(first, None, more_follow=True)
+    assert under_way.wait(10)
+    main = threading.Thread(target=reporter.done, args=(second, None))
+    main.start()
+    brought.set()
+    main.join(10)
+    assert not main.is_alive()
+    waiting.clear()
+    answered.set()
+    eventually(lambda: client.job(id=second.id).state == "done", "its thread reports what is left")
+    reporter.stop()
 
 
 def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_claim_found(

@@ -107,6 +107,13 @@ class _OrVerb(click.Command):
     metavar="K[=V]",
     help="Keeps off every job that does not tolerate it; may be repeated.",
 )
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 2),
+    default=2,
+    show_default=True,
+    help="To the database: one for calls, one that listens; with 1 it polls, once a second.",
+)
 @click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
 @click.option(
     "--drain-timeout",

@@ -7,13 +7,14 @@ so that the database's default holds and an older schema that lacks it still ans
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from psycopg.rows import args_row, dict_row, tuple_row
+from psycopg.rows import dict_row, tuple_row
 
 from gangq.client import rows
 from gangq.client.encoding import Encoded, dumps, dumps_each
@@ -94,20 +95,37 @@ def _type_of(name: str, argument: str) -> str:
 
 def _call(name: str, select: str, args: Mapping[str, object]) -> tuple[str, dict[str, object]]:
     given = {key: value for key, value in args.items() if value is not None}
+    return _text(name, select, tuple(given)), given
+
+
+@functools.lru_cache(maxsize=512)
+def _text(name: str, select: str, keys: tuple[str, ...]) -> str:
     # What is a keyword in Python has an underscore behind it here: class_.
-    named = ", ".join(f"{key.rstrip('_')} => %({key})s::{_type_of(name, key)}" for key in given)
-    return f"select {select} from gangq.{name}({named})", given  # noqa: S608 - names from this module only
+    named = ", ".join(f"{key.rstrip('_')} => %({key})s::{_type_of(name, key)}" for key in keys)
+    return f"select {select} from gangq.{name}({named})"  # noqa: S608 - names from this module only
+
+
+_factories: dict[Any, Any] = {}
+
+
+def _factory(row: type[T]) -> Callable[[object], Callable[[Sequence[Any]], T]]:
+    """The row factory of psycopg that makes rows of this type."""
+    if row not in _factories:
+        make = rows.maker(row)
+        _factories[row] = lambda _cursor: make
+    found: Callable[[object], Callable[[Sequence[Any]], T]] = _factories[row]
+    return found
 
 
 def _rows(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[list[T]]:
     text, given = _call(name, rows.columns(row), args)
     # By position, because that is the order of the select list: a dict for each row would cost as much again.
-    return Query(f"gangq.{name}", text, given, list, connection, args_row(row))
+    return Query(f"gangq.{name}", text, given, list, connection, _factory(row))
 
 
 def _row(name: str, row: type[T], connection: object | None = None, /, **args: object) -> Query[T]:
     text, given = _call(name, rows.columns(row), args)
-    return Query(f"gangq.{name}", text, given, lambda found: found[0], connection, args_row(row))
+    return Query(f"gangq.{name}", text, given, lambda found: found[0], connection, _factory(row))
 
 
 def _scalar(name: str, connection: object | None = None, /, **args: object) -> Query[Any]:
@@ -123,6 +141,18 @@ def _void(name: str, /, **args: object) -> Query[None]:
 
 def _json(value: object | None, what: str) -> str | None:
     return None if value is None else dumps(value, what)
+
+
+def _results(values: Sequence[object | None] | None, job_ids: Sequence[int]) -> list[str | None] | None:
+    # None at all are said by leaving them out: most jobs have none, and an array of them takes its time.
+    if values is not None and len(values) == len(job_ids) and all(value is None for value in values):
+        return None
+    return _each_or_null(values, "results")
+
+
+def _integers(values: Sequence[int]) -> str:
+    """An array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
+    return f"{{{','.join(map(str, values))}}}"
 
 
 def _jsons(values: Sequence[object] | None, what: str) -> list[str] | None:
@@ -640,7 +670,7 @@ def claim(
         incarnation=incarnation,
         request_id=request_id,
         max_jobs=max_jobs,
-        ports=list(ports),
+        ports=_integers(ports),
         sleep=sleep,
         model=model,
     )
@@ -671,9 +701,9 @@ def complete(
         "complete",
         rows.Outcome,
         connection,
-        job_ids=list(job_ids),
-        tokens=list(tokens),
-        results=_each_or_null(results, "results"),
+        job_ids=_integers(job_ids),
+        tokens=_integers(tokens),
+        results=_results(results, job_ids),
         strict=strict,
     )
 
@@ -702,13 +732,13 @@ def complete_and_claim(
         f"outcome, {rows.columns(rows.Claim)}",
         {
             "incarnation": incarnation,
-            "job_ids": list(job_ids),
-            "tokens": list(tokens),
-            "results": _each_or_null(results, "results"),
+            "job_ids": _integers(job_ids),
+            "tokens": _integers(tokens),
+            "results": _results(results, job_ids),
             "strict": strict,
             "request_id": request_id,
             "max_jobs": max_jobs,
-            "ports": list(ports),
+            "ports": _integers(ports),
             "sleep": sleep,
             "model": model,
         },
@@ -716,10 +746,13 @@ def complete_and_claim(
     return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row)
 
 
+_outcome, _claim = rows.maker(rows.Outcome), rows.maker(rows.Claim)
+
+
 def _completed_and_claimed(found: list[Any]) -> rows.CompletedAndClaimed:
     return rows.CompletedAndClaimed(
-        [rows.Outcome(row[1], row[0]) for row in found if row[0] != "claimed"],
-        [rows.Claim(*row[1:]) for row in found if row[0] == "claimed"],
+        [_outcome((row[1], row[0])) for row in found if row[0] != "claimed"],
+        [_claim(row[1:]) for row in found if row[0] == "claimed"],
     )
 
 
@@ -1100,7 +1133,7 @@ def _view(
     text += f" where {where}" if where else ""
     text += f" order by {order}" if order else ""
     text += f" limit {int(limit)}" if limit is not None else ""
-    return Query(f"gangq.{view}", text, given, list, factory=args_row(row))
+    return Query(f"gangq.{view}", text, given, list, factory=_factory(row))
 
 
 def _ids(ids: Sequence[int] | None) -> list[int] | None:

@@ -11,14 +11,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.adapt import AdaptersMap
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.json import set_json_loads
 
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, translate
 
@@ -39,13 +39,17 @@ _TRUSTED_S = 1.0
 _server_log = logging.getLogger("gangq.server")
 
 
-def _loads(text: bytes | str) -> Any:
-    # Most payloads, labels and lists of devices are one of these two, and asking costs a tenth of parsing.
-    if text == b"{}":
-        return {}
-    if text == b"[]":
-        return []
-    return json.loads(text)
+class _Loader(Loader):
+    """JSON as it comes in answers: as psycopg's own would read it."""
+
+    def load(self, data: Buffer) -> Any:
+        text = bytes(data)
+        # Most payloads, labels and lists of devices are one of these two, and asking costs a tenth of parsing.
+        if text == b"{}":
+            return {}
+        if text == b"[]":
+            return []
+        return json.loads(text)
 
 
 def log_warning(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -57,7 +61,8 @@ def log_warning(diagnostic: psycopg.errors.Diagnostic) -> None:
 
 
 _adapters = AdaptersMap(psycopg.adapters)
-set_json_loads(_loads, _adapters)
+for _type in ("json", "jsonb"):
+    _adapters.register_loader(_type, _Loader)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,11 @@ class Target:
             "prepare_threshold": 5 if self.prepare else None,
             "context": _adapters,
         }
+
+    @property
+    def connect_timeout_s(self) -> int:
+        """How long making a connection may take, per host."""
+        return int(conninfo_to_dict(self.conninfo).get("connect_timeout") or _DEFAULTS["connect_timeout"])
 
     def unreachable(self, error: BaseException) -> GangqError:
         """Return the error for a connection that could not be made."""
@@ -161,16 +171,19 @@ class Lines:
         way: each would cost its next user the same time.
         """
 
-    @contextlib.contextmanager
-    def expecting(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    def expecting(self, connection: psycopg.Connection[Any]) -> _Expecting:
         """Within, an answer on `connection` is waited for."""
+        return _Expecting(self, connection)
+
+    def expect(self, connection: psycopg.Connection[Any]) -> None:
+        """An answer on `connection` is waited for from now on."""
         with self._lock:
             self._since[connection] = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._since[connection]
+
+    def answered(self, connection: psycopg.Connection[Any]) -> None:
+        """Until now: it has come, or will not."""
+        with self._lock:
+            del self._since[connection]
 
     def hang_up(self, after_s: float) -> int:
         """Cut the connections whose answer has been waited for longer than `after_s`; return how many.
@@ -186,6 +199,22 @@ class Lines:
             if silent:
                 self.hung_up_at = time.time()
         return len(silent)
+
+
+class _Expecting:
+    """An instance is one wait for an answer. No generator: there is one for every call."""
+
+    __slots__ = ("_connection", "_lines")
+
+    def __init__(self, lines: Lines, connection: psycopg.Connection[Any]) -> None:
+        self._lines = lines
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._lines.expect(self._connection)
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.answered(self._connection)
 
 
 def _cut(connection: psycopg.Connection[Any]) -> None:
@@ -211,6 +240,11 @@ def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+def ask(connection: psycopg.Connection[Any]) -> None:
+    """Have the server answer, one round trip. Raises psycopg's OperationalError where it does not."""
+    connection.execute("")
 
 
 def exhausted(where: Target, size: int, timeout_s: float) -> str:

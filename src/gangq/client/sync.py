@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from gangq.client import calls, core
 from gangq.client.calls import Query
+from gangq.client.line import Line
 from gangq.errors import DatabaseUnreachable, GangqError
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,11 +45,12 @@ def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
 
 
 class Client:
-    """Calls gangq's SQL functions on a pool of autocommit connections. Safe to share between threads.
+    """Calls gangq's SQL functions on a pool of autocommit connections, or on one. Safe to share between threads.
 
     - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
       What neither says comes from libpq's environment (PGHOST, ...).
-    - `min_size`, `max_size`: connections kept, and at most.
+    - `min_size`, `max_size`: connections kept, and at most. With `max_size=1` there is no pool, and no threads
+      of one: calls take turns on the one connection.
     - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
     - `timeout_s`: how long a call may wait for a connection.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off (PgBouncer in transaction mode before
@@ -73,7 +78,7 @@ class Client:
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[_Pooled] | None = None
+        self._pool: ConnectionPool[_Pooled] | Line[_Pooled] | None = None
         self._pid = os.getpid()
         self.lines = core.Lines()
         """Where answers are waited for, of the verbs without `connection`. Nothing hangs up by itself."""
@@ -103,21 +108,28 @@ class Client:
     @contextlib.contextmanager
     def connection(self, where: str = "") -> Iterator[psycopg.Connection[Any]]:
         """Lend an autocommit connection of the pool. psycopg's errors inside become `GangqError`s."""
-        pool = self._open()
-        try:
-            conn = pool.getconn()
-        except (PoolTimeout, PoolClosed):
-            raise self._no_connection() from None
+        pool, conn = self._lend()
         try:
             yield conn
         except psycopg.Error as e:
             raise self.target.failed(e, where) from e
         finally:
-            if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
-                with contextlib.suppress(psycopg.Error):
-                    conn.rollback()
-            conn.used_at = time.time()
-            pool.putconn(conn)
+            self._take_back(pool, conn)
+
+    def _lend(self) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
+        pool = self._open()
+        try:
+            return pool, pool.getconn()
+        except psycopg.OperationalError:  # What both raise when there is none in time, or they were closed.
+            raise self._no_connection() from None
+
+    @staticmethod
+    def _take_back(pool: ConnectionPool[_Pooled] | Line[_Pooled], conn: _Pooled) -> None:
+        if conn.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE and not conn.closed:
+            with contextlib.suppress(psycopg.Error):
+                conn.rollback()
+        conn.used_at = time.time()
+        pool.putconn(conn)
 
     def _check(self, conn: _Pooled) -> None:
         if conn.used_at < self.lines.hung_up_at:
@@ -125,13 +137,19 @@ class Client:
             raise psycopg.OperationalError("connections of its age have fallen silent")
         if core.doubtful(conn, conn.used_at):
             with self.lines.expecting(conn):
-                ConnectionPool.check_connection(conn)
+                core.ask(conn)
 
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.connection is None:
-            with self.connection(query.name) as conn, self.lines.expecting(conn):
-                return self._run(conn, query)
+            pool, lent = self._lend()
+            try:
+                with self.lines.expecting(lent):
+                    return self._run(lent, query)
+            except psycopg.Error as e:
+                raise self.target.failed(e, query.name) from e
+            finally:
+                self._take_back(pool, lent)
         conn = core.unwrap(query.connection, psycopg.Connection)
         try:
             return self._run(conn, query)
@@ -144,12 +162,16 @@ class Client:
             # Text from modules of this package only; values travel as parameters.
             return query.read(cursor.execute(query.text.encode(), query.params).fetchall())
 
-    def _open(self) -> ConnectionPool[_Pooled]:
+    def _open(self) -> ConnectionPool[_Pooled] | Line[_Pooled]:
         with self._lock:
             if self._pid != os.getpid():
                 # Forked: the pool's threads live in the parent only, and its sockets are the parent's.
                 self._pool, self._pid = None, os.getpid()
+            if self._pool is None and self._sizes[1] == 1:
+                self._pool = Line(self._connect_line, self._check, self.timeout_s)
             if self._pool is None:
+                from psycopg_pool import ConnectionPool
+
                 # The pool would try in the background until the timeout and then not say why.
                 self._connect(self.target.conninfo).close()
                 self._pool = ConnectionPool(
@@ -169,6 +191,14 @@ class Client:
                     open=True,
                 )
             return self._pool
+
+    def _connect_line(self) -> _Pooled:
+        # Meanwhile others wait for it: no longer than a call may wait.
+        limit_s = min(self.target.connect_timeout_s, max(2, math.ceil(self.timeout_s)))
+        try:
+            return _Pooled.connect(self.target.conninfo, **self.target.kwargs, connect_timeout=limit_s)
+        except psycopg.Error as e:
+            raise self.target.unreachable(e) from e
 
     def _connect(self, conninfo: str, **more: Any) -> psycopg.Connection[Any]:
         try:

@@ -46,9 +46,12 @@ VALUES = (
 """The names that `DeviceReading.unknown` may hold."""
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def boottime() -> float:
     """Return seconds since boot, those asleep included; the monotonic clock where there is no such clock."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,11 @@ class _Budgeted(Watched):
     __slots__ = ("limit_s", "trips_at_s")
 
     def __init__(self, since: float, paused: float, job: Any, limit_s: float) -> None:
-        super().__init__(since, paused, job)
+        # Not through super(): made for every job.
+        self.since = since
+        self.paused = paused
+        self.job = job
+        self.suspected = False
         self.limit_s = limit_s
         self.trips_at_s = limit_s
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -71,12 +72,16 @@ class _Timer:
         if libc.timer_create(clock, ctypes.byref(event), ctypes.byref(self._id)) != 0:
             code = ctypes.get_errno()
             raise Unsupported(f"this kernel gives no timer on clock {clock}: {os.strerror(code)}")
+        # Made once: of a worker that runs one small job after another, every job sets its timers and takes them back.
+        self._spec = _Itimerspec(0, 0, 0, 0)
+        self._settime = functools.partial(
+            libc.timer_settime, self._id, _TIMER_ABSTIME, ctypes.byref(self._spec), None
+        )
 
     def set(self, at: float) -> None:
-        """Fire at this instant, at once if it is past; 0 disarms."""
-        at_s, at_ns = divmod(int(at * 1e9), 1_000_000_000)
-        spec = _Itimerspec(0, 0, at_s, at_ns)
-        if self._libc.timer_settime(self._id, _TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
+        """Fire at this instant, at once if it is past; 0 disarms. For one thread at a time."""
+        self._spec.at_s, self._spec.at_ns = divmod(int(at * 1e9), 1_000_000_000)
+        if self._settime() != 0:
             raise OSError(ctypes.get_errno(), "timer_settime")
 
     def delete(self) -> None:
@@ -141,6 +146,9 @@ class Deadman:
         be possible (stopped, or no memory), SIGKILL follows 0.25 s later.
         """
         wanted = (at_boottime, code, grace_s)
+        if wanted == self._set_to:
+            # Without the lock: whoever is about to change it has made it unknown first, or comes after this.
+            return
         with self._lock:
             if wanted == self._set_to:
                 return

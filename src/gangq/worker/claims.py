@@ -16,7 +16,7 @@ from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim, Outcome
-    from gangq.worker.reporter import Finished
+    from gangq.worker.jobs import ActiveJob
 
 log = logging.getLogger("gangq.worker.claims")
 
@@ -78,10 +78,12 @@ class ClaimSource:
         return rows
 
     def take_along(
-        self, finished: Sequence[Finished], most: int
+        self, finished: Sequence[ActiveJob], most: int, *, idle: bool = True
     ) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
         """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
         then the report has to be made alone, and :meth:`take` finds what may have been claimed.
+
+        ``idle``: nothing else is left to run, so where nothing is claimed this worker is one of the sleepers.
         """
         if self._request is not None:
             return None
@@ -90,22 +92,22 @@ class ClaimSource:
         try:
             answer = self._session.client.complete_and_claim(
                 incarnation=self._session.incarnation,
-                job_ids=[one.job.id for one in finished],
-                tokens=[one.job.token for one in finished],
+                job_ids=[one.id for one in finished],
+                tokens=[one.token for one in finished],
                 results=[one.result for one in finished],
                 strict=False,
                 request_id=self._request,
                 max_jobs=most,
                 ports=self._ports.offer(),
-                sleep=True,
+                sleep=idle,
                 model=self._session.model,
             )
         except GangqError as problem:
             log.info("not_along", extra={"error": str(problem), "request": str(self._request)})
             return None
         # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
-        self._asleep = not answer.claims
-        if answer.claims:
+        self._asleep = idle and not answer.claims
+        if answer.claims or not idle:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
 

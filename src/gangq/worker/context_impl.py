@@ -67,27 +67,30 @@ class InlineContext(Context):
         session: Session,
         job: ActiveJob,
         gang: GangInfo | None,
-        load_checkpoint: Callable[[], Checkpoint | None],
+        load_checkpoint: Callable[[], Checkpoint | None] | None = None,
     ) -> None:
+        """``load_checkpoint`` [asks the database] is how the checkpoint to resume from is fetched."""
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
-        self._changed = threading.Event()
+        self._changed: threading.Event | None = None
         self._callbacks: list[Callable[[GangInfo], None]] = []
         if job.gang is None:
             job.gang = gang
-        job.on_gang = self._gang_changed
+        if job.gang is not None:
+            job.on_gang = self._gang_changed
         self._load = load_checkpoint
         self._loaded_for: int | None = None
         self._checkpoint: Checkpoint | None = None
         self._lock = threading.Lock()
-        self._flag_lock = threading.Lock()
+        # Made for those who ask, as in the job: they cost more than a small job.
+        self._made_lock = threading.Lock()
         self._flag: StopFlag | None = None
 
     @property
     def stop_flag(self) -> StopFlag:
         """The one flag of this job: what any thread of the handler has seen counts."""
-        with self._flag_lock:
+        with self._made_lock:
             if self._flag is None:
                 self._flag = StopFlag(self._active.stopping)
             return self._flag
@@ -107,14 +110,17 @@ class InlineContext(Context):
     @property
     def gang_changed(self) -> threading.Event:
         """See `Context.gang_changed`."""
-        return self._changed
+        with self._made_lock:
+            if self._changed is None:
+                self._changed = threading.Event()
+            return self._changed
 
     def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
         """See `Context.on_gang_change`."""
         self._callbacks.append(callback)
 
     def _gang_changed(self, gang: GangInfo) -> None:
-        self._changed.set()
+        self.gang_changed.set()
         call_each(self._callbacks, gang, self.log)
 
     @property
@@ -129,13 +135,17 @@ class InlineContext(Context):
             gang = self._active.gang
             epoch = 0 if gang is None else gang.epoch
             if self._loaded_for != epoch:
-                self._checkpoint = self._load()
+                self._checkpoint = (self._load or self._fetch_checkpoint)()
                 if self._active.told and self._checkpoint is None:
                     # Not answered before the stop came: None would be a lie, it means "from the beginning".
                     self.stop_flag.look()
                     raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = epoch
             return self._checkpoint
+
+    def _fetch_checkpoint(self) -> Checkpoint | None:
+        job, session = self._active, self._session
+        return facts.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
 
     @property
     def log(self) -> Logger:

@@ -58,6 +58,8 @@ class ActiveJob:
         """Who it is in its gang: set when its barrier has opened, replaced with every epoch that begins around it."""
         self.on_gang: Callable[[GangInfo], None] | None = None
         """Who wants to hear of that at once: the context of a handler in this process."""
+        self.result: Any = None
+        """What it came to, once it is done: waits here for its report."""
         self.outcome: dict[str, Any] | None = None
         """What an isolated handler said over the socket: its result, its error, or that it stopped."""
         self.on_beat: Callable[[dict[str, Any]], None] | None = None
@@ -233,16 +235,19 @@ class JobTable:
         self._jobs: dict[tuple[int, int], ActiveJob] = {}
         self._changed = threading.Condition(self._lock)
 
-    def add(self, job: ActiveJob) -> None:
-        """A claim has arrived."""
+    def add(self, *jobs: ActiveJob) -> None:
+        """Claims have arrived."""
         with self._lock:
-            self._jobs[job.id, job.token] = job
+            for job in jobs:
+                self._jobs[job.id, job.token] = job
 
-    def remove(self, job: ActiveJob) -> None:
-        """The last word about it has been said."""
+    def remove(self, *jobs: ActiveJob) -> None:
+        """The last word about them has been said."""
         with self._changed:
-            self._jobs.pop((job.id, job.token), None)
-            self._changed.notify_all()
+            for job in jobs:
+                self._jobs.pop((job.id, job.token), None)
+            if not self._jobs:
+                self._changed.notify_all()
 
     def get(self, job_id: int, token: int) -> ActiveJob | None:
         """That claim, if it is held."""

@@ -41,7 +41,7 @@ from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import DIRECTORY_PREFIX, register
-from gangq.worker.reporter import Finished, Reporter, describe
+from gangq.worker.reporter import Reporter, describe
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
 from gangq.worker.runner_command import Command, CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
@@ -59,6 +59,10 @@ log = logging.getLogger("gangq.worker")
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
 _CONNECTION_S = 3.0
+_AHEAD_S = 0.05
+"""For how long at a stretch claims may go ahead of running jobs. A job that needs the slot for itself can be claimed
+only by a worker that holds nothing, and however much is waiting, it must not wait for longer.
+"""
 
 
 class Worker:
@@ -167,9 +171,11 @@ class Worker:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
                 model = session.model
-                if session.ended.is_set() or self._retire(session):
+                # Asked once: a heartbeat right behind our own retirement hears of it; no reason to begin anew.
+                ended = session.ended.is_set()
+                if ended or self._retire(session):
                     self._liveness.ended()
-                if not session.ended.is_set():
+                if not ended:
                     log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
                     return 0
             if self._drain.requested.is_set():
@@ -219,11 +225,13 @@ class Worker:
             if any(job.gang is not None for job in jobs):
                 keeper.beat_now()  # A new epoch may have begun around one that runs.
 
-        listener = Listener(
-            session,
-            list(self.options.queues),
-            {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
-        )
+        listener = None
+        if self.options.connections > 1:
+            listener = Listener(
+                session,
+                list(self.options.queues),
+                {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
+            )
         commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching, self.stop)
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
@@ -248,7 +256,8 @@ class Worker:
         epochs.start()
         LeaseWatch(session).start()
         reporter.start()
-        listener.start()
+        if listener is not None:
+            listener.start()
         maintenance.start()
         drainer.start()
         try:
@@ -256,7 +265,8 @@ class Worker:
         finally:
             session.closing.set()
             for part in (keeper, epochs, reporter, listener, maintenance, server):
-                part.stop()
+                if part is not None:
+                    part.stop()
             drainer.join(_JOIN_S)
 
     # -- serving ---------------------------------------------------------------------------------------------
@@ -269,31 +279,46 @@ class Worker:
         commands: CommandRunner,
         reporter: Reporter,
     ) -> None:
-        def along(finished: Sequence[Finished]) -> Sequence[Outcome] | None:
-            if self._waiting or not self._serving(session):
+        waiting, prefetch = self._waiting, self.options.prefetch
+        held_since = 0.0
+
+        def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+            nonlocal held_since
+            held_since = boottime()
+            return claim(finished, idle=True)
+
+        def ahead(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+            return claim(finished, idle=False)
+
+        def claim(finished: Sequence[ActiveJob], *, idle: bool) -> Sequence[Outcome] | None:
+            if not self._serving(session):
                 return None
-            answer = self._take_along(session, claims, finished, self.options.prefetch)
+            answer = claims.take_along(finished, prefetch, idle=idle)
             if answer is None:
                 return None
-            outcomes, jobs = answer
-            self._waiting.extend(jobs)
-            return outcomes
+            waiting.extend(self._taken(session, claims, answer[1]))
+            reporter.arrived()
+            return answer[0]
 
-        reporter.along = along
+        # Only the main thread adds to what is finished, so nothing goes ahead while it claims.
+        reporter.along, reporter.more = along, lambda: waiting
+        if prefetch > 1:
+            reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
+            reporter.may_go_ahead = lambda: boottime() < held_since + _AHEAD_S
         while self._serving(session):
             session.work.clear()
-            jobs = self._take(session, claims, self.options.prefetch)
+            held_since = boottime()
+            jobs = self._take(session, claims, prefetch)
             if not jobs:
                 if self.options.once and not claims.unsure:
                     return
                 session.work.wait(claims.wait_s)
                 continue
-            self._waiting.extend(jobs)
-            while self._waiting:
-                with contextlib.suppress(IndexError):  # A drain takes from the other end.
-                    self._run_one(self._waiting.popleft(), inline, commands, reporter)
-            inline.rest()
-            reporter.flush()
+            waiting.extend(jobs)
+            while waiting:
+                self._run_waiting(inline, commands, reporter)
+                inline.rest()
+                reporter.settle()
 
     def _serve_commands(
         self, session: Session, claims: ClaimSource, commands: CommandRunner, reporter: Reporter
@@ -308,21 +333,19 @@ class Worker:
                 daemon=True,
             ).start()
 
-        def along(finished: Sequence[Finished]) -> Sequence[Outcome] | None:
+        def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
             # While the main thread claims, which may take it a while, the report goes out alone.
             if not self._serving(session) or not claiming.acquire(blocking=False):
                 return None
             try:
                 free = self.options.slots - len(session.table) + len(finished)
-                answer = self._take_along(session, claims, finished, free) if free > 0 else None
+                answer = claims.take_along(finished, free) if free > 0 else None
+                jobs = () if answer is None else self._taken(session, claims, answer[1])
             finally:
                 claiming.release()
-            if answer is None:
-                return None
-            outcomes, jobs = answer
             for job in jobs:
                 start(job)
-            return outcomes
+            return None if answer is None else answer[0]
 
         reporter.along = along
         while self._serving(session):
@@ -346,18 +369,22 @@ class Worker:
     def _take(self, session: Session, claims: ClaimSource, most: int) -> list[ActiveJob]:
         return self._taken(session, claims, claims.take(most))
 
-    def _take_along(
-        self, session: Session, claims: ClaimSource, finished: Sequence[Finished], most: int
-    ) -> tuple[Sequence[Outcome], list[ActiveJob]] | None:
-        answer = claims.take_along(finished, most)
-        return None if answer is None else (answer[0], self._taken(session, claims, answer[1]))
-
     def _taken(self, session: Session, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
         jobs = [ActiveJob(claim) for claim in rows]
-        for job in jobs:
-            session.table.add(job)
+        session.table.add(*jobs)
         claims.settled()
+        if session.ended.is_set():
+            # Who ended it has told those in the table, and these may not have been in it.
+            session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
         return jobs
+
+    def _run_waiting(self, inline: InlineRunner, commands: CommandRunner, reporter: Reporter) -> None:
+        while self._waiting:
+            try:
+                job = self._waiting.popleft()
+            except IndexError:  # A drain takes from the other end.
+                return
+            self._run_one(job, inline, commands, reporter)
 
     def _run_thread(
         self, session: Session, job: ActiveJob, commands: CommandRunner, reporter: Reporter
@@ -470,8 +497,9 @@ def run_worker(
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = Client(
             conninfo,
-            min_size=1,
-            max_size=3,
+            # Its calls take turns: each is short, and a fleet of thousands needs as many connections as it has
+            # workers, twice that with those that listen.
+            max_size=1,
             timeout_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],
         )

@@ -28,6 +28,9 @@ class WorkerOptions:
     (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host's name where that
     resolves] is where members of a gang reach this host; ``taints`` (``key`` or ``key=value``) keep off every job
     that does not tolerate them; ``lease_s`` [the installation's] is its lease;
+    ``connections`` [2] is how many to the database it has: one for its calls, which take turns, and one that only
+    listens. With 1 it does not listen, but asks: for work once a second, for orders (cancel, preempt) with its
+    heartbeats. A watchdog that trips opens its own, only then;
     ``drain_timeout_s`` [0] is how long running jobs may go on when the worker is told to stop, before they
     are told to stop too; ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when
     nothing is left to claim.
@@ -45,6 +48,7 @@ class WorkerOptions:
     taints: Sequence[str] = ()
     address: str | None = None
     lease_s: float | None = None
+    connections: int = 2
     drain_timeout_s: float = 0.0
     commands: bool = True
     once: bool = False
@@ -66,6 +70,10 @@ class WorkerOptions:
                 f"prefetch is {self.prefetch} with {self.slots} slots: a worker holds spare jobs only for "
                 "one slot; use one of the two"
             )
+        if self.connections not in (1, 2):
+            raise InvalidInput(
+                f"connections is {self.connections}: 2 (one of them listens), or 1 (then it polls once a second)"
+            )
         if self.drain_timeout_s < 0:
             raise InvalidInput(f"drain_timeout_s is {self.drain_timeout_s}: seconds are not negative")
         host = self.host or socket.gethostname()
@@ -82,6 +90,7 @@ class WorkerOptions:
             taints=tuple(self.taints),
             address=self.address or reachable_address(host),
             lease_s=self.lease_s,
+            connections=self.connections,
             drain_timeout_s=self.drain_timeout_s,
             commands=self.commands,
             once=self.once,

@@ -22,7 +22,6 @@ from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError, NotSerializable
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
-from gangq.worker import facts
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.jobs import ActiveJob, StopReason
@@ -181,6 +180,7 @@ class InlineRunner:
         self._hard_exit = hard_exit
         self._watch = watch
         self._liveness = liveness
+        self._pid = os.getpid()
 
     def rest(self) -> None:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
@@ -203,57 +203,44 @@ class InlineRunner:
         ``options``: how patient its task wants the watchdogs to be. With ``more_follow`` another job comes at
         once, or a :meth:`rest`.
         """
+        session, claim = self._session, job.claim
         gang: GangInfo | None = None
-        if self._session.lapsing():
+        if session.lapsing():
             job.tell_stop("lease", 0.0)
-        if job.claim.gang_id is not None:
+        if claim.gang_id is not None:
             self.rest()
-            gang = wait_for_go(self._session, job, self._ports)
-            if job.claim.master_port is not None:
-                self._ports.release(job.claim.master_port)
-        work = InlineWork(self._session, job, self._deadman, self._hard_exit)
-        if (job.claim.gang_id is not None and gang is None) or not job.start(work):
+            gang = wait_for_go(session, job, self._ports)
+            if claim.master_port is not None:
+                self._ports.release(claim.master_port)
+        work = InlineWork(session, job, self._deadman, self._hard_exit)
+        if (claim.gang_id is not None and gang is None) or not job.start(work):
             self._not_started(job)
             return
-        context = InlineContext(
-            self._session,
-            job,
-            gang,
-            lambda: facts.fetch_checkpoint(
-                self._session, job, self._session.directory / f"{job.id}-{job.token}"
-            ),
-        )
-        if job.claim.model is not None:
-            self._session.model = job.claim.model
+        context = InlineContext(session, job, gang)
+        if claim.model is not None:
+            session.model = claim.model
         work.begin()
         self._liveness.job(job.id, job.token)
         self._watch.begin(job, options)
-        result, problem = self._call(handler, context, job)
+        set_current(context)
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = handler(context, **claim.payload) if claim.payload else handler(context)
+        except BaseException as raised:
+            # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
+            problem = raised
+        if os.getpid() != self._pid:
+            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
+            # either, the connections belong to its parent.
+            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
+        set_current(None)
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
         self._watch.end()
         self._liveness.job(0, 0)
         job.end_work()
         work.end()
         self._report(job, context, result, problem, more_follow)
-
-    def _call(
-        self, handler: Callable[..., Any], context: InlineContext, job: ActiveJob
-    ) -> tuple[Any, BaseException | None]:
-        pid = os.getpid()
-        set_current(context)
-        result: Any = None
-        problem: BaseException | None = None
-        try:
-            result = handler(context, **(job.claim.payload or {}))
-        except BaseException as raised:
-            # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
-            problem = raised
-        if os.getpid() != pid:
-            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
-            # either, the connections belong to its parent.
-            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
-        set_current(None)
-        return result, problem
 
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()

@@ -117,8 +117,7 @@ class Session:
     @property
     def kill_at(self) -> float:
         """When its work has to be dead unless the lease is renewed, in seconds of CLOCK_BOOTTIME."""
-        with self._lock:
-            return self._kill_at
+        return self._kill_at
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat sent at this instant was answered: the lease runs from then, not from the answer."""

@@ -24,6 +24,8 @@ from typing import Any
 log = logging.getLogger("gangq.worker.signals")
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
+_NUMBERS = tuple(map(int, _WATCHED))
+_getsignal, _set_wakeup_fd = _signal.getsignal, _signal.set_wakeup_fd
 _FROM_PYTHON = 0x80
 
 
@@ -56,11 +58,13 @@ class SignalWatch:
         """
         if not self._former:
             return
-        with contextlib.suppress(ValueError):
-            for number in _WATCHED:
-                if _signal.getsignal(number) is not self._installed:
+        try:
+            for number in _NUMBERS:
+                if _getsignal(number) is not self._installed:
                     signal.signal(number, self._installed)
-            signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            _set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        except ValueError:
+            return  # Another thread than the main one.
 
     def stop(self) -> None:
         """Give the signals back."""

@@ -1,0 +1,120 @@
+"""One connection, lent to one call at a time: what a client of size 1 has instead of a pool.
+
+Most clients that matter for speed are of this kind: a worker's, a submitter's. A pool would have three threads for
+its one connection, and lending from it costs as much as a fifth of a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import psycopg
+
+C = TypeVar("C", bound=psycopg.Connection[Any])
+
+
+class Taken(psycopg.OperationalError):
+    """The connection did not become free in time, or the client was closed."""
+
+
+class Line(Generic[C]):
+    """Lends its connection to who asked first, and makes it anew where it is broken. Thread-safe."""
+
+    def __init__(self, connect: Callable[[], C], check: Callable[[C], None], timeout_s: float) -> None:
+        """``connect`` makes a connection; ``check`` raises psycopg's error for one that must not be lent again;
+        ``timeout_s`` is how long to wait for it.
+        """
+        self._connect = connect
+        self._check = check
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._taken = False
+        self._closed = False
+        # Whoever waits is handed the connection by name. Threads that merely wake for it lose it again and again to
+        # the one that gave it back and calls on at once: a heartbeat could wait until its lease is over.
+        self._waiting: deque[threading.Lock] = deque()
+        self._connection: C | None = None
+
+    def getconn(self) -> C:
+        """Borrow it; :meth:`putconn` gives it back.
+
+        Raises:
+            Taken: nobody gave it back in time.
+            Exception: what ``connect`` raises.
+        """
+        self._take()
+        try:
+            if self._closed:
+                raise Taken("this client was closed")
+            known = self._connection
+            if known is not None:
+                try:
+                    self._check(known)
+                except psycopg.Error:
+                    self._drop()
+                else:
+                    return known
+            self._connection = made = self._connect()
+            return made
+        except BaseException:
+            self._give()
+            raise
+
+    def putconn(self, connection: C) -> None:
+        """Give it back, broken or not."""
+        if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self._drop()
+        self._give()
+        if self._closed:
+            self._close_if_free()
+
+    def close(self) -> None:
+        """Lend it no more. A call in progress finishes."""
+        self._closed = True
+        self._close_if_free()
+
+    def _take(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        try:
+            if not mine.acquire(timeout=self._timeout_s):
+                raise Taken("the connection did not become free in time")
+        except BaseException:
+            # A signal's handler may raise here too. Nobody may hand the connection to one who has gone.
+            with self._lock:
+                handed_over = mine not in self._waiting
+                if not handed_over:
+                    self._waiting.remove(mine)
+            if handed_over:
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
+
+    def _close_if_free(self) -> None:
+        with self._lock:
+            if self._taken:
+                return
+            self._taken = True
+        self._drop()
+        self._give()
+
+    def _drop(self) -> None:
+        known, self._connection = self._connection, None
+        if known is not None:
+            with contextlib.suppress(psycopg.Error):
+                known.close()
