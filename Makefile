@@ -7,7 +7,7 @@ ALONE := tests/process/
 # Of those that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
 # A file is not shared out: the long ones begin first.
-LONG := tests/property/ $(PATIENT) tests/simulator/ tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
+LONG := tests/property/ tests/sql/test_plans.py $(PATIENT) tests/simulator/ tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
