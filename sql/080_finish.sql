@@ -223,6 +223,11 @@ begin
         delete from gangq.device_holds h where h.job_id = p.id;
         perform gangq.member_ended(p.gang_id, p.id, p.token, 'done', t);
         outcome := 'done';
+      elsif p.ours then
+        -- It got another shape while its row was waited for (unquarantine), and was not found with the one it had. The row is
+        -- locked by now.
+        perform gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t);
+        outcome := 'done';
       elsif gangq.was_done(p.id, p.token) then
         outcome := 'repeated';
       elsif strict then

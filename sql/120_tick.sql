@@ -55,10 +55,11 @@ begin
     again := again or done < 0 or done >= case step when 'admit' then 50 else 200 end;
   end loop;
   ran := true;
-  -- What is due sooner than the next safety tick is served on time, not up to a tick late.
+  -- What is due sooner than the next safety tick is served on time, not up to a tick late. What was due by now and is left is
+  -- more than one step takes (again), or somebody holds it.
   next_in_s := greatest(0.01, least(every, extract(epoch from (
     select min(x.due) from (
-      (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' order by j.due_at limit 1)
+      (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t order by j.due_at limit 1)
       union all
       (select g.not_before from gangq.live_gangs g
         where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)

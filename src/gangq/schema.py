@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -30,6 +32,9 @@ _LOCK = 0x67616E6771
 # too.
 _WAIT_FOR_MIGRATION = "60s"
 _WAIT_FOR_TABLE = "10s"
+_GIVE_UP_AFTER_S = 10
+# Less than deadlock_timeout [1 s]: who we wait for may wait for us, and then it is we who give way.
+_GIVE_WAY_AFTER = "500ms"
 _OLDEST_SERVER = 140000
 
 _DEPENDENTS = "2BP01"
@@ -131,6 +136,8 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
         say(f"{where} is up to date ({ours[-1].name})")
         return MigrationReport((), code_rebuilt=False, already_current=True)
 
+    if recorded:
+        _lock_hot_tables(conn)
     # First: a migration may change a table that a view reads.
     _drop_code(conn)
     for file in missing:
@@ -319,6 +326,26 @@ def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:
         conn.execute(file.text.encode(), prepare=False)
     except psycopg.Error as e:
         raise _explained(e, f"{where}, {file.name}.sql") from e
+
+
+def _lock_hot_tables(conn: psycopg.Connection[Any]) -> None:
+    """Lock the two tables that every worker is at all the time, both or neither.
+
+    A heartbeat goes from its lease to its jobs, a claim from jobs to its lease: whichever we took first, some
+    worker could hold what we want next and wait for what we have.
+    """
+    give_up = time.monotonic() + _GIVE_UP_AFTER_S
+    while True:
+        try:
+            with conn.transaction():
+                conn.execute(sql.SQL("set local lock_timeout = {}").format(_GIVE_WAY_AFTER))
+                conn.execute("lock table gangq.live_jobs, gangq.leases in access exclusive mode")
+                break
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(random.uniform(0.02, 0.1))
+    conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_TABLE))
 
 
 def _drop_code(conn: psycopg.Connection[Any]) -> None:

@@ -198,6 +198,22 @@ def test_of_two_hosts_cron_jobs_that_ask_at_once_one_restarts_the_worker(meeting
     assert (met.first, met.later.result()) == ("go", "taken" if end == "commit" else "go")
 
 
+@both_ends
+@pytest.mark.parametrize("left", [[], ["b"]], ids=["nothing", "a set that no job avoided before"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_job_done_while_a_device_it_avoids_is_given_back_is_done(meeting, end, left, strict):
+    job = meeting.job(gpus=1)
+    for name in ["a", *left]:
+        worker = meeting.worker(name, devices=[{"uuid": name, "index": 0, "vram_mb": 8}])
+        trip(worker, job, meeting.claim(worker)[0]["token"], code=85, exit_in_s=None)(meeting.db)
+    (claim,) = meeting.claim(meeting.worker("c", devices=[{"uuid": "c", "index": 0, "vram_mb": 8}]))
+    done = rows("complete", job_ids=[job], tokens=[claim["token"]], strict=strict)
+    met = meeting.meet(verb("unquarantine", device_uuid="a"), done, end)
+    assert met.later.waited
+    assert met.later.result() == [{"job_id": job, "outcome": "done"}]
+    assert meeting.state(job) == "done"
+
+
 @first_of_two
 @both_ends
 def test_a_stuck_process_and_a_new_registration_of_its_name_leave_the_name_quarantined(meeting, turn, end):

@@ -90,6 +90,14 @@ def test_a_bad_submission_is_refused_naming_the_value(q: Q, asked: dict, sqlstat
     assert q.sql("select * from gangq.jobs") == []
 
 
+@pytest.mark.parametrize(("known", "asked"), [(0, "-0.0004"), (9999999, "9999999.0004")])
+def test_what_is_refused_is_refused_though_rounded_it_is_known(q: Q, known: int, asked: str) -> None:
+    job = q.submit(cpus=known)
+    with refused(INVALID, asked):
+        q.submit(cpus=asked)
+    assert [row["id"] for row in q.sql("select id from gangq.jobs")] == [job]
+
+
 def test_a_job_due_at_infinity_is_refused_because_no_tick_could_reckon_with_it(q: Q) -> None:
     for due_at in ("infinity", "-infinity"):
         with refused(INVALID, "due_at"):

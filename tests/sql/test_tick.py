@@ -57,6 +57,19 @@ def test_a_tick_that_has_just_run_still_serves_what_is_due_and_nothing_else(q: Q
     assert q.one("tick")["ran"] is False
 
 
+def test_a_due_job_that_somebody_holds_is_not_asked_for_all_the_time(q: Q, dsn: str) -> None:
+    job = q.submit(due_at=q.value("select gangq.now() + interval '0.1 s'"))
+    q.later(0.2)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("select from gangq.live_jobs for update")
+        assert q.one("tick")["next_in_s"] == pytest.approx(1, abs=0.05)
+        q.later(0.1)
+        row = q.one("tick")
+        assert (row["detail"], row["next_in_s"]) == ({"promote_due": 0}, pytest.approx(0.9, abs=0.05))
+    assert q.one("tick")["detail"] == {"promote_due": 1}
+    assert q.state(job) == "pending"
+
+
 def test_a_tick_is_asked_of_three_live_workers_wherever_the_choice_begins(q: Q, dsn: str) -> None:
     workers = q.workers(7)
     workers[0].retire()
