@@ -84,16 +84,16 @@ def _mute(owner: psycopg.Connection) -> None:
 
 
 def _arm(stage: Stage, system: System, sizes: Sizes, muted: bool, stack: contextlib.ExitStack) -> _Arm:
-    path, marks = stage.marks()
+    marks = stage.marks()
     dsn = stack.enter_context(stage.database(system))
     owner = stack.enter_context(psycopg.connect(dsn, autocommit=True))
     if muted:
         _mute(owner)
-    flag = path.with_suffix(".go")
+    flag = marks.path.with_suffix(".go")
     flag.write_bytes(b"\0")
     with flag.open("r+b") as file:
         go = mmap.mmap(file.fileno(), 1)
-    worker = stack.enter_context(stage.worker(system, dsn, path, 100))
+    worker = stack.enter_context(stage.worker(system, dsn, marks, 100))
     # A stopped process does not hear SIGTERM.
     stack.callback(worker.send_signal, signal.SIGCONT)
     for _ in range(_PROCESSES):
@@ -165,7 +165,7 @@ def notify(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
 
 def _unheard(stage: Stage, system: System, jobs: int) -> list[float]:
     """How many milliseconds an idle worker took to find each job of which nobody told it."""
-    path, marks = stage.marks(jobs)
+    marks = stage.marks(jobs)
     late = []
     with (
         stage.database(system) as dsn,
@@ -173,7 +173,7 @@ def _unheard(stage: Stage, system: System, jobs: int) -> list[float]:
         Client(dsn, min_size=1, max_size=1) as client,
     ):
         _mute(owner)
-        with stage.worker(system, dsn, path, 1) as worker:
+        with stage.worker(system, dsn, marks, 1) as worker:
             client.submit(task="noop")
             wait_until(lambda: marks.count > 0, "the worker was there", worker)
             for number in range(jobs):

@@ -186,12 +186,12 @@ def _lateness(
     stage: Stage, system: System, jobs: int, fill: tuple[Callable[[psycopg.Connection], None], ...]
 ) -> list[float]:
     """How many milliseconds after its time each job's handler started, on an idle worker."""
-    path, marks = stage.marks(jobs)
+    marks = stage.marks(jobs)
     with (
         _filled(stage, system, 1, *fill) as dsn,
         Client(dsn, min_size=1, max_size=1) as client,
         psycopg.connect(dsn, autocommit=True) as owner,
-        stage.worker(system, dsn, path, 1) as worker,
+        stage.worker(system, dsn, marks, 1) as worker,
     ):
         wait_until(lambda: marks.count > 0, "the worker was there", worker)
         called = time.monotonic_ns()

@@ -72,6 +72,7 @@ class _Gangq:
 
     def tick(self) -> None:
         self._client.tick()
+        self._claimer.beat()
 
     def close(self) -> None:
         self._claimer.close()
