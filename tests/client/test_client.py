@@ -638,6 +638,24 @@ def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_b
     assert got == [("waits", ours), ("again", ours)]
 
 
+def test_a_heartbeat_goes_before_all_others_who_wait_for_the_only_connection(dsn: str) -> None:
+    got = []
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+
+        def beat() -> None:
+            with pytest.raises(NotFound):
+                client.heartbeat(incarnation=1)
+            got.append("beat")
+
+        with client.connection():
+            pool.submit(lambda: got.append(backend(client)))
+            eventually(lambda: len(client._pool._waiting) == 1)
+            pool.submit(beat)
+            eventually(lambda: len(client._pool._waiting) == 2)
+        eventually(lambda: len(got) == 2)
+    assert got[0] == "beat"
+
+
 def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:
     class Enough(Exception):
         pass

@@ -39,14 +39,14 @@ class Line(Generic[C]):
         self._waiting: deque[threading.Lock] = deque()
         self._connection: C | None = None
 
-    def getconn(self) -> C:
-        """Borrow it; :meth:`putconn` gives it back.
+    def getconn(self, *, first: bool = False) -> C:
+        """Borrow it, with ``first`` before all others who wait; :meth:`putconn` gives it back.
 
         Raises:
             Taken: nobody gave it back in time.
             Exception: what ``connect`` raises.
         """
-        self._take()
+        self._take(first)
         try:
             if self._closed:
                 raise Taken("this client was closed")
@@ -77,14 +77,14 @@ class Line(Generic[C]):
         self._closed = True
         self._close_if_free()
 
-    def _take(self) -> None:
+    def _take(self, first: bool) -> None:
         with self._lock:
             if not self._taken:
                 self._taken = True
                 return
             mine = threading.Lock()
             mine.acquire()
-            self._waiting.append(mine)
+            (self._waiting.appendleft if first else self._waiting.append)(mine)
         try:
             if not mine.acquire(timeout=self._timeout_s):
                 raise Taken("the connection did not become free in time")

@@ -116,10 +116,10 @@ class Client:
         finally:
             self._take_back(pool, conn)
 
-    def _lend(self) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
+    def _lend(self, first: bool = False) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
         pool = self._open()
         try:
-            return pool, pool.getconn()
+            return pool, pool.getconn(first=True) if first and isinstance(pool, Line) else pool.getconn()
         except psycopg.OperationalError:  # What both raise when there is none in time, or they were closed.
             raise self._no_connection() from None
 
@@ -142,7 +142,7 @@ class Client:
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.connection is None:
-            pool, lent = self._lend()
+            pool, lent = self._lend(query.first)
             try:
                 with self.lines.expecting(lent):
                     return self._run(lent, query)
