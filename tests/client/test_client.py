@@ -686,6 +686,29 @@ def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) ->
         assert backend(client)
 
 
+def test_a_call_amid_another_of_its_thread_does_not_wait_for_it(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        with client.connection() as conn:
+            ours = conn.info.backend_pid
+            with client.connection() as other:  # As from the handler of a signal.
+                assert other.info.backend_pid != ours
+            assert other.closed
+            assert conn.execute("select 1").fetchone() == (1,)
+        assert backend(client) == ours
+
+
+def test_a_client_that_is_closed_while_one_waits_for_its_only_connection_closes_it_too(dsn: str) -> None:
+    client = Client(dsn, max_size=1)
+    with ThreadPoolExecutor() as pool:
+        with client.connection() as conn:
+            waits = pool.submit(backend, client)
+            eventually(lambda: client._pool._waiting)
+            client.close()
+        with pytest.raises(DatabaseUnreachable):
+            waits.result(10)
+    assert conn.closed
+
+
 def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:
     client = Client(dsn, max_size=1)
     with client.connection() as conn:
