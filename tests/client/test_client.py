@@ -776,9 +776,13 @@ def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down() -> 
 
 
 def test_an_exhausted_pool_is_not_called_an_unreachable_server(dsn: str) -> None:
-    with Client(dsn, max_size=1, timeout_s=0.2) as client, client.connection():
-        with pytest.raises(DatabaseUnreachable, match="the server answers: use a larger max_size"):
-            client.schema_version()
+    with (
+        Client(dsn, max_size=1, timeout_s=0.2) as client,
+        client.connection(),
+        ThreadPoolExecutor() as others,
+        pytest.raises(DatabaseUnreachable, match="the server answers: use a larger max_size"),
+    ):
+        others.submit(client.schema_version).result(10)
 
 
 def test_a_database_that_is_down_is_named_at_once_and_its_password_never(
@@ -804,6 +808,25 @@ def test_a_database_that_is_down_is_named_at_once_and_its_password_never(
         assert SECRET not in str(caught.value)
 
     asyncio.run(attempt())
+
+
+def test_a_connection_takes_no_longer_to_make_than_others_may_wait_for_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+    connect = psycopg.Connection.connect
+    monkeypatch.setattr(
+        psycopg.Connection,
+        "connect",
+        lambda *args, **more: limits.append(more["connect_timeout"]) or connect(*args, **more),
+    )
+    for given in ("2", "0", "-1", "60"):
+        with Client(dsn, max_size=1, timeout_s=3, connect_timeout=given) as client:
+            client.job_states(ids=[])
+    assert limits == [2, 3, 3, 3]
+    for given in ("soon", "2.5"):
+        with pytest.raises(InvalidInput, match="connect_timeout"):
+            Client(dsn, connect_timeout=given)
 
 
 @pytest.mark.parametrize(
