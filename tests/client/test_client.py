@@ -638,22 +638,33 @@ def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_b
     assert got == [("waits", ours), ("again", ours)]
 
 
-def test_a_heartbeat_goes_before_all_others_who_wait_for_the_only_connection(dsn: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.heartbeat(incarnation=1),
+        lambda client: client.claim(incarnation=1),
+        lambda client: client.suspect(incarnation=1, job_id=1, token=1, class_="stall"),
+    ],
+    ids=["heartbeat", "claim", "suspect"],
+)
+def test_what_cannot_wait_goes_before_all_others_who_wait_for_the_only_connection(
+    dsn: str, call: Callable[[Client], object]
+) -> None:
     got = []
     with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
 
-        def beat() -> None:
-            with pytest.raises(NotFound):
-                client.heartbeat(incarnation=1)
-            got.append("beat")
+        def soon() -> None:
+            with pytest.raises((NotFound, StaleToken)):
+                call(client)
+            got.append("soon")
 
         with client.connection():
             pool.submit(lambda: got.append(backend(client)))
             eventually(lambda: len(client._pool._waiting) == 1)
-            pool.submit(beat)
+            pool.submit(soon)
             eventually(lambda: len(client._pool._waiting) == 2)
         eventually(lambda: len(got) == 2)
-    assert got[0] == "beat"
+    assert got[0] == "soon"
 
 
 def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:

@@ -667,7 +667,7 @@ def claim(
     The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
     bound. `sleep`: when there is nothing, put it on the list of those to wake. Raises `IncarnationEnded`.
     """
-    return _rows(
+    query = _rows(
         "claim",
         rows.Claim,
         incarnation=incarnation,
@@ -677,6 +677,8 @@ def claim(
         sleep=sleep,
         model=model,
     )
+    # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
+    return replace(query, first=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -914,7 +916,7 @@ def suspect(
     its class not one that only reports. Returns noted, or held while so many
     workers are suspect that no stall or health trip would be carried out. Raises `StaleToken`.
     """
-    return _scalar(
+    query = _scalar(
         "suspect",
         incarnation=incarnation,
         job_id=job_id,
@@ -923,6 +925,8 @@ def suspect(
         evidence=_json(evidence, "evidence"),
         notify=notify,
     )
+    # Whoever asks kills the job where he hears nothing for two seconds.
+    return replace(query, first=True)
 
 
 def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:
