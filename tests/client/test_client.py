@@ -638,6 +638,35 @@ def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_b
     assert got == [("waits", ours), ("again", ours)]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.heartbeat(incarnation=1),
+        lambda client: client.claim(incarnation=1),
+        lambda client: client.suspect(incarnation=1, job_id=1, token=1, class_="stall"),
+    ],
+    ids=["heartbeat", "claim", "suspect"],
+)
+def test_what_cannot_wait_goes_before_all_others_who_wait_for_the_only_connection(
+    dsn: str, call: Callable[[Client], object]
+) -> None:
+    got = []
+    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
+
+        def soon() -> None:
+            with pytest.raises((NotFound, StaleToken)):
+                call(client)
+            got.append("soon")
+
+        with client.connection():
+            pool.submit(lambda: got.append(backend(client)))
+            eventually(lambda: len(client._pool._waiting) == 1)
+            pool.submit(soon)
+            eventually(lambda: len(client._pool._waiting) == 2)
+        eventually(lambda: len(got) == 2)
+    assert got[0] == "soon"
+
+
 def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:
     class Enough(Exception):
         pass
@@ -666,6 +695,29 @@ def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) ->
         free.set()
         holder.result(10)
         assert backend(client)
+
+
+def test_a_call_amid_another_of_its_thread_does_not_wait_for_it(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        with client.connection() as conn:
+            ours = conn.info.backend_pid
+            with client.connection() as other:  # As from the handler of a signal.
+                assert other.info.backend_pid != ours
+            assert other.closed
+            assert conn.execute("select 1").fetchone() == (1,)
+        assert backend(client) == ours
+
+
+def test_a_client_that_is_closed_while_one_waits_for_its_only_connection_closes_it_too(dsn: str) -> None:
+    client = Client(dsn, max_size=1)
+    with ThreadPoolExecutor() as pool:
+        with client.connection() as conn:
+            waits = pool.submit(backend, client)
+            eventually(lambda: client._pool._waiting)
+            client.close()
+        with pytest.raises(DatabaseUnreachable):
+            waits.result(10)
+    assert conn.closed
 
 
 def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:
@@ -735,9 +787,13 @@ def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down() -> 
 
 
 def test_an_exhausted_pool_is_not_called_an_unreachable_server(dsn: str) -> None:
-    with Client(dsn, max_size=1, timeout_s=0.2) as client, client.connection():
-        with pytest.raises(DatabaseUnreachable, match="the server answers: use a larger max_size"):
-            client.schema_version()
+    with (
+        Client(dsn, max_size=1, timeout_s=0.2) as client,
+        client.connection(),
+        ThreadPoolExecutor() as others,
+        pytest.raises(DatabaseUnreachable, match="the server answers: use a larger max_size"),
+    ):
+        others.submit(client.schema_version).result(10)
 
 
 def test_a_database_that_is_down_is_named_at_once_and_its_password_never(
@@ -763,6 +819,25 @@ def test_a_database_that_is_down_is_named_at_once_and_its_password_never(
         assert SECRET not in str(caught.value)
 
     asyncio.run(attempt())
+
+
+def test_a_connection_takes_no_longer_to_make_than_others_may_wait_for_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+    connect = psycopg.Connection.connect
+    monkeypatch.setattr(
+        psycopg.Connection,
+        "connect",
+        lambda *args, **more: limits.append(more["connect_timeout"]) or connect(*args, **more),
+    )
+    for given in ("2", "0", "-1", "60"):
+        with Client(dsn, max_size=1, timeout_s=3, connect_timeout=given) as client:
+            client.job_states(ids=[])
+    assert limits == [2, 3, 3, 3]
+    for given in ("soon", "2.5"):
+        with pytest.raises(InvalidInput, match="connect_timeout"):
+            Client(dsn, connect_timeout=given)
 
 
 @pytest.mark.parametrize(

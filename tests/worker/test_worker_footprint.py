@@ -93,6 +93,21 @@ def test_on_one_connection_work_begins_within_a_poll_and_a_long_handler_outlives
     assert client.violations() == []
 
 
+def test_a_worker_that_does_not_listen_takes_no_wake_up_of_those_that_do(
+    db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet
+) -> None:
+    def sleepers() -> list[str]:
+        found = db.execute(
+            "select name from gangq.sleepers s join gangq.incarnations i on i.id = s.incarnation"
+        )
+        return [str(row["name"]) for row in found]
+
+    settled(client, fleet.start("asks", connections=1))
+    assert sleepers() == [], "who reports its last job and gets no other goes to sleep in that call"
+    fleet.start("listens")
+    eventually(lambda: sleepers() == ["listens"], "the one that listens is on the list")
+
+
 def test_on_one_connection_a_cancellation_comes_with_the_next_heartbeat(client: Client, fleet: Fleet) -> None:
     settled(client, fleet.start(connections=1))
     job_id = client.submit(task="command", payloads=[{"argv": ["sleep", "60"]}])[0]

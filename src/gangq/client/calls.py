@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -38,6 +38,7 @@ class Query(Generic[R]):
     read: Callable[[list[Any]], R]
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
+    first: bool = field(default=False, compare=False)
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -636,7 +637,7 @@ def heartbeat(
     `beats` is aligned with `job_ids`; None: no news. `readings`: one mapping per device that this worker offers,
     with its "uuid"; the latest of each is kept. Raises `IncarnationEnded`.
     """
-    return _rows(
+    query = _rows(
         "heartbeat",
         rows.Instruction,
         incarnation=incarnation,
@@ -645,6 +646,8 @@ def heartbeat(
         beats=_each_or_null(beats, "beats"),
         readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
     )
+    # Behind a dozen others, each of which waits two seconds for a locked row, it would come after its lease.
+    return replace(query, first=True)
 
 
 def claim(
@@ -664,7 +667,7 @@ def claim(
     The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
     bound. `sleep`: when there is nothing, put it on the list of those to wake. Raises `IncarnationEnded`.
     """
-    return _rows(
+    query = _rows(
         "claim",
         rows.Claim,
         incarnation=incarnation,
@@ -674,6 +677,8 @@ def claim(
         sleep=sleep,
         model=model,
     )
+    # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
+    return replace(query, first=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -911,7 +916,7 @@ def suspect(
     its class not one that only reports. Returns noted, or held while so many
     workers are suspect that no stall or health trip would be carried out. Raises `StaleToken`.
     """
-    return _scalar(
+    query = _scalar(
         "suspect",
         incarnation=incarnation,
         job_id=job_id,
@@ -920,6 +925,8 @@ def suspect(
         evidence=_json(evidence, "evidence"),
         notify=notify,
     )
+    # Whoever asks kills the job where he hears nothing for two seconds.
+    return replace(query, first=True)
 
 
 def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:

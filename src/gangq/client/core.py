@@ -90,9 +90,10 @@ class Target:
         }
 
     @property
-    def connect_timeout_s(self) -> int:
-        """How long making a connection may take, per host."""
-        return int(conninfo_to_dict(self.conninfo).get("connect_timeout") or _DEFAULTS["connect_timeout"])
+    def connect_timeout_s(self) -> int | None:
+        """How long making a connection may take, per host; None: for ever."""
+        given = int(conninfo_to_dict(self.conninfo).get("connect_timeout") or _DEFAULTS["connect_timeout"])
+        return given if given > 0 else None
 
     def unreachable(self, error: BaseException) -> GangqError:
         """Return the error for a connection that could not be made."""
@@ -137,6 +138,11 @@ def target(dsn: str | None, parameters: dict[str, Any], prepare: bool | None = N
             "which @ : / # ? % of the password are written %40 %3A %2F %23 %3F %25) or key=value pairs such "
             "as host=db dbname=jobs"
         ) from None
+    timeout = given.get("connect_timeout")
+    try:
+        int(timeout or 0)
+    except ValueError:
+        raise InvalidInput(f"connect_timeout is {timeout!r}: it is a whole number of seconds") from None
     seen = {**defaults, **{k: str(v) for k, v in given.items() if v is not None}}
     user = seen.get("user", "")
     host = seen.get("host") or seen.get("hostaddr") or "the local socket"

@@ -31,22 +31,28 @@ class Line(Generic[C]):
         self._connect = connect
         self._check = check
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._taken = False
+        # The handler of a signal may run while its own thread has it.
+        self._lock = threading.RLock()
+        self._holder: int | None = None
         self._closed = False
         # Whoever waits is handed the connection by name. Threads that merely wake for it lose it again and again to
         # the one that gave it back and calls on at once: a heartbeat could wait until its lease is over.
-        self._waiting: deque[threading.Lock] = deque()
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._threads: set[int] = set()
+        """Those that hold the connection or wait for it."""
         self._connection: C | None = None
 
-    def getconn(self) -> C:
-        """Borrow it; :meth:`putconn` gives it back.
+    def getconn(self, *, first: bool = False) -> C:
+        """Borrow it, with ``first`` before all others who wait; :meth:`putconn` gives it back.
 
         Raises:
             Taken: nobody gave it back in time.
             Exception: what ``connect`` raises.
         """
-        self._take()
+        if threading.get_ident() in self._threads:
+            # The handler of a signal, amid a call of its own thread that cannot end before it: one of its own.
+            return self._connect()
+        self._take(first)
         try:
             if self._closed:
                 raise Taken("this client was closed")
@@ -66,27 +72,30 @@ class Line(Generic[C]):
 
     def putconn(self, connection: C) -> None:
         """Give it back, broken or not."""
+        if connection is not self._connection:
+            _close(connection)
+            return
         if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             self._drop()
         self._give()
-        if self._closed:
-            self._close_if_free()
 
     def close(self) -> None:
         """Lend it no more. A call in progress finishes."""
         self._closed = True
         self._close_if_free()
 
-    def _take(self) -> None:
+    def _take(self, first: bool) -> None:
+        me = threading.get_ident()
         with self._lock:
-            if not self._taken:
-                self._taken = True
+            self._threads.add(me)
+            if self._holder is None:
+                self._holder = me
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
+            mine = me, threading.Lock()
+            mine[1].acquire()
+            (self._waiting.appendleft if first else self._waiting.append)(mine)
         try:
-            if not mine.acquire(timeout=self._timeout_s):
+            if not mine[1].acquire(timeout=self._timeout_s):
                 raise Taken("the connection did not become free in time")
         except BaseException:
             # A signal's handler may raise here too. Nobody may hand the connection to one who has gone.
@@ -94,27 +103,41 @@ class Line(Generic[C]):
                 handed_over = mine not in self._waiting
                 if not handed_over:
                     self._waiting.remove(mine)
+                    self._threads.discard(me)
             if handed_over:
                 self._give()
             raise
 
     def _give(self) -> None:
+        self._hand_on()
+        # Not before: close() may come between a look and the handing on.
+        if self._closed:
+            self._close_if_free()
+
+    def _hand_on(self) -> None:
         with self._lock:
+            if self._holder is not None:
+                self._threads.discard(self._holder)
             if self._waiting:
-                self._waiting.popleft().release()
+                self._holder, next_in_line = self._waiting.popleft()
+                next_in_line.release()
             else:
-                self._taken = False
+                self._holder = None
 
     def _close_if_free(self) -> None:
         with self._lock:
-            if self._taken:
+            if self._holder is not None:
                 return
-            self._taken = True
+            self._holder = threading.get_ident()
         self._drop()
-        self._give()
+        self._hand_on()
 
     def _drop(self) -> None:
         known, self._connection = self._connection, None
         if known is not None:
-            with contextlib.suppress(psycopg.Error):
-                known.close()
+            _close(known)
+
+
+def _close(connection: psycopg.Connection[Any]) -> None:
+    with contextlib.suppress(psycopg.Error):
+        connection.close()

@@ -50,7 +50,8 @@ class Client:
     - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
       What neither says comes from libpq's environment (PGHOST, ...).
     - `min_size`, `max_size`: connections kept, and at most. With `max_size=1` there is no pool, and no threads
-      of one: calls take turns on the one connection.
+      of one: calls take turns on the one connection (but a call amid another of its own thread, as a signal's
+      handler makes it, has one for itself).
     - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
     - `timeout_s`: how long a call may wait for a connection.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off (PgBouncer in transaction mode before
@@ -116,10 +117,10 @@ class Client:
         finally:
             self._take_back(pool, conn)
 
-    def _lend(self) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
+    def _lend(self, first: bool = False) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
         pool = self._open()
         try:
-            return pool, pool.getconn()
+            return pool, pool.getconn(first=True) if first and isinstance(pool, Line) else pool.getconn()
         except psycopg.OperationalError:  # What both raise when there is none in time, or they were closed.
             raise self._no_connection() from None
 
@@ -142,7 +143,7 @@ class Client:
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.connection is None:
-            pool, lent = self._lend()
+            pool, lent = self._lend(query.first)
             try:
                 with self.lines.expecting(lent):
                     return self._run(lent, query)
@@ -194,7 +195,8 @@ class Client:
 
     def _connect_line(self) -> _Pooled:
         # Meanwhile others wait for it: no longer than a call may wait.
-        limit_s = min(self.target.connect_timeout_s, max(2, math.ceil(self.timeout_s)))
+        limit_s = max(2, math.ceil(self.timeout_s))
+        limit_s = min(self.target.connect_timeout_s or limit_s, limit_s)
         try:
             return _Pooled.connect(self.target.conninfo, **self.target.kwargs, connect_timeout=limit_s)
         except psycopg.Error as e:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
@@ -30,7 +30,17 @@ class ClaimSource:
     comes, and the database gives the same claims again.
     """
 
-    def __init__(self, session: Session, keeper: LeaseKeeper, ports: PortHolder) -> None:
+    def __init__(
+        self,
+        session: Session,
+        keeper: LeaseKeeper,
+        ports: PortHolder,
+        hears: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``hears()`` says whether a wake-up reaches this worker. One that does not hear and is on the list of
+        sleepers takes the wake-ups of those that do.
+        """
+        self._hears = hears
         self._session = session
         self._keeper = keeper
         self._ports = ports
@@ -49,7 +59,7 @@ class ClaimSource:
         """
         try:
             rows = self._ask(most)
-            if not rows and not self._asleep:
+            if not rows and not self._asleep and self._hears():
                 self._asleep = True
                 rows = self._ask(most)
         except TRANSIENT as problem:
@@ -99,7 +109,7 @@ class ClaimSource:
                 request_id=self._request,
                 max_jobs=most,
                 ports=self._ports.offer(),
-                sleep=idle,
+                sleep=idle and self._hears(),
                 model=self._session.model,
             )
         except GangqError as problem:
@@ -129,7 +139,7 @@ class ClaimSource:
             request_id=self._request,
             max_jobs=self._most,
             ports=self._ports.offer(),
-            sleep=True,
+            sleep=self._hears(),
             model=self._session.model,
         )
         self._settle_request(rows)

@@ -212,7 +212,8 @@ class Worker:
         keeper = LeaseKeeper(session, watching, epochs)
         maintenance = Maintenance(session)
         server = SocketServer(session, session.directory / "s")
-        claims = ClaimSource(session, keeper, self._ports)
+        listener: Listener | None = None
+        claims = ClaimSource(session, keeper, self._ports, lambda: listener is not None and not listener.deaf)
 
         def claim() -> None:
             claims.awake()
@@ -225,7 +226,6 @@ class Worker:
             if any(job.gang is not None for job in jobs):
                 keeper.beat_now()  # A new epoch may have begun around one that runs.
 
-        listener = None
         if self.options.connections > 1:
             listener = Listener(
                 session,
