@@ -321,11 +321,12 @@ begin
     null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
   where x.name = submit.queue;
   shape := known.shape;
+  q := known.queue;
   if shape is null then
     shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
       submit.model, submit.selector, submit.tolerates);
+    select x.* into q from gangq.queues_table x where x.name = submit.queue;  -- It may have been made only now.
   end if;
-  q := known.queue;
   -- Asked here before the function that refuses is called: that costs as much as the insert.
   if q.draining or strpos(q.name, '.') > 0 or (submit.priority between -1000 and 1000) is not true
     or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0

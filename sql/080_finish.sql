@@ -240,8 +240,8 @@ begin
     end loop;
   end if;
   if look.waited_for or (look.gang_ids <> '{}' and exists (select 1 from gangq.live_gangs g where g.state = 'blocked')) then
-    -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. A caller's own
-    -- transaction may last, and nobody keeps quiet for its sake.
+    -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
+    -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
     if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
       perform gangq.wake_tick(true);
     end if;
@@ -287,8 +287,9 @@ declare
   finished record;
   taken bigint[];
 begin
+  -- A caller whose transaction has written something may be about to write more.
   finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results,
-    complete_and_claim.strict, true);
+    complete_and_claim.strict, pg_current_xact_id_if_assigned() is null);
   taken := gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false);
   foreach job_id in array finished.done loop

@@ -315,10 +315,11 @@ class Worker:
                 session.work.wait(claims.wait_s)
                 continue
             waiting.extend(jobs)
-            while waiting:
+            settled = False
+            while waiting or not settled:  # A drain may take away what a call under way has just brought.
                 self._run_waiting(inline, commands, reporter)
                 inline.rest()
-                reporter.settle()
+                settled = reporter.settle()
 
     def _serve_commands(
         self, session: Session, claims: ClaimSource, commands: CommandRunner, reporter: Reporter

@@ -116,9 +116,9 @@ class Reporter:
         """Report everything that is done, now, in one call; returns once it was answered."""
         self._flush(None)
 
-    def settle(self) -> None:
-        """The same, unless the call under way brings :attr:`more` to run: the thread then reports the rest."""
-        self._flush(None, self.more)
+    def settle(self) -> bool:
+        """The same, unless the call under way brings :attr:`more` to run: the thread then reports the rest. False then."""
+        return self._flush(None, self.more)
 
     def arrived(self) -> None:
         """A claim that went :attr:`ahead` has brought jobs: who waits need not wait for the rest of the call."""
