@@ -117,7 +117,7 @@ class Reporter:
         self._flush(None)
 
     def settle(self) -> bool:
-        """The same, unless the call under way brings :attr:`more` to run: the thread then reports the rest. False then."""
+        """The same, unless the call under way brings :attr:`more` to run. False then: the thread reports the rest."""
         return self._flush(None, self.more)
 
     def arrived(self) -> None:
