@@ -912,9 +912,11 @@ begin
   join gangq.live_jobs j on j.gang_id = g.id and gangq.in_epoch(j, g)
   cross join lateral (select coalesce(j.epoch_rank, j.rank) as rank) n
   join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
-  left join gangq.incarnations i on i.id = j.incarnation
+  -- Who is done already still has its place, for those who ask later.
+  left join gangq.incarnations i on i.id = case j.state when 'done' then j.ran_on else j.incarnation end
   left join lateral (
-    select min(coalesce(z.epoch_rank, z.rank)) as first_rank from gangq.live_jobs z join gangq.incarnations k on k.id = z.incarnation
+    select min(coalesce(z.epoch_rank, z.rank)) as first_rank
+    from gangq.live_jobs z join gangq.incarnations k on k.id = case z.state when 'done' then z.ran_on else z.incarnation end
     where z.gang_id = g.id and k.host = i.host and gangq.in_epoch(z, g)) f on true
   where g.id = mine.gang_id
   order by n.rank;

@@ -389,6 +389,18 @@ def test_no_member_may_begin_before_the_last_has_claimed(q: Q, dsn: str) -> None
     assert gang.state == "running"
 
 
+def test_who_asks_at_the_barrier_late_is_told_the_same_although_others_are_done(q: Q) -> None:
+    gang = q.submit_gang(3)
+    workers = [q.worker("a1", "hosta"), q.worker("a2", "hosta"), q.worker("b1", "hostb")]
+    q.tick()
+    claims = gang.claimed_by(*workers)
+    before = claims[1].barrier()
+    assert {row["worker"] for row in before} == {"a1", "a2", "b1"}
+    claims[0].complete()
+    claims[2].complete()
+    assert claims[1].barrier() == before
+
+
 def test_the_barrier_tells_who_is_who(q: Q) -> None:
     gang = q.submit_gang(3)
     q.worker("a", host="h1", address="10.0.0.1", slots=2)
