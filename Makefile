@@ -17,7 +17,7 @@ help:
 	@echo "make test        every test, on real PostgreSQL"
 	@echo "make test-servers what is about SQL, all of it on every PostgreSQL found"
 	@echo "make soak        the long proofs"
-	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: under five minutes)"
+	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: one small round)"
 	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
