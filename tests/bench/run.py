@@ -71,9 +71,7 @@ _RESULTS = Path(__file__).parents[2] / "bench-results"
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of smaller counts"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round of smaller counts")
     parser.add_argument("--rounds", type=int, help="how often everything is repeated [3; 1 with --quick]")
     names = [*dict.fromkeys(m.name for m in MEASURES), *NAMES]
     parser.add_argument(
