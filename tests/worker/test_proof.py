@@ -134,6 +134,10 @@ def test_what_is_left_of_a_recorded_process_group_is_found_and_killed(run: Run, 
     identity = process_identity(leader.pid)
     leader.stdin.close()
     leader.wait()
+    # On a busy machine the shell may have forked and not yet become what it starts.
+    until = time.monotonic() + 10
+    while Path(f"/proc/{orphan}/comm").read_text() != "sleep\n" and time.monotonic() < until:
+        time.sleep(0.01)
     assert [(s.pid, s.why, s.name) for s in survivors(mark, [identity])] == [(orphan, "group", "sleep")]
     evidence = confirm_gone(mark, [identity], host=HostIdentity.here(), kill=True)
     assert evidence.proves_death
