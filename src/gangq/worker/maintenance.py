@@ -1,7 +1,7 @@
 """Offering to run the tick.
 
 Nobody is *the* scheduler: every worker has this thread, and the database lets one at a time do the work. It
-runs beside handlers, claims and heartbeats, on a connection of the pool for one bounded call at a time.
+runs beside handlers, on the connection that claims and heartbeats use too, for one bounded call at a time.
 """
 
 from __future__ import annotations

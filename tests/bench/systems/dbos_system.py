@@ -74,7 +74,7 @@ class Dbos(System):
 
     def install(self, dsn: str) -> None:
         _launch(dsn, None)
-        DBOS.destroy(destroy_registry=True)
+        DBOS.destroy()
 
     @contextlib.contextmanager
     def enqueuer(self, dsn: str) -> Enqueuers:
