@@ -28,16 +28,20 @@ comment on function gangq.seen() is 'Internal. What this session knows of the or
 -- the caller's word about finished jobs must not depend on it.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
-) returns bigint[] language plpgsql set search_path = ''
+) returns table (
+  job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
+  priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
+) language plpgsql set search_path = ''
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
+  mine record;
   me gangq.incarnations;
   gang_ids bigint[] := '{}';
   members bigint[];
-  taken bigint[] := '{}';
-  took bigint[];
+  taken bigint[] := '{}';  -- what has been taken and not yet returned
   room record;
   want integer := take.max_jobs;
   open boolean;  -- takes new work; what is reserved here is claimed in any case
@@ -73,8 +77,8 @@ declare
   looked integer[];  -- the shapes whose first job was looked for, and where it was
   firsts bigint[];
   picked bigint[];
+  places tid[];
   last_key bigint;
-  first_token bigint;
   zone bigint;  -- the head lies before a stretch that was seen the end of: it is a returned job, and ends before this key
   moved_shapes integer[] := '{}';
   moved_keys bigint[] := '{}';
@@ -92,12 +96,12 @@ begin
   if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
     perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
   end if;
-  if exists (select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null) then
-    gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
-      and j.state = 'reserved');
-    -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
-    -- sibling's claim may take, then leave the gang for the next call.
-    if patient then
+  if patient then
+    if exists (select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null) then
+      gang_ids := array(select distinct j.gang_id from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null
+        and j.state = 'reserved');
+      -- A gang that somebody holds (an open cancel) must not keep this worker from its other work: wait as long as a
+      -- sibling's claim may take, then leave the gang for the next call.
       begin
         perform set_config('lock_timeout', '200ms', true);
         perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
@@ -107,21 +111,15 @@ begin
         gang_ids := '{}';
       end;
       perform set_config('lock_timeout', '2s', true);
-    else
-      gang_ids := array(select g.id from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update skip locked);
-      members := array(
-        select j.id from gangq.live_jobs j
-        where j.incarnation = take.incarnation and j.state = 'reserved' and j.gang_id = any (gang_ids) order by j.id for update skip locked);
     end if;
-  end if;
-  if patient then
-    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update;
+    select i as row into mine from gangq.incarnations i where i.id = take.incarnation for no key update;
   else
-    select i.* into me from gangq.incarnations i where i.id = take.incarnation for no key update skip locked;
+    select i as row into mine from gangq.incarnations i where i.id = take.incarnation for no key update skip locked;
   end if;
-  if not found or me.ended_at is not null then
+  me := mine.row;
+  if me.id is null or me.ended_at is not null then
     if not patient then
-      return taken;
+      return;
     end if;
     perform gangq.refuse_ended(take.incarnation);
   end if;
@@ -135,25 +133,26 @@ begin
     seen[2] := 0;
   end if;
   -- All that has to be known before the first job is looked at, in one query: each one more costs as much as taking a job.
+  -- What few workers have (devices, members, memory of their own) is only asked for here, and looked at below.
   select exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) as leased,
     exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name))) as cordoned,
     exists (select 1 from gangq.earmarks e where e.incarnation = me.id) as earmarked,
     exists (select 1 from gangq.sleepers z where z.incarnation = me.id) as asleep,
-    case when take.request_id is null then '{}' else array(
-      select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting')
-      order by j.order_key) end as repeated,
-    (select case when max(z.id) <= 32 then array(select y.id from gangq.shapes y where y.id <= 32) end from gangq.shapes z) as all_shapes,
+    exists (select 1 from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair') as watched,
+    exists (select 1 from gangq.device_registry r where r.offered_by = me.id) as equipped,
+    exists (select 1 from gangq.live_jobs j where j.incarnation = me.id and j.token is null) as reserved,
+    array(select z.id from gangq.shapes z order by z.id limit 33) as all_shapes,
     (select p.last_value from gangq.positions p) as last_pos,
-    q.paused, q.limited, q.fair, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams, f.first_token
+    h.held, h.plain, h.repeated,
+    me.slots as slots, 0 as plain_room, me.memory_mb as memory_mb, me.cpus as cpus, '{}'::bigint[] as device_ids, '{}'::integer[] as vrams
   into room
-  from gangq.free_capacity(array[me.id], seen[2]) f cross join (
-    select array_agg(x.name) filter (where x.paused) as paused, array_agg(x.name) filter (where x.limited) as limited,
-      array_agg(x.name) filter (where x.policy = 'fair') as fair
-    from gangq.queues_table x where x.paused or x.limited or x.policy = 'fair') q;
+  from (
+    select count(*) as held, count(*) filter (where s.plain and j.gang_id is null) as plain,
+      bool_or(j.request_id = take.request_id) as repeated
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.incarnation = me.id and j.token >= seen[2]) h;
   if not room.leased then
     if not patient then
-      return taken;
+      return;
     end if;
     perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
       'Call gangq.heartbeat: if it is accepted, claim again; else register again.');
@@ -165,10 +164,26 @@ begin
     end if;
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
-  if room.repeated <> '{}' then
-    return room.repeated;
+  if room.repeated then
+    return query
+    select c.* from gangq.claimed(array(
+      select j.id from gangq.live_jobs j
+      where j.incarnation = me.id and j.token >= seen[2] and j.request_id = take.request_id and j.state in ('running', 'preempting'))) c;
+    if found then
+      return;
+    end if;
   end if;
 
+  -- Who waits for nobody may lock in any order.
+  if room.reserved and not patient then
+    gang_ids := array(
+      select g.id from gangq.live_gangs g
+      where g.id = any (array(select j.gang_id from gangq.live_jobs j where j.incarnation = me.id and j.token is null and j.state = 'reserved'))
+      order by g.id for update skip locked);
+    members := array(
+      select j.id from gangq.live_jobs j
+      where j.incarnation = me.id and j.state = 'reserved' and j.gang_id = any (gang_ids) order by j.id for update skip locked);
+  end if;
   if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
     with started as (
       update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
@@ -181,7 +196,7 @@ begin
     held as (
       update gangq.device_holds h set token = s.token from started s where h.job_id = s.id
     )
-    select coalesce(array_agg(s.id), '{}'), least(room.first_token, min(s.token)) into taken, room.first_token from started s;
+    select coalesce(array_agg(s.id), '{}') into taken from started s;
     if taken <> '{}' then
       perform gangq.open_barriers(me, gang_ids, taken, take.ports, t);
     end if;
@@ -190,16 +205,19 @@ begin
 
   open := me.state = 'live' and me.quarantined is null and not room.cordoned;
   if want > 0 and open then
-    if room.first_token is not null then
-      seen[2] := room.first_token;
-    end if;
     oldest_xid := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     if at_ms not between seen[4] and seen[4] + 60000 or cardinality(seen) > 4 + 7 * 16 then
       seen := seen[1:2] || array[my_xid, at_ms];
     end if;
     seen[3] := my_xid;
     settles := cardinality(seen) = 4;
-    for e in 5 .. cardinality(seen) - 6 by 7 loop
+    if cardinality(seen) = 11 and seen[9] = 0 then
+      -- The most common case, for a tenth of the price: one shape, one priority, nothing to settle.
+      known := array[seen[5]];
+      stretch_shapes := array[seen[5], seen[5]];
+      stretch_from := array[0, seen[7]];
+      stretch_to := array[seen[6] << 50, 9223372036854775807];
+    else for e in 5 .. cardinality(seen) - 6 by 7 loop
       settles := settles or seen[e + 4] <> 0;
       if seen[e] <> all (known) then
         known := known || seen[e]::integer;
@@ -220,19 +238,32 @@ begin
       stretch_shapes := stretch_shapes || seen[e]::integer;
       stretch_from := stretch_from || begins;
       stretch_to := stretch_to || case when e + 7 < cardinality(seen) and seen[e + 7] = seen[e] then seen[e + 8] << 50 else 9223372036854775807 end;
-    end loop;
+    end loop; end if;
     if room.earmarked then
       marks := gangq.marks_now(me.id, t);
     end if;
-    paused := room.paused;
-    limited := room.limited;
-    fair := room.fair;
+    if room.reserved or room.held > room.plain then
+      select me.slots - h.whole - ceil(h.plain::numeric / me.prefetch), (me.slots - h.whole) * me.prefetch - h.plain,
+        me.memory_mb - h.memory_mb, me.cpus - h.cpus
+      into room.slots, room.plain_room, room.memory_mb, room.cpus from gangq.holdings(me.id, seen[2]) h;
+    else
+      room.slots := me.slots - ceil(room.plain::real / me.prefetch);
+      room.plain_room := me.slots * me.prefetch - room.plain;
+    end if;
+    if room.watched then
+      select array_agg(x.name) filter (where x.paused), array_agg(x.name) filter (where x.limited),
+        array_agg(x.name) filter (where x.policy = 'fair') into paused, limited, fair
+      from gangq.queues_table x where x.paused or x.limited or x.policy = 'fair';
+    end if;
+    if room.equipped then
+      select d.ids, d.vrams into room.device_ids, room.vrams from gangq.free_devices(me.id) d;
+    end if;
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
     -- are only a few shapes in all, nothing is hopped over.
     candidates := room.all_shapes;
-    if candidates is null then
+    if cardinality(candidates) > 32 then
       candidates := gangq.shapes_waiting(known);
     end if;
     select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
@@ -295,7 +326,7 @@ begin
         cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb,
           room.cpus, room.vrams, room.device_ids, t) o;
       end if;
-      if cardinality(shape_ids) = 1 and taken = '{}' and marks is null and limits is null then
+      if cardinality(shape_ids) = 1 and want = take.max_jobs and marks is null and limits is null then
         -- It has just been seen to fit.
         select z as shape, 1::bigint as n, z.id, keys[1] as key, null::bigint as next_key into heads from gangq.shapes z where z.id = shape_ids[1] and keys[1] is not null;
       else
@@ -379,51 +410,70 @@ begin
           end if;
         end loop;
       end if;
-      picked := null;
-      if zone is not null then
-        bound := least(bound, zone);
-        picked := array(
-          select z.id from gangq.live_jobs z
-          where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
-            and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked);
-      end if;
-      with started as (
-        update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
-          claimed_at = t, due_at = null, request_id = take.request_id
-        where j.id = any (case when picked is not null then picked else array(
-          select z.id from gangq.live_jobs z
+      if zone is null then
+        select array_agg(p.id), array_agg(p.ctid), max(p.order_key) into picked, places, last_key
+        from (
+          select z.id, z.ctid, z.order_key from gangq.live_jobs z
           where z.shape_id = heads.id and z.state = 'pending' and z.order_key >= heads.key and z.order_key < bound
             and (full_submitters is null or z.submitter <> all (full_submitters))
-          order by z.order_key limit n for update skip locked) end)
-        returning j.id, j.order_key, j.token
-      )
-      select array_agg(st.id), max(st.order_key), least(min(st.token), first_token) into took, last_key, first_token from started st;
-      if took is not null and zone is null and marks is null and limits is null then
-        moved_shapes := moved_shapes || heads.id;
-        moved_keys := moved_keys || (last_key + 1);
+          order by z.order_key limit n for update skip locked) p;
+        if picked is not null and marks is null and limits is null then
+          moved_shapes := moved_shapes || heads.id;
+          moved_keys := moved_keys || (last_key + 1);
+        end if;
+      else
+        bound := least(bound, zone);
+        select array_agg(p.id), array_agg(p.ctid), max(p.order_key) into picked, places, last_key
+        from (
+          select z.id, z.ctid, z.order_key from gangq.live_jobs z
+          where z.shape_id = heads.id and z.state = 'pending' and z.returned and z.order_key >= heads.key and z.order_key < bound
+            and (full_submitters is null or z.submitter <> all (full_submitters))
+          order by z.order_key limit n for update skip locked) p;
       end if;
-      want := want - coalesce(cardinality(took), 0);
-      if took is not null then
-        taken := taken || took;
+      if picked is not null then
+        want := want - cardinality(picked);
+        if s.plain and used is null and take.model is null then
+          -- Taken in the order of their keys: they come out of this one statement, with all that the worker has to know.
+          if taken <> '{}' then
+            return query select c.* from gangq.claimed(taken) c;
+            taken := '{}';
+          end if;
+          return query
+          with started as (
+            update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+              claimed_at = t, due_at = null, request_id = take.request_id
+            where j.ctid = any (places)
+            returning j.id, j.order_key, j.token, j.final_token, j.state, j.payload, j.attempts, j.max_attempts, j.priority, j.budget_s, j.submitted_at
+          )
+          select x.id, x.token, x.state, s.queue, s.task, x.payload, x.attempts::integer, x.max_attempts::integer, x.priority::integer, x.budget_s,
+            null::bigint, null::integer, null::integer, null::integer, null::integer,
+            -- Only who ran before has saved anything.
+            case when x.final_token is not null then (select max(c.step) from gangq.checkpoints c where c.job_id = x.id) end, '[]'::jsonb, x.submitted_at, s.model
+          from started x order by x.order_key;
+        else
+          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+            claimed_at = t, due_at = null, request_id = take.request_id
+          where j.ctid = any (places);
+          taken := taken || picked;
+        end if;
         if used is not null then
           used := used || coalesce((
             select jsonb_agg(jsonb_build_object('queue', c.name, 'submitter', j.submitter, 'jobs', j.jobs, 'gpus', j.jobs * s.gpus,
               'memory_mb', j.jobs * s.memory_mb, 'cpus', j.jobs * s.cpus))
             from unnest(counted) as c(name)
-            cross join (select x.submitter, count(*) as jobs from gangq.live_jobs x where x.id = any (took) group by x.submitter) j
+            cross join (select x.submitter, count(*) as jobs from gangq.live_jobs x where x.id = any (picked) group by x.submitter) j
             where gangq.below(s.queue, array[c.name])), '[]');
         end if;
         if s.plain then
-          room.plain_room := room.plain_room - cardinality(took);
-          room.slots := room.slots - ceil(cardinality(took)::numeric / me.prefetch);
+          room.plain_room := room.plain_room - cardinality(picked);
+          room.slots := room.slots - ceil(cardinality(picked)::numeric / me.prefetch);
         else
           room.plain_room := room.plain_room - me.prefetch;
           room.slots := room.slots - 1;
           room.memory_mb := room.memory_mb - s.memory_mb;
           room.cpus := room.cpus - s.cpus;
           if s.gpus > 0 then
-            perform gangq.hold_devices(took[1], s, room.device_ids, room.vrams, t);
+            perform gangq.hold_devices(picked[1], s, room.device_ids, room.vrams, t);
             select coalesce(array_agg(d.id order by d.n), '{}'), coalesce(array_agg(d.vram order by d.n), '{}')
             into room.device_ids, room.vrams
             from unnest(room.device_ids, room.vrams) with ordinality as d(id, vram, n)
@@ -433,7 +483,7 @@ begin
       end if;
       exit when want <= 0;
       -- Nothing left, or what is left up to the bound is being claimed by somebody else: go on behind it.
-      bound := case when took is null or (s.plain and cardinality(took) < n) then bound else last_key + 1 end;
+      bound := case when picked is null or (s.plain and cardinality(picked) < n) then bound else last_key + 1 end;
       if heads.id = any (known) then
         keys[heads.n] := least(
           (select j.order_key from gangq.live_jobs j
@@ -449,10 +499,7 @@ begin
           where j.shape_id = heads.id and j.state = 'pending' and j.order_key >= bound order by j.order_key limit 1);
       end if;
     end loop;
-    if room.first_token is null and first_token is not null then
-      seen[2] := first_token;
-    end if;
-    if taken = '{}' and ahead then
+    if want = take.max_jobs and ahead then
       for e in 5 .. cardinality(seen) - 6 by 7 loop
         seen[e + 6] := 0;
       end loop;
@@ -466,14 +513,20 @@ begin
       settles := settles or e > cardinality(seen);
     end loop;
     if settles then
+      seen[2] := coalesce(
+        (select j.token from gangq.live_jobs j where j.incarnation = me.id and j.token >= seen[2] order by j.token limit 1), seen[2]);
       marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
     end if;
-    if taken = '{}' and ahead then
-      return gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient);
+    if want = take.max_jobs and ahead then
+      return query select c.* from gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient) c;
+      return;
     end if;
   end if;
 
-  if taken = '{}' then
+  if taken <> '{}' then
+    return query select c.* from gangq.claimed(taken) c;
+  end if;
+  if want = take.max_jobs then
     if take.sleep and open then
       -- Who is being roused by an open transaction is told when that commits; it is not waited for.
       insert into gangq.sleepers as z (incarnation, queues, since)
@@ -484,10 +537,9 @@ begin
     delete from gangq.sleepers z where z.incarnation = any (array(
       select y.incarnation from gangq.sleepers y where y.incarnation = me.id for update skip locked));
   end if;
-  return taken;
 end $$;
 comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean) is
-  'Internal. Claims for a worker and returns the ids. patient false: without waiting for anybody, after a completion in the '
+  'Internal. Claims for a worker: see claim. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
 
 create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable set search_path = '' as $$
@@ -603,13 +655,8 @@ create function gangq.claim(
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
 ) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-declare
-  taken bigint[];
 begin
-  taken := gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true);
-  if taken <> '{}' then
-    return query select * from gangq.claimed(taken);
-  end if;
+  return query select c.* from gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true) c;
 end $$;
 comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text) is
   'A worker takes work: first its members of reserved gangs, then up to max_jobs solo jobs that fit its free capacity, '

@@ -6,17 +6,17 @@
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set gangq.leaving = 'with history' as $$
 declare
   left_ids bigint[];
+  lowest bigint;
+  highest bigint;
   ran integer[];
   runs double precision[];
   held boolean;
   behind record;  -- what these jobs left behind
   at_once boolean := current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
-  marker text;
 begin
-  marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
     select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result) order by l.id
@@ -43,14 +43,13 @@ begin
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
-  select array_agg(g.id), bool_or(g.gpus > 0),
+  select array_agg(g.id), min(g.id), max(g.id), bool_or(g.gpus > 0),
     array_agg(g.shape_id) filter (where g.learned), array_agg(extract(epoch from coalesce(g.finished_at, leave.t) - g.claimed_at)) filter (where g.learned)
-  into left_ids, held, ran, runs
+  into left_ids, lowest, highest, held, ran, runs
   from (
     select x.id, x.gpus, x.shape_id, x.finished_at, x.claimed_at,
       (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
     from gone x) g;
-  marker := set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
   end if;
@@ -61,11 +60,11 @@ begin
   if held then
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- Most jobs leave nothing of these: one look costs less than four writes that find nothing.
-  select exists (select 1 from gangq.progress p where p.job_id = any (left_ids)) as progress,
-    exists (select 1 from gangq.checkpoints c where c.job_id = any (left_ids)) as checkpoints,
-    exists (select 1 from gangq.dependencies d where d.job_id = any (left_ids)) as dependencies,
-    exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) as dependents
+  -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than four writes that find nothing.
+  select exists (select 1 from gangq.progress p where p.job_id between lowest and highest) as progress,
+    exists (select 1 from gangq.checkpoints c where c.job_id between lowest and highest) as checkpoints,
+    exists (select 1 from gangq.dependencies d where d.job_id between lowest and highest) as dependencies,
+    exists (select 1 from gangq.dependencies d where d.on_job_id between lowest and highest) as dependents
   into behind;
   if behind.progress then
     delete from gangq.progress p where p.job_id = any (left_ids);
@@ -77,11 +76,13 @@ begin
     delete from gangq.checkpoints c where c.job_id = any (left_ids);
   end if;
   if behind.dependents then
-    perform gangq.settle(left_ids);
-    insert into gangq.unsettled (job_id)
-    select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (left_ids) and d.outcome is null
-    on conflict do nothing;
-    perform gangq.wake_tick(true);
+    if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
+      perform gangq.settle(left_ids);
+      insert into gangq.unsettled (job_id)
+      select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (left_ids) and d.outcome is null
+      on conflict do nothing;
+      perform gangq.wake_tick(true);
+    end if;
   end if;
   -- In a caller's REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
   if not at_once then
@@ -239,7 +240,10 @@ begin
       outcomes := outcomes || outcome;
     end loop;
   end if;
-  if look.waited_for or (look.gang_ids <> '{}' and exists (select 1 from gangq.live_gangs g where g.state = 'blocked')) then
+  if look.gang_ids <> '{}' and not look.waited_for then
+    look.waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
+  end if;
+  if look.waited_for then
     -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
     -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
     if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
@@ -285,13 +289,10 @@ create function gangq.complete_and_claim(
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   finished record;
-  taken bigint[];
 begin
   -- A caller whose transaction has written something may be about to write more.
   finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results,
     complete_and_claim.strict, pg_current_xact_id_if_assigned() is null);
-  taken := gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
-    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false);
   foreach job_id in array finished.done loop
     outcome := 'done';
     return next;
@@ -301,9 +302,9 @@ begin
     outcome := finished.outcomes[n];
     return next;
   end loop;
-  if taken <> '{}' then
-    return query select 'claimed', c.* from gangq.claimed(taken) c;
-  end if;
+  return query
+  select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
+    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false) c;
 end $$;
 comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text) is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
