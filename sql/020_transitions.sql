@@ -78,6 +78,11 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
 -- anew for every statement; everything else is asked here.
 create function gangq.check_transition() returns trigger language plpgsql set search_path = '' as $$
 begin
+  if new.attempts < 0 or new.priority not between -1000 and 1000 or (new.gang_id is null) <> (new.rank is null) then
+    perform gangq.refuse('23514', format('job %s would have attempts %s, priority %s, gang %s and rank %s', new.id, new.attempts, new.priority,
+      coalesce(new.gang_id::text, 'null'), coalesce(new.rank::text, 'null')),
+      'Attempts are not negative, a priority is -1000 to 1000, and a gang''s members have ranks, nobody else has.');
+  end if;
   if tg_op = 'INSERT' then
     if new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked']) then
       perform gangq.refuse_transition(new.id, 'nothing', new.state);
@@ -100,8 +105,8 @@ begin
   return new;
 end $$;
 comment on function gangq.check_transition() is
-  'Internal. Trigger: refuses a change of state that gangq.transitions does not list, and marks a job that is pending in a '
-  'place which claims may have passed.';
+  'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers that no job has, and marks '
+  'a job that is pending in a place which claims may have passed.';
 
 create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void language plpgsql set search_path = '' as $$
 begin
@@ -111,10 +116,14 @@ end $$;
 comment on function gangq.refuse_transition(bigint, text, text) is 'Internal. Raises GQ004 for a change of state that is not legal.';
 
 create trigger live_jobs_birth before insert on gangq.live_jobs for each row
-when (new.state <> 'pending') execute function gangq.check_transition();
+when (new.state <> 'pending' or new.priority not between -1000 and 1000) execute function gangq.check_transition();
 
 create trigger live_jobs_transition before update of state, order_key, shape_id on gangq.live_jobs for each row
-when (old.state <> 'pending' or new.state <> 'running') execute function gangq.check_transition();
+when (old.state <> 'pending' or new.state <> 'running' or new.attempts < 1) execute function gangq.check_transition();
+
+-- Neither a submission nor a claim changes these.
+create trigger live_jobs_numbers before update of priority, gang_id, rank on gangq.live_jobs for each row
+execute function gangq.check_transition();
 
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
 -- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.

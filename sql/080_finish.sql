@@ -6,7 +6,7 @@
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
 ) returns bigint[] language plpgsql set search_path = ''
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set gangq.leaving = 'with history' as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
   lowest bigint;
@@ -16,7 +16,9 @@ declare
   held boolean;
   behind record;  -- what these jobs left behind
   at_once boolean := current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
+  marker text;
 begin
+  marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
     select l.id, l.token, l.result from unnest(leave.ids, leave.tokens, leave.results) as l(id, token, result) order by l.id
@@ -50,6 +52,7 @@ begin
     select x.id, x.gpus, x.shape_id, x.finished_at, x.claimed_at,
       (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
     from gone x) g;
+  marker := set_config('gangq.leaving', '', true);
   if left_ids is null then
     return '{}';
   end if;

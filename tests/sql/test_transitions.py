@@ -55,7 +55,7 @@ FITTING: dict[str, dict[str, Any]] = {
 }
 
 
-def insert(q: Q, state: str) -> None:
+def insert(q: Q, state: str, **other: Any) -> None:
     columns = {
         "id": 1,
         "order_key": 0,
@@ -69,6 +69,7 @@ def insert(q: Q, state: str) -> None:
         "state": state,
         **NOTHING,
         **FITTING[state],
+        **other,
     }
     names = ", ".join(columns)
     q.sql(
@@ -183,6 +184,28 @@ def test_state_and_columns_are_tied_by_a_check(q: Q, state: str) -> None:
                 with pytest.raises(psycopg.errors.CheckViolation):
                     with q.db.transaction():
                         q.sql(f"update gangq.live_jobs set {column} = 7")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "attempts = -1, state = 'running', token = 1, incarnation = 1, claimed_at = now()",
+        "priority = 1001",
+        "priority = -1001, state = 'running', token = 1, incarnation = 1, claimed_at = now()",
+        "rank = 0",
+    ],
+)
+def test_numbers_that_no_job_has_are_refused(q: Q, change: str) -> None:
+    q.submit()
+    with pytest.raises(psycopg.errors.CheckViolation, match="would have"):
+        q.sql(f"update gangq.live_jobs set {change}")
+
+
+@pytest.mark.parametrize("column", ["priority", "rank"])
+def test_a_job_with_such_a_number_is_not_born(q: Q, column: str) -> None:
+    state, columns = ("blocked", {"rank": None}) if column == "rank" else ("pending", {"priority": 1001})
+    with pytest.raises(psycopg.errors.CheckViolation):
+        insert(q, state, **columns)
 
 
 def test_a_job_deleted_without_its_history_row_is_refused(q: Q) -> None:

@@ -230,7 +230,7 @@ def test_explain_job_says_why_it_waits_and_sends_members_to_their_gang(q: Q) -> 
 
 
 def test_schema_version_is_a_migrations_name(q: Q) -> None:
-    assert q.one("schema_version").startswith("0005_speed")
+    assert q.one("schema_version").startswith("0006_checks")
 
 
 # Violations are not blind -----------------------------------------------------------------------------------
