@@ -91,9 +91,11 @@ def show(console: Console, machine: dict[str, Any], summaries: list[Summary], ro
         console.print(_timed(timed, rounds))
     if len(timed) < len(summaries):
         console.print(_counted([row for row in summaries if row.measure in counted]))
+    delay = machine["settings"].get("commit_delay")
+    late = f" and {delay} us late" if delay else ""
     console.print(
         f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB; worker and server share "
-        f"them. PostgreSQL {machine['postgresql']}, fsync on, Unix socket. Python {machine['python']}; "
+        f"them. PostgreSQL {machine['postgresql']}, fsync on{late}, Unix socket. Python {machine['python']}; "
         f"{'; '.join(machine['systems'])}.",
         highlight=False,
     )

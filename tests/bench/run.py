@@ -85,9 +85,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--beats-s", type=float, metavar="SECONDS", help="how long a fleet heartbeats [60; 20 with --quick]"
     )
     parser.add_argument(
+        "--flush-us", type=int, default=0, metavar="MICROSECONDS",
+        help="wait so long before each flush of the WAL, for all alike: many disks take 500 to 2000",
+    )  # fmt: skip
+    parser.add_argument(
         "--pg", metavar="WHICH", help="PostgreSQL to use: system, wheel, or a major such as 16 [the newest]"
     )
     return parser.parse_args(argv)
+
+
+def settings(flush_us: int, binaries: Binaries) -> dict[str, str]:
+    """Those of the server. The delay is meant for group commits; with no sibling asked for, every flush has it."""
+    slow = {"commit_delay": str(flush_us), "commit_siblings": "0"} if flush_us else {}
+    return {**SETTINGS, **per_job.settings(binaries), **slow}
 
 
 def newest(which: str | None) -> Binaries:
@@ -160,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     failed: list[str] = []
     with (
         Server.temporary(
-            binaries=binaries, settings={**SETTINGS, **per_job.settings(binaries)}, durable=True
+            binaries=binaries, settings=settings(options.flush_us, binaries), durable=True
         ) as server,
         tempfile.TemporaryDirectory(prefix="gangq-bench-") as scratch,
     ):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import measures
 import per_job
+import psycopg
 import pytest
 import run
 from measures import Sizes
 from rich.console import Console
 from systems import Absent, load
+
+from gangq.embedded import Server
 
 TINY = Sizes(
     drain=400, drain_single=20, enqueue_single=20, enqueue_many=200, pickups=10, warm_ups=1,
@@ -87,6 +91,16 @@ def test_a_measurement_that_fails_is_said_and_the_others_are_taken(
     assert run.main(["--quick", "--json", str(path), "--only", "gangq", "floor", "enqueue"]) == 1
     assert {row["system"] for row in json.loads(path.read_text())["summary"]} == {"gangq"}
     assert "not [today]" in capsys.readouterr().out
+
+
+def test_a_slow_disk_is_one_whose_every_flush_waits() -> None:
+    binaries = run.newest(None)
+    with Server.temporary(binaries=binaries, settings=run.settings(20_000, binaries), durable=True) as server:
+        with psycopg.connect(server.create_database("slow"), autocommit=True) as connection:
+            connection.execute("create table one (n integer)")
+            began = time.monotonic()
+            connection.execute("insert into one values (1)")
+            assert time.monotonic() - began >= 0.02
 
 
 def test_what_is_named_is_run_and_nothing_else() -> None:
