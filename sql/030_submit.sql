@@ -128,8 +128,9 @@ create function gangq.shape_of(
 ) returns table (id integer) language sql stable as $$
   select s.id from gangq.shapes s
   where s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
-    and s.memory_mb = shape_of.memory_mb and s.cpus = round(shape_of.cpus, 3) and s.labels = shape_of.labels
-    and shape_of.cpus between 0 and 9999999  -- rounded it may be a number that it is not
+    and s.memory_mb = shape_of.memory_mb and s.labels = shape_of.labels
+    -- Out of these bounds it may be rounded to a number that it is not.
+    and s.cpus = case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end
     and s.model is not distinct from shape_of.model and s.avoid is null and s.submitter is null
     and s.selector is not distinct from shape_of.selector and s.tolerates is not distinct from shape_of.tolerates
   order by s.id limit 1
