@@ -778,12 +778,16 @@ def test_the_cursor_of_a_submission_serves_the_next_whatever_its_values_are(dsn:
     assert [found[id] for id in ids] == [*zip(asked, asked, strict=True), (4, 4), (4, 5)]
 
 
-def test_a_connection_keeps_few_cursors_and_none_once_it_is_closed(dsn: str) -> None:
+def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it_is_closed(dsn: str) -> None:
     with Client(dsn, max_size=1) as client:
         options = [{"gpus": 1}, {"priority": 1}, {"memory_mb": 1}, {"cpus": 1}, {"max_trips": 1}]
         for number in range(2 ** len(options)):
             said = {k: v for bit, o in enumerate(options) if number >> bit & 1 for k, v in o.items()}
-            client.submit(task="t", **said)
+            (id,) = client.submit(task="t", **said)
+            job = client.job(id=id)
+            assert {name: getattr(job, name) for name in ("gpus", "priority", "memory_mb")} == {
+                name: said.get(name, 0) for name in ("gpus", "priority", "memory_mb")
+            }
         with client.connection() as connection:
             assert 0 < len(connection._kept) <= 16
     assert connection.closed
