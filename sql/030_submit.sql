@@ -128,8 +128,9 @@ create function gangq.shape_of(
 ) returns table (id integer) language sql stable as $$
   select s.id from gangq.shapes s
   where s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
-    and s.memory_mb = shape_of.memory_mb and s.cpus = round(shape_of.cpus, 3) and s.labels = shape_of.labels
-    and shape_of.cpus between 0 and 9999999  -- rounded it may be a number that it is not
+    and s.memory_mb = shape_of.memory_mb and s.labels = shape_of.labels
+    -- Out of these bounds it may be rounded to a number that it is not.
+    and s.cpus = case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end
     and s.model is not distinct from shape_of.model and s.avoid is null and s.submitter is null
     and s.selector is not distinct from shape_of.selector and s.tolerates is not distinct from shape_of.tolerates
   order by s.id limit 1
@@ -297,80 +298,99 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  known record;
   shape integer;
+  budget real;
+  attempts smallint;
+  crashes smallint;
+  trips smallint;
+  known record;
   q gangq.queues_table;
-  awaited bigint[] := '{}';
-  first_state text;
+  awaited bigint[];
   ids bigint[];
-  job_id bigint;
+  first_state text := 'pending';
   number xid8;
 begin
-  if coalesce(cardinality(submit.payloads), 0) = 0 then
-    perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
+  -- Most submissions ask for nothing that needs a closer look: for them this finds all there is to know.
+  if submit.priority between -1000 and 1000 and submit.wake in ('commit', 'sleepers', 'never')
+    and cardinality(submit.payloads) > 0 and cardinality(submit.after) = 0
+    and num_nonnulls(submit.due_at, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips, submit.selector, submit.tolerates) = 0 then
+    select (
+        select z.id from gangq.shape_of(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
+          submit.model, null, null) z),
+      coalesce((select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), x.budget_s),
+      x.max_attempts, x.max_crashes, x.max_trips
+    into shape, budget, attempts, crashes, trips
+    from gangq.queues_table x
+    where x.name = submit.queue and strpos(x.name, '.') = 0 and not (x.draining or x.limited) and x.policy <> 'fair'
+      and pg_column_size(submit.payloads) <= x.max_payload_bytes;
   end if;
-  if not isfinite(submit.due_at) then
-    perform gangq.refuse('GQ001', format('due_at is %s', submit.due_at), 'It is a moment in time, or null for at once.');
-  end if;
-  if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
-    perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
-  end if;
-  select x as queue, z.id as shape, ts.budget_s into known
-  from gangq.queues_table x left join gangq.task_settings ts on ts.task = submit.task
-  left join lateral gangq.shape_of(x.name, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels, submit.model,
-    null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
-  where x.name = submit.queue;
-  shape := known.shape;
-  q := known.queue;
   if shape is null then
-    shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
-      submit.model, submit.selector, submit.tolerates);
-    select x.* into q from gangq.queues_table x where x.name = submit.queue;  -- It may have been made only now.
+    if coalesce(cardinality(submit.payloads), 0) = 0 then
+      perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
+    end if;
+    if not isfinite(submit.due_at) then
+      perform gangq.refuse('GQ001', format('due_at is %s', submit.due_at), 'It is a moment in time, or null for at once.');
+    end if;
+    if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
+      perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
+    end if;
+    select x as queue, z.id as shape, ts.budget_s into known
+    from gangq.queues_table x left join gangq.task_settings ts on ts.task = submit.task
+    left join lateral gangq.shape_of(x.name, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels, submit.model,
+      null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
+    where x.name = submit.queue;
+    shape := known.shape;
+    q := known.queue;
+    if shape is null then
+      shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
+        submit.model, submit.selector, submit.tolerates);
+      select x.* into q from gangq.queues_table x where x.name = submit.queue;  -- It may have been made only now.
+    end if;
+    -- Asked here before the function that refuses is called: that costs as much as the insert.
+    if q.draining or strpos(q.name, '.') > 0 or (submit.priority between -1000 and 1000) is not true
+      or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0
+      or pg_column_size(submit.payloads) > q.max_payload_bytes then
+      q := gangq.check_submission(q, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
+    end if;
+    if q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
+      shape := gangq.shape_for(shape, gangq.caller());
+      perform gangq.check_limits(submit.queue, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
+    end if;
+    if submit.after <> '{}' then
+      awaited := gangq.await(submit.after);
+    end if;
+    if awaited <> '{}' then
+      first_state := 'waiting';
+      ids := array(select nextval('gangq.job_ids'::regclass) from unnest(submit.payloads));
+    elsif submit.due_at > t then
+      first_state := 'scheduled';
+    end if;
+    budget := coalesce(submit.budget_s, known.budget_s, q.budget_s);
+    attempts := coalesce(submit.max_attempts, q.max_attempts);
+    crashes := coalesce(submit.max_crashes, q.max_crashes);
+    trips := coalesce(submit.max_trips, q.max_trips);
   end if;
-  -- Asked here before the function that refuses is called: that costs as much as the insert.
-  if q.draining or strpos(q.name, '.') > 0 or (submit.priority between -1000 and 1000) is not true
-    or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0
-    or pg_column_size(submit.payloads) > q.max_payload_bytes then
-    q := gangq.check_submission(q, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
-  end if;
-  if q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
-    shape := gangq.shape_for(shape, gangq.caller());
-    perform gangq.check_limits(submit.queue, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
-  end if;
-  if submit.after <> '{}' then
-    awaited := gangq.await(submit.after);
-  end if;
-  first_state := case
-    when awaited <> '{}' then 'waiting'
-    when submit.due_at > t then 'scheduled'
-    else 'pending'
-  end;
   number := pg_current_xact_id();  -- Places are drawn by transactions that have their number already: see gangq.seen.
-  with born as (
-    insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
-      max_attempts, max_crashes, max_trips, state, submitter, payload)
-    select nextval('gangq.job_ids'::regclass), gangq.order_key(submit.priority, gangq.next_pos()), t, submit.due_at,
-      shape, coalesce(submit.budget_s, known.budget_s, q.budget_s), cardinality(awaited), submit.priority,
-      coalesce(submit.max_attempts, q.max_attempts), coalesce(submit.max_crashes, q.max_crashes),
-      coalesce(submit.max_trips, q.max_trips), first_state, gangq.caller(), p.payload
-    from unnest(submit.payloads) as p(payload)
-    returning id
-  )
-  select array_agg(b.id) into ids from born b;
+  return query
+  insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
+    max_attempts, max_crashes, max_trips, state, submitter, payload)
+  select coalesce(ids[p.n], nextval('gangq.job_ids'::regclass)), gangq.order_key(submit.priority, gangq.next_pos()), t, submit.due_at,
+    shape, budget, coalesce(cardinality(awaited), 0), submit.priority, attempts, crashes, trips, first_state, gangq.caller(), p.payload
+  from unnest(submit.payloads) with ordinality as p(payload, n)
+  returning id;
   if awaited <> '{}' then
     insert into gangq.dependencies (job_id, on_job_id)
     select i.id, a.id from unnest(ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
-  elsif first_state = 'pending' and (submit.wake = 'commit' or submit.wake = 'sleepers'
-    and exists (select 1 from gangq.sleepers z where z.queues @> array[submit.queue])) then
-    perform gangq.wake_sleepers(submit.queue, cardinality(ids), submit.wake);
+  elsif first_state = 'pending' then
+    if submit.wake = 'commit' or submit.wake = 'sleepers'
+      and exists (select 1 from gangq.sleepers z where z.queues @> array[submit.queue]) then
+      perform gangq.wake_sleepers(submit.queue, cardinality(submit.payloads), submit.wake);
+    end if;
   elsif first_state = 'scheduled' and submit.wake <> 'never'
     and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
     -- It may be due before anybody ticks again.
     perform gangq.wake_tick(true);
   end if;
-  foreach job_id in array ids loop
-    return next job_id;
-  end loop;
 end $$;
 comment on function gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]) is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a transaction they appear '

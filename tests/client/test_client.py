@@ -104,6 +104,27 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
     assert checked >= 34
 
 
+def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_says(
+    db: psycopg.Connection[Any],
+) -> None:
+    theirs = {
+        row["name"]: db.execute(f"select {row['expression']} as value").fetchone()["value"]
+        for row in db.execute(
+            "select proargnames[n] as name, pg_get_function_arg_default(oid, n) as expression "
+            "from pg_proc cross join generate_series(1, pronargs) as n where oid = 'gangq.submit'::regproc"
+        ).fetchall()
+        if row["expression"] is not None
+    }
+    parameters = inspect.signature(calls.submit).parameters.values()
+    ours = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
+    assert calls.submit(task="t", **ours).params.keys() == {"task", "wake"}
+    assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == {
+        name: theirs[name] for name in ours
+    }
+    other = {name: "other" if name == "queue" else [{}, {}] if name == "payloads" else 1 for name in ours}
+    assert calls.submit(task="t", **other).params.keys() == {"task", "wake", *ours}
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -742,6 +763,35 @@ def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client
         ).fetchone()
         assert found == ([], [], {}, None, [1])
         assert found[0] is not found[1]
+
+
+def test_the_cursor_of_a_submission_serves_the_next_whatever_its_values_are(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        asked: list[float] = [1, 0.5, 2, 0.25, 3]
+        (ids,) = zip(
+            *[client.submit(task="t", cpus=cpus, payloads=[{"n": cpus}]) for cpus in asked], strict=True
+        )
+        with pytest.raises(InvalidInput, match="cpus is -1"):
+            client.submit(task="t", cpus=-1, payloads=[{}])
+        ids += tuple(client.submit(task="t", cpus=4, payloads=[{"n": 4}, {"n": 5}]))
+        found = {job.id: (float(job.cpus), job.payload["n"]) for job in client.jobs(ids=ids)}
+    assert [found[id] for id in ids] == [*zip(asked, asked, strict=True), (4, 4), (4, 5)]
+
+
+def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it_is_closed(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        options = [{"gpus": 1}, {"priority": 1}, {"memory_mb": 1}, {"cpus": 1}, {"max_trips": 1}]
+        for number in range(2 ** len(options)):
+            said = {k: v for bit, o in enumerate(options) if number >> bit & 1 for k, v in o.items()}
+            (id,) = client.submit(task="t", **said)
+            job = client.job(id=id)
+            assert {name: getattr(job, name) for name in ("gpus", "priority", "memory_mb")} == {
+                name: said.get(name, 0) for name in ("gpus", "priority", "memory_mb")
+            }
+        with client.connection() as connection:
+            assert 0 < len(connection._kept) <= 16
+    assert connection.closed
+    assert connection._kept == {}
 
 
 def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(

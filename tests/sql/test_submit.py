@@ -82,12 +82,59 @@ def test_jobs_that_need_the_same_share_one_shape(q: Q) -> None:
     ],
 )
 def test_a_bad_submission_is_refused_naming_the_value(q: Q, asked: dict, sqlstate: str, named: str) -> None:
+    known = q.submit()  # What it needs is known then, and only what is bad about it asks for a closer look.
     with refused(sqlstate, named):
         q.submit(**asked)
     if "payloads" not in asked:
         with refused(sqlstate, named):
             q.submit_gang(2, **asked)
-    assert q.sql("select * from gangq.jobs") == []
+    assert [row["id"] for row in q.sql("select id from gangq.jobs")] == [known]
+
+
+def test_what_a_job_asks_for_beyond_its_shape_it_gets_though_its_like_came_before(q: Q) -> None:
+    first = q.submit()
+    assert q.job(q.submit(due_at=datetime.now(timezone.utc) + timedelta(hours=1)))["state"] == "scheduled"
+    for asked in ({"budget_s": 5}, {"max_attempts": 5}, {"max_crashes": 6}, {"max_trips": 7}):
+        (key,) = asked
+        given = q.value(f"select {key} from gangq.live_jobs where id = %(id)s", id=q.submit(**asked))
+        assert given == asked[key]
+    waiting = q.submit(count=2, after=[first])
+    assert [q.job(job)["state"] for job in waiting] == ["waiting", "waiting"]
+    assert q.value("select array_agg(job_id order by job_id) from gangq.dependencies") == waiting
+    q.submit(selector=[{"key": "gpu", "op": "exists"}])
+    q.submit(tolerates=["spot"])
+    assert q.value("select count(distinct shape_id) from gangq.live_jobs") == 3
+    q.submit(task="slow")
+    q.call("set_task", task="slow", budget_s=90)
+    assert q.job(q.submit(task="slow"))["budget_s"] == 90
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"draining": True}, "is draining"),
+        ({"maximum": {"cpus": 1}}, "cpus"),
+        ({"max_payload_bytes": 1}, "payload 1"),
+    ],
+)
+def test_what_a_queue_no_longer_takes_it_does_not_take_though_its_like_came_before(
+    q: Q, setting: dict, named: str
+) -> None:
+    q.call("set_queue", name="a.b")
+    for queue in ("default", "a.b"):
+        q.submit(queue=queue, cpus=2)
+    q.call("set_queue", name="default", **setting)
+    q.call("set_queue", name="a.b" if "max_payload_bytes" in setting else "a", **setting)
+    for queue in ("default", "a.b"):
+        with pytest.raises(psycopg.Error, match=named):
+            q.submit(queue=queue, cpus=2)
+
+
+def test_a_job_of_a_fair_queue_is_its_submitters_though_its_like_came_before(q: Q) -> None:
+    q.submit()
+    q.call("set_queue", name="default", policy="fair")
+    q.submit()
+    assert q.value("select count(distinct shape_id) from gangq.live_jobs") == 2
 
 
 @pytest.mark.parametrize(("known", "asked"), [(0, "-0.0004"), (9999999, "9999999.0004")])
@@ -99,6 +146,7 @@ def test_what_is_refused_is_refused_though_rounded_it_is_known(q: Q, known: int,
 
 
 def test_a_job_due_at_infinity_is_refused_because_no_tick_could_reckon_with_it(q: Q) -> None:
+    q.submit()
     for due_at in ("infinity", "-infinity"):
         with refused(INVALID, "due_at"):
             q.submit(due_at=due_at)
@@ -108,6 +156,7 @@ def test_a_job_due_at_infinity_is_refused_because_no_tick_could_reckon_with_it(q
 
 
 def test_an_unknown_wake_is_refused(q: Q) -> None:
+    q.submit()
     with refused(INVALID, "loudly"):
         q.submit(wake="loudly")
 

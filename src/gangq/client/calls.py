@@ -26,10 +26,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # Not frozen, which makes it cost twice as much: there is one for every call.
 class Query(Generic[R]):
     """One statement to run: `read` makes the result out of the rows, which are dicts unless `factory` (a row
-    factory of psycopg) makes something else of them; `connection` is the caller's own, if any.
+    factory of psycopg) makes something else of them; `connection` is the caller's own, if any. `often`: it is
+    worth keeping a cursor for.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Query(Generic[R]):
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
     first: bool = field(default=False, compare=False)
+    often: bool = field(default=False, compare=False)
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -140,6 +142,15 @@ def _void(name: str, /, **args: object) -> Query[None]:
     return Query(f"gangq.{name}", text, given, lambda _: None)
 
 
+def _firsts(found: list[Any]) -> list[Any]:
+    return [row[0] for row in found]
+
+
+def _unless(value: T, default: T) -> T | None:
+    """`value`, or None where the database has the same default."""
+    return None if value == default else value
+
+
 def _json(value: object | None, what: str) -> str | None:
     return None if value is None else dumps(value, what)
 
@@ -185,6 +196,8 @@ def _texts(values: Sequence[str] | None, what: str) -> list[str] | None:
     return None if values is None else list(values)
 
 
+_ONE_EMPTY: tuple[object, ...] = ({},)
+
 # Work enters ------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +205,7 @@ def submit(
     *,
     task: str,
     queue: str = "default",
-    payloads: Sequence[object] = ({},),
+    payloads: Sequence[object] = _ONE_EMPTY,
     priority: int = 0,
     gpus: int = 0,
     vram_mb: int = 0,
@@ -222,13 +235,14 @@ def submit(
         "submit",
         {
             "task": task,
-            "queue": queue,
-            "payloads": dumps_each(payloads, "payloads"),
-            "priority": priority,
-            "gpus": gpus,
-            "vram_mb": vram_mb,
-            "memory_mb": memory_mb,
-            "cpus": cpus,
+            # What is as the database would have it is not sent: reading it costs both sides more than the job.
+            "queue": _unless(queue, "default"),
+            "payloads": None if payloads is _ONE_EMPTY else dumps_each(payloads, "payloads"),
+            "priority": _unless(priority, 0),
+            "gpus": _unless(gpus, 0),
+            "vram_mb": _unless(vram_mb, 0),
+            "memory_mb": _unless(memory_mb, 0),
+            "cpus": _unless(cpus, 0),
             "labels": _json(labels, "labels"),
             "due_at": _aware(due_at),
             "budget_s": budget_s,
@@ -244,7 +258,7 @@ def submit(
             "wake": "sleepers" if connection is None else "commit",
         },
     )
-    return Query("gangq.submit", text, given, lambda found: [r["submit"] for r in found], connection)
+    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, often=True)
 
 
 def submit_gang(
