@@ -31,7 +31,9 @@ begin
         when 'failed' then j.gang_id is null and j.state = 'running'
         when 'cancelled' then j.gang_id is null and j.state in ('waiting', 'scheduled', 'pending', 'preempting')
         else j.gang_id is not null and j.state in ('done', 'failed', 'cancelled') end
-    returning j.*, l.result as new_result, s.queue, s.gpus
+    returning j.id, j.token, j.final_token, j.gang_id, j.submitted_at, j.claimed_at, j.finished_at, j.incarnation, j.ran_on, j.shape_id,
+      j.rank, j.budget_s, j.priority, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips, j.stops, j.state,
+      j.submitter, j.payload, j.result, j.error, l.result as new_result, s.queue, s.gpus
   ),
   kept as (
     insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at, incarnation, shape_id, rank,
