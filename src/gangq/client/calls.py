@@ -39,6 +39,10 @@ class Query(Generic[R]):
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
     first: bool = field(default=False, compare=False)
+    hot: bool = field(default=False, compare=False)
+    """Said thousands of times a second; its parameters are text, numbers and lists of texts, its rows are read by
+    position: see `gangq.client.sent`.
+    """
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -647,7 +651,7 @@ def heartbeat(
         readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
     )
     # Behind a dozen others, each of which waits two seconds for a locked row, it would come after its lease.
-    return replace(query, first=True)
+    return replace(query, first=True, hot=True)
 
 
 def claim(
@@ -678,7 +682,7 @@ def claim(
         model=model,
     )
     # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
-    return replace(query, first=True)
+    return replace(query, first=True, hot=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -702,7 +706,7 @@ def complete(
 
     `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it.
     """
-    return _rows(
+    query = _rows(
         "complete",
         rows.Outcome,
         connection,
@@ -711,6 +715,7 @@ def complete(
         results=_results(results, job_ids),
         strict=strict,
     )
+    return replace(query, hot=True)
 
 
 def complete_and_claim(
@@ -748,7 +753,7 @@ def complete_and_claim(
             "model": model,
         },
     )
-    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row)
+    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, hot=True)
 
 
 _outcome, _claim = rows.maker(rows.Outcome), rows.maker(rows.Claim)
@@ -926,7 +931,7 @@ def suspect(
         notify=notify,
     )
     # Whoever asks kills the job where he hears nothing for two seconds.
-    return replace(query, first=True)
+    return replace(query, first=True, hot=True)
 
 
 def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:

@@ -17,6 +17,7 @@ import psycopg
 from gangq.client import calls, core
 from gangq.client.calls import Query
 from gangq.client.line import Line
+from gangq.client.sent import Sent, Statements
 from gangq.errors import DatabaseUnreachable, GangqError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class _Pooled(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.used_at = time.time()
+        self.statements: Statements | None = None
         self.add_notice_handler(core.log_warning)
 
 
@@ -146,6 +148,8 @@ class Client:
             pool, lent = self._lend(query.first)
             try:
                 with self.lines.expecting(lent):
+                    if query.hot:
+                        return self._statements(lent).ask(query)
                     return self._run(lent, query)
             except psycopg.Error as e:
                 raise self.target.failed(e, query.name) from e
@@ -156,6 +160,46 @@ class Client:
             return self._run(conn, query)
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
+
+    def send(self, query: Query[R]) -> Sent[R]:
+        """Have a call under way that says :attr:`~gangq.client.calls.Query.hot`; its answer is read later.
+
+        Raises:
+            GangqError: it could not be sent, or nobody knows.
+        """
+        pool, lent = self._lend(query.first)
+        try:
+            self.lines.expect(lent)
+            try:
+                self._statements(lent).send(query)
+            except BaseException:
+                self.lines.answered(lent)
+                raise
+        except BaseException as e:
+            self._take_back(pool, lent)
+            if isinstance(e, psycopg.Error):
+                raise self.target.failed(e, query.name) from e
+            raise
+
+        def give_back() -> None:
+            self.lines.answered(lent)
+            self._take_back(pool, lent)
+
+        sent = Sent(
+            query,
+            self._statements(lent),
+            give_back,
+            lambda problem: self.target.failed(problem, query.name),
+            pool.reading if isinstance(pool, Line) else contextlib.nullcontext,
+        )
+        if isinstance(pool, Line):
+            pool.leave(sent.receive)
+        return sent
+
+    def _statements(self, conn: _Pooled) -> Statements:
+        if conn.statements is None:
+            conn.statements = Statements(conn, self.target.prepare)
+        return conn.statements
 
     @staticmethod
     def _run(conn: psycopg.Connection[Any], query: Query[R]) -> R:

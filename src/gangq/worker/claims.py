@@ -6,8 +6,11 @@ import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
+from gangq.client import calls
+from gangq.client.rows import Claim
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
@@ -15,12 +18,16 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from gangq.client.rows import Claim, Outcome
+    from gangq.client import Client
+    from gangq.client.rows import CompletedAndClaimed, Outcome
+    from gangq.client.sent import Sent
     from gangq.worker.jobs import ActiveJob
 
 log = logging.getLogger("gangq.worker.claims")
 
 _POLL_S = 1.0
+_GANG = 1 + [one.name for one in fields(Claim)].index("gang_id")
+"""Its column in an answer that has the outcome first."""
 
 
 class ClaimSource:
@@ -97,29 +104,52 @@ class ClaimSource:
         """
         if self._request is not None:
             return None
-        self._request, self._most = uuid.uuid4(), most
-        self._keeper.claiming.set()
+        request = self._open(most)
         try:
-            answer = self._session.client.complete_and_claim(
-                incarnation=self._session.incarnation,
-                job_ids=[one.id for one in finished],
-                tokens=[one.token for one in finished],
-                results=[one.result for one in finished],
-                strict=False,
-                request_id=self._request,
-                max_jobs=most,
-                ports=self._ports.offer(),
-                sleep=idle and self._hears(),
-                model=self._session.model,
-            )
+            answer = self._session.client.complete_and_claim(**self._along(finished, idle))
         except GangqError as problem:
-            log.info("not_along", extra={"error": str(problem), "request": str(self._request)})
+            self._not_along(request, problem)
             return None
-        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
         self._asleep = idle and not answer.claims
+        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
         if answer.claims or not idle:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
+
+    def send_along(self, finished: Sequence[ActiveJob], most: int) -> AlongUnderWay | None:
+        """The same amid other jobs, its answer to be read later; None: it could not be sent, or nobody knows."""
+        if self._request is not None:
+            return None
+        request = self._open(most)
+        try:
+            sent = self._session.client.send(calls.complete_and_claim(**self._along(finished, idle=False)))
+        except GangqError as problem:
+            self._not_along(request, problem)
+            return None
+        return AlongUnderWay(self, sent, request, len(finished))
+
+    def _open(self, most: int) -> uuid.UUID:
+        self._request, self._most = uuid.uuid4(), most
+        self._keeper.claiming.set()
+        return self._request
+
+    def _along(self, finished: Sequence[ActiveJob], idle: bool) -> dict[str, Any]:
+        return {
+            "incarnation": self._session.incarnation,
+            "job_ids": [one.id for one in finished],
+            "tokens": [one.token for one in finished],
+            "results": [one.result for one in finished],
+            "strict": False,
+            "request_id": self._request,
+            "max_jobs": self._most,
+            "ports": self._ports.offer(),
+            "sleep": idle and self._hears(),
+            "model": self._session.model,
+        }
+
+    @staticmethod
+    def _not_along(request: uuid.UUID, problem: GangqError) -> None:
+        log.info("not_along", extra={"error": str(problem), "request": str(request)})
 
     @property
     def unsure(self) -> bool:
@@ -151,7 +181,90 @@ class ClaimSource:
             if row.rank == 0 and row.master_port is not None:
                 self._ports.give(row.master_port)
 
+    def _answered(self, request: uuid.UUID, rows: Sequence[Claim] = ()) -> None:
+        """This request is settled; perhaps it was before, and another is open by now."""
+        if self._request == request:
+            self._settle_request(rows)
+
     def settled(self) -> None:
         """What :meth:`take` returned is in the job table now."""
         if self._request is None:
             self._keeper.claiming.clear()
+
+
+class AlongUnderWay:
+    """A report that is under way together with a claim. For one thread at a time."""
+
+    def __init__(self, source: ClaimSource, sent: Sent[CompletedAndClaimed], request: uuid.UUID, jobs: int) -> None:
+        self._source = source
+        self._sent = sent
+        self._request = request
+        self._jobs = jobs
+
+    @property
+    def arrived(self) -> bool:
+        """Whether to :meth:`receive` takes no time."""
+        return self._sent.arrived
+
+    def receive(self) -> bool:
+        """Wait for the answer. Whether it brought jobs and the next call may go before it is :meth:`read`: the ports of
+        members of gangs must not be offered once more.
+        """
+        self._sent.receive()
+        gangs = [] if self._sent.failed else self._sent.column(_GANG, self._jobs)
+        if not gangs or gangs.count(None) != len(gangs):
+            return False
+        self._source._answered(self._request)
+        return True
+
+    def read(self) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
+        """What :meth:`ClaimSource.take_along` returns."""
+        try:
+            answer = self._sent.answer()
+        except GangqError as problem:
+            self._source._not_along(self._request, problem)
+            return None
+        self._source._answered(self._request, answer.claims)
+        return answer.outcomes, answer.claims
+
+
+class ReportUnderWay:
+    """A report that is under way alone."""
+
+    def __init__(self, sent: Sent[list[Outcome]]) -> None:
+        self._sent = sent
+
+    @classmethod
+    def send(cls, client: Client, finished: Sequence[ActiveJob]) -> ReportUnderWay | None:
+        """Report these done; None: it could not be sent, or nobody knows."""
+        try:
+            sent = client.send(
+                calls.complete(
+                    job_ids=[one.id for one in finished],
+                    tokens=[one.token for one in finished],
+                    results=[one.result for one in finished],
+                    strict=False,
+                )
+            )
+        except GangqError as problem:
+            log.info("not_reported", extra={"error": str(problem)})
+            return None
+        return cls(sent)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether to :meth:`receive` takes no time."""
+        return self._sent.arrived
+
+    def receive(self) -> bool:
+        """Wait for the answer, which brings no jobs."""
+        self._sent.receive()
+        return False
+
+    def read(self) -> Sequence[Outcome] | None:
+        """What became of the jobs; None: no answer, or a refusal."""
+        try:
+            return self._sent.answer()
+        except GangqError as problem:
+            log.info("not_reported", extra={"error": str(problem)})
+            return None
