@@ -651,7 +651,7 @@ def heartbeat(
         readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
     )
     # Behind a dozen others, each of which waits two seconds for a locked row, it would come after its lease.
-    return replace(query, first=True, hot=True)
+    return replace(query, first=True)
 
 
 def claim(
@@ -931,7 +931,7 @@ def suspect(
         notify=notify,
     )
     # Whoever asks kills the job where he hears nothing for two seconds.
-    return replace(query, first=True, hot=True)
+    return replace(query, first=True)
 
 
 def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:

@@ -109,9 +109,11 @@ class Statements:
             self._used.pop(query.text, None)
             raise error_from_result(result, encoding=self._encoding)
         with self._reading:
-            self._reader.set_pgresult(result)
+            # Given back, the connection may have been closed meanwhile: then it says nothing about time zones any more.
+            reader = Transformer(self._connection.adapters) if self._connection.closed else self._reader
+            reader.set_pgresult(result)
             # No row factory of a query that is sent looks at the cursor.
-            return query.read(self._reader.load_rows(0, result.ntuples, query.factory(None)))
+            return query.read(reader.load_rows(0, result.ntuples, query.factory(None)))
 
     def _prepared(self, text: str, keys: tuple[str, ...]) -> bytes:
         name = b"gangq_%d" % self._made

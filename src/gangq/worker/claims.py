@@ -116,8 +116,12 @@ class ClaimSource:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
 
-    def send_along(self, finished: Sequence[ActiveJob], most: int) -> AlongUnderWay | None:
-        """The same amid other jobs, its answer to be read later; None: it could not be sent, or nobody knows."""
+    def send_along(
+        self, finished: Sequence[ActiveJob], most: int, arrived: Callable[[Sequence[Claim]], None]
+    ) -> AlongUnderWay | None:
+        """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``. None: it
+        could not be sent, or nobody knows.
+        """
         if self._request is not None:
             return None
         request = self._open(most)
@@ -126,7 +130,7 @@ class ClaimSource:
         except GangqError as problem:
             self._not_along(request, problem)
             return None
-        return AlongUnderWay(self, sent, request, len(finished))
+        return AlongUnderWay(self, sent, request, len(finished), arrived)
 
     def _open(self, most: int) -> uuid.UUID:
         self._request, self._most = uuid.uuid4(), most
@@ -195,11 +199,19 @@ class ClaimSource:
 class AlongUnderWay:
     """A report that is under way together with a claim. For one thread at a time."""
 
-    def __init__(self, source: ClaimSource, sent: Sent[CompletedAndClaimed], request: uuid.UUID, jobs: int) -> None:
+    def __init__(
+        self,
+        source: ClaimSource,
+        sent: Sent[CompletedAndClaimed],
+        request: uuid.UUID,
+        jobs: int,
+        arrived: Callable[[Sequence[Claim]], None],
+    ) -> None:
         self._source = source
         self._sent = sent
         self._request = request
         self._jobs = jobs
+        self._arrived = arrived
 
     @property
     def arrived(self) -> bool:
@@ -217,15 +229,16 @@ class AlongUnderWay:
         self._source._answered(self._request)
         return True
 
-    def read(self) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
-        """What :meth:`ClaimSource.take_along` returns."""
+    def read(self) -> Sequence[Outcome] | None:
+        """What became of the jobs reported, once what was claimed has been handed on; None: no answer, or a refusal."""
         try:
             answer = self._sent.answer()
         except GangqError as problem:
             self._source._not_along(self._request, problem)
             return None
         self._source._answered(self._request, answer.claims)
-        return answer.outcomes, answer.claims
+        self._arrived(answer.claims)
+        return answer.outcomes
 
 
 class ReportUnderWay:

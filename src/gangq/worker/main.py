@@ -296,10 +296,11 @@ class Worker:
             waiting.extend(self._taken(session, claims, answer[1]))
             return answer[0]
 
-        def ahead(finished: Sequence[ActiveJob]) -> _Ahead | None:
+        def ahead(finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
+            if not self._serving(session):
+                return None
             # Not more than half, so that one half runs while the other is reported and claimed.
-            under_way = claims.send_along(finished, (prefetch + 1) // 2) if self._serving(session) else None
-            return None if under_way is None else _Ahead(under_way, arrived)
+            return claims.send_along(finished, (prefetch + 1) // 2, arrived)
 
         def arrived(rows: Sequence[Claim]) -> None:
             waiting.extend(self._taken(session, claims, rows))
@@ -472,28 +473,6 @@ class Worker:
             log.warning("not_retired", extra={"error": str(problem)})
             return False
         return answered is not None
-
-
-class _Ahead:
-    """The report of some jobs and the claim of the next, under way; what it brings is handed to ``arrived``."""
-
-    def __init__(self, under_way: AlongUnderWay, arrived: Callable[[Sequence[Claim]], None]) -> None:
-        self._under_way = under_way
-        self._arrived = arrived
-
-    @property
-    def arrived(self) -> bool:
-        return self._under_way.arrived
-
-    def receive(self) -> bool:
-        return self._under_way.receive()
-
-    def read(self) -> Sequence[Outcome] | None:
-        answer = self._under_way.read()
-        if answer is None:
-            return None
-        self._arrived(answer[1])
-        return answer[0]
 
 
 def run_worker(
