@@ -42,7 +42,9 @@ def test_an_answer_is_read_once_and_the_same_for_all(one: Client) -> None:
 
 
 @pytest.mark.parametrize("thread", ["the same", "another"])
-def test_who_wants_the_connection_next_need_not_wait_for_who_reads_the_answer(one: Client, thread: str) -> None:
+def test_who_wants_the_connection_next_need_not_wait_for_who_reads_the_answer(
+    one: Client, thread: str
+) -> None:
     me, before = worker(one), backend(one)
     sent = one.send(claim(me))
     seen: list[int] = []
@@ -135,7 +137,9 @@ def test_a_statement_is_prepared_where_that_is_allowed_and_again_once_it_has_gon
         for _ in range(10):
             take()
         with made.connection() as connection:
-            names = [row[0] for row in connection.execute("select name from pg_prepared_statements").fetchall()]
+            names = [
+                row[0] for row in connection.execute("select name from pg_prepared_statements").fetchall()
+            ]
             assert any(name.startswith("gangq_") for name in names) == prepare
             connection.execute("deallocate all")
         if prepare:

@@ -109,7 +109,7 @@ class Statements:
             self._used.pop(query.text, None)
             raise error_from_result(result, encoding=self._encoding)
         with self._reading:
-            # Given back, the connection may have been closed meanwhile: then it says nothing about time zones any more.
+            # Given back, the connection may have been closed: then it says nothing about time zones any more.
             reader = Transformer(self._connection.adapters) if self._connection.closed else self._reader
             reader.set_pgresult(result)
             # No row factory of a query that is sent looks at the cursor.
@@ -188,7 +188,7 @@ class Sent(Generic[R]):
         return self._statements.answers(0)
 
     def receive(self) -> None:
-        """Wait for the answer, and give the connection back; :meth:`answer` then says what it was. From any thread."""
+        """Wait for the answer, and give the connection back; :meth:`answer` says what it was. From any thread."""
         with self._lock:
             if self._received:
                 return

@@ -119,8 +119,8 @@ class ClaimSource:
     def send_along(
         self, finished: Sequence[ActiveJob], most: int, arrived: Callable[[Sequence[Claim]], None]
     ) -> AlongUnderWay | None:
-        """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``. None: it
-        could not be sent, or nobody knows.
+        """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``.
+        None: it could not be sent, or nobody knows.
         """
         if self._request is not None:
             return None
@@ -219,8 +219,8 @@ class AlongUnderWay:
         return self._sent.arrived
 
     def receive(self) -> bool:
-        """Wait for the answer. Whether it brought jobs and the next call may go before it is :meth:`read`: the ports of
-        members of gangs must not be offered once more.
+        """Wait for the answer. Whether it brought jobs and the next call may go before it is :meth:`read`: the ports
+        of members of gangs must not be offered once more.
         """
         self._sent.receive()
         gangs = [] if self._sent.failed else self._sent.column(_GANG, self._jobs)
@@ -230,7 +230,7 @@ class AlongUnderWay:
         return True
 
     def read(self) -> Sequence[Outcome] | None:
-        """What became of the jobs reported, once what was claimed has been handed on; None: no answer, or a refusal."""
+        """What became of the jobs reported, what was claimed being handed on; None: no answer, or a refusal."""
         try:
             answer = self._sent.answer()
         except GangqError as problem:

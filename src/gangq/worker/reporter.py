@@ -79,9 +79,9 @@ class Reporter:
 
     Of jobs that are done in quick succession (a prefetch of small ones) the word goes out with that of others, and
     one call is under way at a time: who ran the jobs of one claim sends their report and the next claim
-    (:attr:`ahead`), runs those of the claim before, and reads the answer when there is one. So the server works while
-    handlers run, and no two threads take turns for the interpreter. What that leaves unsaid or unread because a handler
-    takes longer, a thread here sees to, within 20 ms. A job that ends pays with an append and a comparison.
+    (:attr:`ahead`), runs those of the claim before, and reads the answer when there is one. So the server works
+    while handlers run, and no two threads take turns for the interpreter. What that leaves unsaid or unread because
+    a handler takes longer, a thread here sees to, within 20 ms. A job that ends pays an append and a comparison.
     """
 
     def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
@@ -153,7 +153,7 @@ class Reporter:
         return self.ahead is not None
 
     def attend(self) -> None:
-        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take its time."""
+        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while."""
         with self._turn:
             if self._sending:
                 self._look_at = len(self._finished) + _LOOK_EVERY
@@ -227,8 +227,8 @@ class Reporter:
             self.flowing = True
 
     def _arrive(self, *, go_on: bool) -> None:
-        """Wait for the answer under way. With ``go_on`` the next call goes first, then this is read: the server need not
-        wait for that.
+        """Wait for the answer under way. With ``go_on`` the next call goes first, then this is read: the server need
+        not wait for that.
         """
         assert self._away is not None
         under_way, batch = self._away
@@ -424,7 +424,7 @@ class Reporter:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._asleep = True
-            # First this, then a look: who finishes a job does it the other way round, so one of the two sees the other.
+            # First this, then a look: who finishes a job does it the other way round, so one sees the other.
             if not self._finished and self._away is None:
                 self._called.wait()
             self._asleep = False
