@@ -9,6 +9,7 @@ nothing of it runs any more and registers anew.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -132,10 +133,13 @@ class Worker:
         lines.start()
         self._liveness.start()
         self._sampler.start()
+        # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
+        gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
             return self._incarnations(directory, lines)
         finally:
+            gc.unfreeze()
             self._liveness.stop()
             self._sampler.stop()
             lines.stop()
