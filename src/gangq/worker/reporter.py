@@ -89,7 +89,10 @@ class Reporter:
         self._session = session
         self._impatient = impatient
         self._finished: deque[ActiveJob] = deque()
-        self._turn = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._waiters = 0
+        """Who waits for the turn: mostly nobody, and then there is nothing to notify."""
         self._sending = False
         """Somebody sends, waits or reads. A call that is :attr:`_away` has nobody who does."""
         self._away: tuple[UnderWay, list[ActiveJob]] | None = None
@@ -154,7 +157,7 @@ class Reporter:
 
     def attend(self) -> None:
         """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while."""
-        with self._turn:
+        with self._lock:
             if self._sending:
                 self._look_at = len(self._finished) + _LOOK_EVERY
                 return
@@ -179,9 +182,13 @@ class Reporter:
 
     def _flush(self, along: Along | None, unless: Callable[[], object] = bool) -> bool:
         """Send what is finished once the call under way is over; False where there is something else to do first."""
-        with self._turn:
+        with self._lock:
             while not unless() and self._sending:
-                self._turn.wait()
+                self._waiters += 1
+                try:
+                    self._turn.wait()
+                finally:
+                    self._waiters -= 1
             if unless():
                 return False
             self._sending = True
@@ -201,9 +208,10 @@ class Reporter:
 
     def _sent(self) -> None:
         self._moves += 1
-        with self._turn:
+        with self._lock:
             self._sending = False
-            self._turn.notify_all()
+            if self._waiters:
+                self._turn.notify_all()
         if self._asleep and (self._finished or self._away is not None):
             self._call()
 
