@@ -51,7 +51,8 @@ class Statements:
         """
         pgconn = self._connection.pgconn
         text = query.text
-        values = [self._text(value) for value in query.params.values()]
+        encoding = self._encoding
+        values = [_text(value).encode(encoding) for value in query.params.values()]
         name = self._names.get(text)
         if name is None and self._prepare and self._used.get(text, 0) >= _PREPARE_AFTER:
             name = self._prepared(text, tuple(query.params))
@@ -124,17 +125,14 @@ class Statements:
         self._names[text] = name
         return name
 
-    def _text(self, value: object) -> bytes:
-        if isinstance(value, list):
-            text = f"{{{','.join(map(_element, value))}}}"
-        elif isinstance(value, bool):
-            text = "t" if value else "f"
-        else:
-            text = str(value)
-        found = text.encode(self._encoding)
-        if b"\0" in found:
-            raise psycopg.DataError("text of PostgreSQL cannot hold a NUL character")
-        return found
+
+def _text(value: object) -> str:
+    if value is True or value is False:
+        return "t" if value else "f"
+    text = f"{{{','.join(map(_element, value))}}}" if isinstance(value, list) else str(value)
+    if "\0" in text:
+        raise psycopg.DataError("text of PostgreSQL cannot hold a NUL character")
+    return text
 
 
 def _wait(pgconn: PGconn, events: int, timeout_ms: int | None = None) -> bool:
