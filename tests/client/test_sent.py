@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gangq.client import Client, calls
+from gangq.client.sent import Statements, send
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
 
 
@@ -35,7 +36,7 @@ def backend(client: Client) -> int:
 
 
 def test_an_answer_is_read_once_and_the_same_for_all(one: Client) -> None:
-    sent = one.send(claim(worker(one), max_jobs=2))
+    sent = send(one, claim(worker(one), max_jobs=2))
     assert [job.payload for job in sent.answer()] == [{"n": 0}, {"n": 1}]
     assert sent.answer() == sent.answer()
     assert sent.arrived
@@ -46,7 +47,7 @@ def test_who_wants_the_connection_next_need_not_wait_for_who_reads_the_answer(
     one: Client, thread: str
 ) -> None:
     me, before = worker(one), backend(one)
-    sent = one.send(claim(me))
+    sent = send(one, claim(me))
     seen: list[int] = []
     if thread == "another":
         other = threading.Thread(target=lambda: seen.append(backend(one)))
@@ -61,9 +62,7 @@ def test_who_wants_the_connection_next_need_not_wait_for_who_reads_the_answer(
 def test_a_call_amid_the_reading_of_an_answer_by_its_own_thread_goes_through(
     one: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gangq.client.sent import Statements
-
-    sent = one.send(claim(worker(one)))
+    sent = send(one, claim(worker(one)))
     receive, within = Statements.receive, []
 
     def interrupted(self: Statements) -> Any:
@@ -80,7 +79,7 @@ def test_a_call_amid_the_reading_of_an_answer_by_its_own_thread_goes_through(
 def test_a_client_closed_with_an_answer_outstanding_closes_its_connection_once_it_is_read(
     one: Client, client: Client
 ) -> None:
-    sent, pid = one.send(claim(worker(one))), 0
+    sent, pid = send(one, claim(worker(one))), 0
     with client.connection() as beside:
         row = beside.execute(
             "select pid from pg_stat_activity where datname = current_database() and query like '%gangq.claim%' "
@@ -101,7 +100,7 @@ def test_an_answer_that_never_comes_is_an_error_and_the_connection_is_made_anew(
     client: Client, size: int
 ) -> None:
     with Client(client.target.conninfo, max_size=size) as cut:
-        sent = cut.send(claim(worker(client)))
+        sent = send(cut, claim(worker(client)))
         cut.lines.hang_up(0.0)
         sent.receive()
         assert sent.failed
@@ -115,7 +114,7 @@ def test_a_refusal_is_the_error_that_the_call_itself_would_raise(one: Client) ->
     with pytest.raises(InvalidInput) as direct:
         one.claim(incarnation=me, max_jobs=5000)
     with pytest.raises(InvalidInput) as later:
-        one.send(claim(me, max_jobs=5000)).answer()
+        send(one, claim(me, max_jobs=5000)).answer()
     assert str(direct.value) == str(later.value)
     assert "max_jobs is 5000" in str(later.value)
     assert len(one.claim(incarnation=me)) == 1
@@ -163,12 +162,12 @@ def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(one: Client
     with pytest.raises(GangqError):
         one.claim(incarnation=me, model="a\0b")
     with pytest.raises(GangqError):
-        one.send(claim(me, model="a\0b"))
+        send(one, claim(me, model="a\0b"))
     assert len(one.claim(incarnation=me)) == 1
 
 
 def test_a_line_with_an_answer_outstanding_counts_as_silent_until_it_is_received(one: Client) -> None:
-    sent = one.send(claim(worker(one)))
+    sent = send(one, claim(worker(one)))
     sent.receive()
     assert one.lines.hang_up(-1.0) == 0
     assert len(sent.answer()) == 1

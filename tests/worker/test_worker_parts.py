@@ -392,7 +392,7 @@ def test_jobs_done_in_quick_succession_take_the_next_claim_along_while_others_ru
     client: Client, tmp_path: Path, small: bool
 ) -> None:
     ids = client.submit(task="t", payloads=[{}] * 6)
-    counted = LossyClient(client, "send", times=0)
+    counted = LossyClient(client, "_send", times=0)
     session = session_of(counted, tmp_path, prefetch=4)
     source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
     got = next_ahead(session, source, reporter, after=2 if small else 3)

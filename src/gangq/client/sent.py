@@ -22,6 +22,7 @@ from psycopg.errors import error_from_result
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
+    from gangq.client import Client
     from gangq.client.calls import Query
 
 R = TypeVar("R")
@@ -226,3 +227,12 @@ class Sent(Generic[R]):
             return self._statements.rows(self._query, self._result)
         except psycopg.Error as problem:
             raise self._failure(problem) from problem
+
+
+def send(client: Client, query: Query[R]) -> Sent[R]:
+    """Have a call under way whose answer is read later; of those that say :attr:`~gangq.client.calls.Query.hot`.
+
+    Raises:
+        GangqError: it could not be sent, or nobody knows.
+    """
+    return client._send(query)

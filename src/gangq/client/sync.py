@@ -161,12 +161,8 @@ class Client:
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
 
-    def send(self, query: Query[R]) -> Sent[R]:
-        """Have a call under way that says :attr:`~gangq.client.calls.Query.hot`; its answer is read later.
-
-        Raises:
-            GangqError: it could not be sent, or nobody knows.
-        """
+    def _send(self, query: Query[R]) -> Sent[R]:
+        # For gangq.client.sent.send(), which says what it does: tasks that overlap are what AsyncClient has instead.
         pool, lent = self._lend(query.first)
         try:
             self.lines.expect(lent)

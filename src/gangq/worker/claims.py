@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangq.client import calls
 from gangq.client.rows import Claim
+from gangq.client.sent import Sent, send
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
@@ -20,7 +21,6 @@ from gangq.worker.session import Session
 if TYPE_CHECKING:
     from gangq.client import Client
     from gangq.client.rows import CompletedAndClaimed, Outcome
-    from gangq.client.sent import Sent
     from gangq.worker.jobs import ActiveJob
 
 log = logging.getLogger("gangq.worker.claims")
@@ -126,7 +126,7 @@ class ClaimSource:
             return None
         request = self._open(most)
         try:
-            sent = self._session.client.send(calls.complete_and_claim(**self._along(finished, idle=False)))
+            sent = send(self._session.client, calls.complete_and_claim(**self._along(finished, idle=False)))
         except GangqError as problem:
             self._not_along(request, problem)
             return None
@@ -251,14 +251,13 @@ class ReportUnderWay:
     def send(cls, client: Client, finished: Sequence[ActiveJob]) -> ReportUnderWay | None:
         """Report these done; None: it could not be sent, or nobody knows."""
         try:
-            sent = client.send(
-                calls.complete(
-                    job_ids=[one.id for one in finished],
-                    tokens=[one.token for one in finished],
-                    results=[one.result for one in finished],
-                    strict=False,
-                )
+            report = calls.complete(
+                job_ids=[one.id for one in finished],
+                tokens=[one.token for one in finished],
+                results=[one.result for one in finished],
+                strict=False,
             )
+            sent = send(client, report)
         except GangqError as problem:
             log.info("not_reported", extra={"error": str(problem)})
             return None
