@@ -468,6 +468,7 @@ def test_a_report_that_went_ahead_and_whose_reply_was_lost_is_made_alone_and_the
     reporter.done(second, None)
     assert (got, source.unsure) == ([], True)
     assert client.job_states(ids=ids[:2]) == dict.fromkeys(ids[:2], "done")
+    assert len(session.table) == 0, "the last word about both was taken"
     assert [row.job_id for row in source.take(1)] == ids[2:]
     assert client.violations() == []
 
