@@ -308,6 +308,26 @@ def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
     ]
 
 
+def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_is_renewed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    session = session_of(client, tmp_path)
+    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    job = claimed(session, source)
+    monkeypatch.setattr(session, "lapsing", lambda: True)
+    assert source.take(1) == []
+    assert source.wait_s > 0
+    assert source.unsure, "it has not heard that there is nothing"
+    assert source.take_along([job], 1) is None
+    assert source.send_along([job], 1, lambda rows: None) is None
+    assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
+    monkeypatch.setattr(session, "lapsing", lambda: False)
+    client.complete(job_ids=[job.id], tokens=[job.token])
+    assert [row.job_id for row in source.take(1)] == ids[1:]
+    assert not source.unsure
+
+
 @pytest.mark.parametrize(
     ("verb", "act", "state"),
     [

@@ -54,6 +54,7 @@ class ClaimSource:
         self._request: uuid.UUID | None = None
         self._most = 1
         self._asleep = False
+        self._late = False
         self._waits = backoff()
         self.wait_s = 0.0
         """How long :meth:`take` suggests to wait for a wake-up before the next call."""
@@ -64,6 +65,13 @@ class ClaimSource:
         The first empty answer puts this worker on the list of sleepers; a job submitted just before would
         have notified nobody, so it asks once more before it says "wait".
         """
+        self._late = self._session.lapsing()
+        if self._late:
+            # After an outage the database gives it work before its lease is renewed here. That would have to be
+            # handed back at once, and claimed again, until it has been stopped too often.
+            self._keeper.beat_now()
+            self.wait_s = next(self._waits)
+            return []
         try:
             rows = self._ask(most)
             if not rows and not self._asleep and self._hears():
@@ -102,7 +110,7 @@ class ClaimSource:
 
         ``idle``: nothing else is left to run, so where nothing is claimed this worker is one of the sleepers.
         """
-        if self._request is not None:
+        if self._request is not None or self._session.lapsing():
             return None
         request = self._open(most)
         try:
@@ -122,7 +130,7 @@ class ClaimSource:
         """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``.
         None: it could not be sent, or nobody knows.
         """
-        if self._request is not None:
+        if self._request is not None or self._session.lapsing():
             return None
         request = self._open(most)
         try:
@@ -157,8 +165,10 @@ class ClaimSource:
 
     @property
     def unsure(self) -> bool:
-        """Whether a claim was sent and its answer is outstanding: it may have taken jobs."""
-        return self._request is not None
+        """Whether there may be work for it all the same: the answer of a claim is outstanding, or the lease has to be
+        renewed first.
+        """
+        return self._request is not None or self._late
 
     def awake(self) -> None:
         """A wake-up took this worker off the list of sleepers."""
