@@ -765,33 +765,55 @@ def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client
         assert found[0] is not found[1]
 
 
-def test_the_cursor_of_a_submission_serves_the_next_whatever_its_values_are(dsn: str) -> None:
+def test_a_submission_arrives_as_it_was_said_however_many_came_before(dsn: str) -> None:
+    due = datetime.now(timezone.utc) + timedelta(days=1)
     with Client(dsn, max_size=1) as client:
-        asked: list[float] = [1, 0.5, 2, 0.25, 3]
-        (ids,) = zip(
-            *[client.submit(task="t", cpus=cpus, payloads=[{"n": cpus}]) for cpus in asked], strict=True
-        )
-        with pytest.raises(InvalidInput, match="cpus is -1"):
-            client.submit(task="t", cpus=-1, payloads=[{}])
-        ids += tuple(client.submit(task="t", cpus=4, payloads=[{"n": 4}, {"n": 5}]))
-        found = {job.id: (float(job.cpus), job.payload["n"]) for job in client.jobs(ids=ids)}
-    assert [found[id] for id in ids] == [*zip(asked, asked, strict=True), (4, 4), (4, 5)]
+        first = client.submit(task="first")
+        for number in range(8):
+            (id,) = client.submit(
+                task='quote " back \\ slash {,} ü',
+                payloads=[{"n": number, "text": 'quote " back \\ slash'}],
+                cpus=number + 0.5,
+                labels={"a": "b"},
+                due_at=due,
+                budget_s=1.5,
+                after=[*first, *first],
+                selector="zone=a",
+                tolerates=["spot", "t=1"],
+            )
+            job = client.job(id=id)
+            assert (job.task, job.payload["n"], job.cpus) == (
+                'quote " back \\ slash {,} ü',
+                number,
+                number + 0.5,
+            )
+            assert (job.due_at, job.budget_s, job.labels) == (due, 1.5, {"a": "b"})
+            with pytest.raises(InvalidInput, match="cpus is -1"):
+                client.submit(task="t", cpus=-1)
 
 
-def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it_is_closed(dsn: str) -> None:
+def test_few_of_the_statements_that_submissions_make_are_prepared(dsn: str) -> None:
     with Client(dsn, max_size=1) as client:
-        options = [{"gpus": 1}, {"priority": 1}, {"memory_mb": 1}, {"cpus": 1}, {"max_trips": 1}]
+        options = [
+            {"gpus": 1},
+            {"priority": 1},
+            {"memory_mb": 1},
+            {"cpus": 1},
+            {"max_trips": 1},
+            {"model": "m"},
+        ]
         for number in range(2 ** len(options)):
             said = {k: v for bit, o in enumerate(options) if number >> bit & 1 for k, v in o.items()}
-            (id,) = client.submit(task="t", **said)
+            for _ in range(7):
+                (id,) = client.submit(task="t", **said)
             job = client.job(id=id)
-            assert {name: getattr(job, name) for name in ("gpus", "priority", "memory_mb")} == {
-                name: said.get(name, 0) for name in ("gpus", "priority", "memory_mb")
-            }
+            names = ("gpus", "priority", "memory_mb", "cpus")
+            assert {name: getattr(job, name) for name in names} == {name: said.get(name, 0) for name in names}
         with client.connection() as connection:
-            assert 0 < len(connection._kept) <= 16
-    assert connection.closed
-    assert connection._kept == {}
+            prepared = connection.execute(
+                "select from pg_prepared_statements where name like 'gangq%%'"
+            ).fetchall()
+        assert len(prepared) == 32
 
 
 def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(

@@ -107,6 +107,14 @@ def test_telling_how_a_job_ended_may_outlast_the_lease(handler: str) -> None:
     assert run(f"runner.run(job(), {handler}, more_follow={follow}); outlive()") == 0
 
 
+def test_seeing_to_a_call_amid_a_batch_may_outlast_the_lease() -> None:
+    code = (
+        "runner._reporter = SimpleNamespace(done=lambda *_, **more: False, attend=outlive)\n"
+        "runner.run(job(1), quick, more_follow=True); outlive()"
+    )
+    assert run(code) == 0
+
+
 def test_a_job_that_may_not_start_any_more_may_be_handed_back_after_the_lease() -> None:
     code = (
         "runner.run(job(1), quick, more_follow=True); second = job(2); second.tell_stop('drain', 0.0)\n"

@@ -63,9 +63,9 @@ class LossyClient:
         if name != self._verb:
             return method
 
-        def lossy(**arguments: Any) -> Any:
+        def lossy(*query: Any, **arguments: Any) -> Any:
             self.calls += 1
-            answer = method(**arguments)
+            answer = method(*query, **arguments)
             if self.left:
                 self.left -= 1
                 raise DatabaseUnreachable("the line was cut")
@@ -74,8 +74,8 @@ class LossyClient:
         return lossy
 
 
-def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
-    options = WorkerOptions(name="w", devices="none", prefetch=prefetch).resolved()
+def session_of(client: Any, tmp_path: Path, prefetch: int = 1, slots: int = 1) -> Session:
+    options = WorkerOptions(name="w", devices="none", prefetch=prefetch, slots=slots).resolved()
     return register(
         client,
         options,
@@ -308,6 +308,26 @@ def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
     ]
 
 
+def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_is_renewed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    session = session_of(client, tmp_path)
+    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    job = claimed(session, source)
+    monkeypatch.setattr(session, "lapsing", lambda: True)
+    assert source.take(1) == []
+    assert source.wait_s > 0
+    assert source.unsure, "it has not heard that there is nothing"
+    assert source.take_along([job], 1) is None
+    assert source.send_along([job], 1, lambda rows: None) is None
+    assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
+    monkeypatch.setattr(session, "lapsing", lambda: False)
+    client.complete(job_ids=[job.id], tokens=[job.token])
+    assert [row.job_id for row in source.take(1)] == ids[1:]
+    assert not source.unsure
+
+
 @pytest.mark.parametrize(
     ("verb", "act", "state"),
     [
@@ -366,55 +386,158 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     assert not source.unsure
 
 
+def next_ahead(session: Session, source: ClaimSource, reporter: Reporter, after: int) -> list[ActiveJob]:
+    """The same while others run: what was claimed so waits in the list."""
+    got: list[ActiveJob] = []
+
+    def arrived(rows: Any) -> None:
+        jobs = [ActiveJob(row) for row in rows]
+        session.table.add(*jobs)
+        got.extend(jobs)
+
+    reporter.ahead = lambda finished: source.send_along(finished, len(finished), arrived)
+    reporter.ahead_after, reporter.more = after, lambda: got
+    return got
+
+
+def end(reporter: Reporter, *jobs: ActiveJob) -> None:
+    """They end, and others are to be run."""
+    for job in jobs:
+        if not reporter.done(job, None, more_follow=True):
+            reporter.attend()
+
+
 @pytest.mark.parametrize("small", [True, False])
 def test_jobs_done_in_quick_succession_take_the_next_claim_along_while_others_run_and_slow_ones_do_not(
     client: Client, tmp_path: Path, small: bool
 ) -> None:
     ids = client.submit(task="t", payloads=[{}] * 6)
-    counted = LossyClient(client, "complete_and_claim", times=0)
+    counted = LossyClient(client, "_send", times=0)
     session = session_of(counted, tmp_path, prefetch=4)
     source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_along(session, source, reporter)
-    reporter.ahead, reporter.along = reporter.along, None
-    reporter.ahead_after = 2 if small else 3
-    for job in (claimed(session, source), claimed(session, source)):
-        reporter.done(job, None, more_follow=True)
+    got = next_ahead(session, source, reporter, after=2 if small else 3)
+    end(reporter, claimed(session, source), claimed(session, source))
     reporter.start()
     eventually(lambda: set(client.job_states(ids=ids[:2]).values()) == {"done"}, "both are reported")
     eventually(lambda: len(session.table) == len(got), "what is reported has left the table")
-    assert (counted.calls, got) == ((1, ids[2:3]) if small else (0, []))
+    assert (counted.calls, [job.id for job in got]) == ((1, ids[2:4]) if small else (0, []))
     reporter.stop()
+
+
+def test_the_next_call_goes_out_before_the_answer_of_the_one_before_is_read(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 6)
+    session = session_of(client, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    ahead, sent = reporter.ahead, []
+    assert ahead is not None
+
+    def noted(finished: Any) -> Any:
+        sent.append(len(got))
+        return ahead(finished)
+
+    reporter.ahead, reporter.along = noted, lambda finished: None
+    first, second = claimed(session, source), claimed(session, source)
+    end(reporter, first)
+    reporter.done(second, None)
+    assert (sent, [job.id for job in got]) == ([0, 0], ids[2:3])
+    got.clear()
+    assert not reporter.settle()
+    assert [job.id for job in got] == ids[3:4]
+    assert set(client.job_states(ids=ids[:2]).values()) == {"done"}
+    assert not source.unsure
+
+
+def test_the_next_call_waits_where_the_one_before_brought_a_member_and_its_port(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t", payloads=[{}] * 2)
+    session = session_of(client, tmp_path, slots=4)
+    ports = PortHolder(1)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), ports), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    first, second = claimed(session, source), claimed(session, source)
+    client.submit_gang(task="t", size=1)
+    client.admit()
+    (offered,) = ports.offer()
+    end(reporter, first)
+    reporter.done(second, None)
+    assert [job.claim.master_port for job in got] == [offered]
+    assert ports.offer() != [offered]
+    assert not source.unsure, "nothing was refused"
+    reporter.flush()
+    assert len(session.table) == 1
+    ports.close()
+
+
+def test_a_report_that_went_ahead_and_whose_reply_was_lost_is_made_alone_and_the_claim_found(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 3)
+    session = session_of(client, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    first, second = claimed(session, source), claimed(session, source)
+    end(reporter, first)
+    assert reporter._away is not None
+    sent: Any = reporter._away[0]
+    sent._sent.receive()
+    sent._sent._result = None  # It was carried out, and that is all that anybody knows.
+    reporter.done(second, None)
+    assert (got, source.unsure) == ([], True)
+    assert client.job_states(ids=ids[:2]) == dict.fromkeys(ids[:2], "done")
+    assert len(session.table) == 0, "the last word about both was taken"
+    assert [row.job_id for row in source.take(1)] == ids[2:]
+    assert client.violations() == []
 
 
 def test_who_has_nothing_to_run_goes_on_with_what_the_call_under_way_brings(
     client: Client, tmp_path: Path
 ) -> None:
     client.submit(task="t", payloads=[{}] * 3)
-    session = session_of(client, tmp_path, prefetch=4)
+    answered = threading.Event()
+
+    class Slow(LossyClient):
+        def __getattr__(self, name: str) -> Any:
+            if name == "complete":
+                assert answered.wait(10), "nobody waits for the rest of it"
+            return super().__getattr__(name)
+
+    session = session_of(Slow(client, "none", times=0), tmp_path, prefetch=4)
     source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
     first, second = claimed(session, source), claimed(session, source)
-    under_way, brought, answered, waiting = threading.Event(), threading.Event(), threading.Event(), []
+    received, go_on = threading.Event(), threading.Event()
+    ahead = reporter.ahead
+    assert ahead is not None
 
-    def ahead(_: Any) -> Any:
-        if under_way.is_set():
-            return None  # The second time: the report is made alone.
-        under_way.set()
-        assert brought.wait(10)
-        waiting.append("a job")
-        reporter.arrived()
-        assert answered.wait(10), "nobody waits for the rest of it"
-        return ()
+    class Held:
+        arrived = False
 
-    reporter.ahead, reporter.ahead_after, reporter.more = ahead, 1, lambda: waiting
+        def __init__(self, under_way: Any) -> None:
+            self._under_way = under_way
+
+        def receive(self) -> bool:
+            received.set()
+            assert go_on.wait(10)
+            return bool(self._under_way.receive())
+
+        def read(self) -> Any:
+            return self._under_way.read()
+
+    reporter.ahead = lambda finished: Held(ahead(finished))
+    end(reporter, first)
     reporter.start()
-    reporter.done(first, None, more_follow=True)
-    assert under_way.wait(10)
+    assert received.wait(10), "who runs jobs is at a long one: the thread sees to the call"
     main = threading.Thread(target=reporter.done, args=(second, None))
     main.start()
-    brought.set()
+    go_on.set()
     main.join(10)
     assert not main.is_alive()
-    waiting.clear()
+    assert len(got) == 1
+    got.clear()
     answered.set()
     eventually(lambda: client.job(id=second.id).state == "done", "its thread reports what is left")
     reporter.stop()

@@ -29,8 +29,7 @@ T = TypeVar("T")
 @dataclass(slots=True)  # Not frozen, which makes it cost twice as much: there is one for every call.
 class Query(Generic[R]):
     """One statement to run: `read` makes the result out of the rows, which are dicts unless `factory` (a row
-    factory of psycopg) makes something else of them; `connection` is the caller's own, if any. `often`: it is
-    worth keeping a cursor for.
+    factory of psycopg) makes something else of them; `connection` is the caller's own, if any.
     """
 
     name: str
@@ -40,7 +39,10 @@ class Query(Generic[R]):
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
     first: bool = field(default=False, compare=False)
-    often: bool = field(default=False, compare=False)
+    hot: bool = field(default=False, compare=False)
+    """Said thousands of times a second: sent as `gangq.client.sent` does it, each parameter as its text, and its rows
+    are read by position.
+    """
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -258,7 +260,7 @@ def submit(
             "wake": "sleepers" if connection is None else "commit",
         },
     )
-    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, often=True)
+    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, hot=True)
 
 
 def submit_gang(
@@ -692,7 +694,7 @@ def claim(
         model=model,
     )
     # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
-    return replace(query, first=True)
+    return replace(query, first=True, hot=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -716,7 +718,7 @@ def complete(
 
     `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it.
     """
-    return _rows(
+    query = _rows(
         "complete",
         rows.Outcome,
         connection,
@@ -725,6 +727,7 @@ def complete(
         results=_results(results, job_ids),
         strict=strict,
     )
+    return replace(query, hot=True)
 
 
 def complete_and_claim(
@@ -762,7 +765,7 @@ def complete_and_claim(
             "model": model,
         },
     )
-    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row)
+    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, hot=True)
 
 
 _outcome, _claim = rows.maker(rows.Outcome), rows.maker(rows.Claim)

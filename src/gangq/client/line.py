@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import psycopg
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
+
+_NOBODY = 0
+"""Who holds a connection on which an answer is outstanding that its caller reads later. No thread has this number."""
 
 
 class Taken(psycopg.OperationalError):
@@ -40,6 +43,7 @@ class Line(Generic[C]):
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         self._threads: set[int] = set()
         """Those that hold the connection or wait for it."""
+        self._read: Callable[[], None] | None = None
         self._connection: C | None = None
 
     def getconn(self, *, first: bool = False) -> C:
@@ -79,6 +83,30 @@ class Line(Generic[C]):
             self._drop()
         self._give()
 
+    def leave(self, read: Callable[[], None]) -> None:
+        """Its holder goes on to other things, with an answer outstanding. Whoever wants the connection next calls
+        ``read()``, which waits for that answer and gives the connection back; within, :meth:`reading`.
+        """
+        with self._lock:
+            if self._holder is not None:
+                self._threads.discard(self._holder)
+            self._holder = _NOBODY
+            self._read = read
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around what ``read()`` does in the thread that does it, until the connection is given back."""
+        me = threading.get_ident()
+        with self._lock:
+            waits = me in self._threads
+            self._threads.add(me)
+        try:
+            yield
+        finally:
+            if not waits:
+                with self._lock:
+                    self._threads.discard(me)
+
     def close(self) -> None:
         """Lend it no more. A call in progress finishes."""
         self._closed = True
@@ -94,7 +122,10 @@ class Line(Generic[C]):
             mine = me, threading.Lock()
             mine[1].acquire()
             (self._waiting.appendleft if first else self._waiting.append)(mine)
+            read = self._read
         try:
+            if read is not None:
+                read()
             if not mine[1].acquire(timeout=self._timeout_s):
                 raise Taken("the connection did not become free in time")
         except BaseException:
@@ -118,6 +149,7 @@ class Line(Generic[C]):
         with self._lock:
             if self._holder is not None:
                 self._threads.discard(self._holder)
+            self._read = None
             if self._waiting:
                 self._holder, next_in_line = self._waiting.popleft()
                 next_in_line.release()

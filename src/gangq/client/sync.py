@@ -17,6 +17,7 @@ import psycopg
 from gangq.client import calls, core
 from gangq.client.calls import Query
 from gangq.client.line import Line
+from gangq.client.sent import Sent, Statements
 from gangq.errors import DatabaseUnreachable, GangqError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_KEPT = 16  # cursors at most: each keeps its last answer
-
 
 class _Pooled(psycopg.Connection[Any]):
     """A connection that knows when it was made or last used: time.time()."""
@@ -34,26 +33,8 @@ class _Pooled(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.used_at = time.time()
+        self.statements: Statements | None = None
         self.add_notice_handler(core.log_warning)
-        self._kept: dict[str, tuple[bytes, psycopg.Cursor[Any]]] = {}
-
-    def run_again(self, query: Query[R]) -> R:
-        """As `_run`, with the cursor that was used for this statement before. Only for who has the connection alone.
-
-        A new cursor finds out anew how each parameter is sent and each column is read, which is half of what a
-        submission costs its client. psycopg knows a statement again by its very bytes.
-        """
-        known = self._kept.get(query.text)
-        if known is None:
-            if len(self._kept) == _KEPT:
-                self._kept.clear()
-            known = self._kept[query.text] = query.text.encode(), self.cursor(row_factory=query.factory)
-        text, cursor = known
-        return query.read(cursor.execute(text, query.params).fetchall())
-
-    def close(self) -> None:
-        self._kept.clear()
-        super().close()
 
 
 def _run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
@@ -173,7 +154,7 @@ class Client:
             pool, lent = self._lend(query.first)
             try:
                 with self.lines.expecting(lent):
-                    return lent.run_again(query) if query.often else _run(lent, query)
+                    return self._statements(lent).ask(query) if query.hot else _run(lent, query)
             except psycopg.Error as e:
                 raise self.target.failed(e, query.name) from e
             finally:
@@ -183,6 +164,42 @@ class Client:
             return _run(conn, query)
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
+
+    def _send(self, query: Query[R]) -> Sent[R]:
+        # For gangq.client.sent.send(), which says what it does: tasks that overlap are what AsyncClient has instead.
+        pool, lent = self._lend(query.first)
+        try:
+            self.lines.expect(lent)
+            try:
+                self._statements(lent).send(query)
+            except BaseException:
+                self.lines.answered(lent)
+                raise
+        except BaseException as e:
+            self._take_back(pool, lent)
+            if isinstance(e, psycopg.Error):
+                raise self.target.failed(e, query.name) from e
+            raise
+
+        def give_back() -> None:
+            self.lines.answered(lent)
+            self._take_back(pool, lent)
+
+        sent = Sent(
+            query,
+            self._statements(lent),
+            give_back,
+            lambda problem: self.target.failed(problem, query.name),
+            pool.reading if isinstance(pool, Line) else contextlib.nullcontext,
+        )
+        if isinstance(pool, Line):
+            pool.leave(sent.receive)
+        return sent
+
+    def _statements(self, conn: _Pooled) -> Statements:
+        if conn.statements is None:
+            conn.statements = Statements(conn, self.target.prepare)
+        return conn.statements
 
     def _open(self) -> ConnectionPool[_Pooled] | Line[_Pooled]:
         with self._lock:

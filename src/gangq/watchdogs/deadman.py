@@ -79,8 +79,14 @@ class _Timer:
         )
 
     def set(self, at: float) -> None:
-        """Fire at this instant, at once if it is past; 0 disarms. For one thread at a time."""
+        """Fire at this instant, at once if it is past. For one thread at a time."""
         self._spec.at_s, self._spec.at_ns = divmod(int(at * 1e9), 1_000_000_000)
+        if self._settime() != 0:
+            raise OSError(ctypes.get_errno(), "timer_settime")
+
+    def off(self) -> None:
+        """Do not fire."""
+        self._spec.at_s = self._spec.at_ns = 0
         if self._settime() != 0:
             raise OSError(ctypes.get_errno(), "timer_settime")
 
@@ -165,7 +171,7 @@ class Deadman:
             self._set_to = None
             for timer in (self._dump_timer, self._exit_timer, self._kill_timer):
                 if timer is not None:
-                    timer.set(0)
+                    timer.off()
             self._set_to = ()
 
     def _set(self, at_boottime: float, code: int, grace_s: float) -> None:
@@ -181,8 +187,10 @@ class Deadman:
                 former.delete()
         else:
             self._exit_timer.set(at)
-        if self._dump_timer is not None:
-            self._dump_timer.set(max(at - grace_s, 1e-6) if grace_s > 0 else 0)
+        if self._dump_timer is not None and grace_s > 0:
+            self._dump_timer.set(max(at - grace_s, 1e-6))
+        elif self._dump_timer is not None:
+            self._dump_timer.off()
 
     def _exit_on_timer(self, code: int) -> _Timer:
         event = _Sigevent(value=code, signo=0, notify=_SIGEV_THREAD, function=self._exit_address)

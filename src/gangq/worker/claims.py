@@ -6,8 +6,12 @@ import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
+from gangq.client import calls
+from gangq.client.rows import Claim
+from gangq.client.sent import Sent, send
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
@@ -15,12 +19,15 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from gangq.client.rows import Claim, Outcome
+    from gangq.client import Client
+    from gangq.client.rows import CompletedAndClaimed, Outcome
     from gangq.worker.jobs import ActiveJob
 
 log = logging.getLogger("gangq.worker.claims")
 
 _POLL_S = 1.0
+_GANG = 1 + [one.name for one in fields(Claim)].index("gang_id")
+"""Its column in an answer that has the outcome first."""
 
 
 class ClaimSource:
@@ -47,6 +54,7 @@ class ClaimSource:
         self._request: uuid.UUID | None = None
         self._most = 1
         self._asleep = False
+        self._late = False
         self._waits = backoff()
         self.wait_s = 0.0
         """How long :meth:`take` suggests to wait for a wake-up before the next call."""
@@ -57,6 +65,13 @@ class ClaimSource:
         The first empty answer puts this worker on the list of sleepers; a job submitted just before would
         have notified nobody, so it asks once more before it says "wait".
         """
+        self._late = self._session.lapsing()
+        if self._late:
+            # After an outage the database gives it work before its lease is renewed here. That would have to be
+            # handed back at once, and claimed again, until it has been stopped too often.
+            self._keeper.beat_now()
+            self.wait_s = next(self._waits)
+            return []
         try:
             rows = self._ask(most)
             if not rows and not self._asleep and self._hears():
@@ -95,36 +110,65 @@ class ClaimSource:
 
         ``idle``: nothing else is left to run, so where nothing is claimed this worker is one of the sleepers.
         """
-        if self._request is not None:
+        if self._request is not None or self._session.lapsing():
             return None
-        self._request, self._most = uuid.uuid4(), most
-        self._keeper.claiming.set()
+        request = self._open(most)
         try:
-            answer = self._session.client.complete_and_claim(
-                incarnation=self._session.incarnation,
-                job_ids=[one.id for one in finished],
-                tokens=[one.token for one in finished],
-                results=[one.result for one in finished],
-                strict=False,
-                request_id=self._request,
-                max_jobs=most,
-                ports=self._ports.offer(),
-                sleep=idle and self._hears(),
-                model=self._session.model,
-            )
+            answer = self._session.client.complete_and_claim(**self._along(finished, idle))
         except GangqError as problem:
-            log.info("not_along", extra={"error": str(problem), "request": str(self._request)})
+            self._not_along(request, problem)
             return None
-        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
         self._asleep = idle and not answer.claims
+        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
         if answer.claims or not idle:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
 
+    def send_along(
+        self, finished: Sequence[ActiveJob], most: int, arrived: Callable[[Sequence[Claim]], None]
+    ) -> AlongUnderWay | None:
+        """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``.
+        None: it could not be sent, or nobody knows.
+        """
+        if self._request is not None or self._session.lapsing():
+            return None
+        request = self._open(most)
+        try:
+            sent = send(self._session.client, calls.complete_and_claim(**self._along(finished, idle=False)))
+        except GangqError as problem:
+            self._not_along(request, problem)
+            return None
+        return AlongUnderWay(self, sent, request, len(finished), arrived)
+
+    def _open(self, most: int) -> uuid.UUID:
+        self._request, self._most = uuid.uuid4(), most
+        self._keeper.claiming.set()
+        return self._request
+
+    def _along(self, finished: Sequence[ActiveJob], idle: bool) -> dict[str, Any]:
+        return {
+            "incarnation": self._session.incarnation,
+            "job_ids": [one.id for one in finished],
+            "tokens": [one.token for one in finished],
+            "results": [one.result for one in finished],
+            "strict": False,
+            "request_id": self._request,
+            "max_jobs": self._most,
+            "ports": self._ports.offer(),
+            "sleep": idle and self._hears(),
+            "model": self._session.model,
+        }
+
+    @staticmethod
+    def _not_along(request: uuid.UUID, problem: GangqError) -> None:
+        log.info("not_along", extra={"error": str(problem), "request": str(request)})
+
     @property
     def unsure(self) -> bool:
-        """Whether a claim was sent and its answer is outstanding: it may have taken jobs."""
-        return self._request is not None
+        """Whether there may be work for it all the same: the answer of a claim is outstanding, or the lease has to be
+        renewed first.
+        """
+        return self._request is not None or self._late
 
     def awake(self) -> None:
         """A wake-up took this worker off the list of sleepers."""
@@ -151,7 +195,98 @@ class ClaimSource:
             if row.rank == 0 and row.master_port is not None:
                 self._ports.give(row.master_port)
 
+    def _answered(self, request: uuid.UUID, rows: Sequence[Claim] = ()) -> None:
+        """This request is settled; perhaps it was before, and another is open by now."""
+        if self._request == request:
+            self._settle_request(rows)
+
     def settled(self) -> None:
         """What :meth:`take` returned is in the job table now."""
         if self._request is None:
             self._keeper.claiming.clear()
+
+
+class AlongUnderWay:
+    """A report that is under way together with a claim. For one thread at a time."""
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        sent: Sent[CompletedAndClaimed],
+        request: uuid.UUID,
+        jobs: int,
+        arrived: Callable[[Sequence[Claim]], None],
+    ) -> None:
+        self._source = source
+        self._sent = sent
+        self._request = request
+        self._jobs = jobs
+        self._arrived = arrived
+
+    @property
+    def arrived(self) -> bool:
+        """Whether to :meth:`receive` takes no time."""
+        return self._sent.arrived
+
+    def receive(self) -> bool:
+        """Wait for the answer. Whether it brought jobs and the next call may go before it is :meth:`read`: the ports
+        of members of gangs must not be offered once more.
+        """
+        self._sent.receive()
+        gangs = [] if self._sent.failed else self._sent.column(_GANG, self._jobs)
+        if not gangs or gangs.count(None) != len(gangs):
+            return False
+        self._source._answered(self._request)
+        return True
+
+    def read(self) -> Sequence[Outcome] | None:
+        """What became of the jobs reported, what was claimed being handed on; None: no answer, or a refusal."""
+        try:
+            answer = self._sent.answer()
+        except GangqError as problem:
+            self._source._not_along(self._request, problem)
+            return None
+        self._source._answered(self._request, answer.claims)
+        self._arrived(answer.claims)
+        return answer.outcomes
+
+
+class ReportUnderWay:
+    """A report that is under way alone."""
+
+    def __init__(self, sent: Sent[list[Outcome]]) -> None:
+        self._sent = sent
+
+    @classmethod
+    def send(cls, client: Client, finished: Sequence[ActiveJob]) -> ReportUnderWay | None:
+        """Report these done; None: it could not be sent, or nobody knows."""
+        try:
+            report = calls.complete(
+                job_ids=[one.id for one in finished],
+                tokens=[one.token for one in finished],
+                results=[one.result for one in finished],
+                strict=False,
+            )
+            sent = send(client, report)
+        except GangqError as problem:
+            log.info("not_reported", extra={"error": str(problem)})
+            return None
+        return cls(sent)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether to :meth:`receive` takes no time."""
+        return self._sent.arrived
+
+    def receive(self) -> bool:
+        """Wait for the answer, which brings no jobs."""
+        self._sent.receive()
+        return False
+
+    def read(self) -> Sequence[Outcome] | None:
+        """What became of the jobs; None: no answer, or a refusal."""
+        try:
+            return self._sent.answer()
+        except GangqError as problem:
+            log.info("not_reported", extra={"error": str(problem)})
+            return None

@@ -29,6 +29,27 @@ _WATCH_S = 0.25
 _STRANGE_BEATS = 3
 
 
+class Flag:
+    """As an event that nobody waits for: raised and lowered with every claim, of which there may be thousands."""
+
+    __slots__ = ("_up",)
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def set(self) -> None:
+        """Raise it."""
+        self._up = True
+
+    def clear(self) -> None:
+        """Lower it."""
+        self._up = False
+
+    def is_set(self) -> bool:
+        """Whether it is up."""
+        return self._up
+
+
 class LeaseKeeper:
     """Sends heartbeats: every ``heartbeat_s``, and at once when told that orders wait."""
 
@@ -44,7 +65,7 @@ class LeaseKeeper:
         self._now = threading.Event()
         self._stop = threading.Event()
         self._strange: dict[tuple[int, int], int] = {}
-        self.claiming = threading.Event()
+        self.claiming = Flag()
         """Set by the claim loop while an answer of ``claim`` is outstanding."""
         self._thread = threading.Thread(target=self._run, name="gangq-lease", daemon=True)
 

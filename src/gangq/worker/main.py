@@ -9,6 +9,7 @@ nothing of it runs any more and registers anew.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -28,7 +29,7 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import fitness
 from gangq.worker.child_main import app_target
-from gangq.worker.claims import ClaimSource
+from gangq.worker.claims import AlongUnderWay, ClaimSource, ReportUnderWay
 from gangq.worker.drain import Drain
 from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
@@ -63,6 +64,7 @@ _AHEAD_S = 0.05
 """For how long at a stretch claims may go ahead of running jobs. A job that needs the slot for itself can be claimed
 only by a worker that holds nothing, and however much is waiting, it must not wait for longer.
 """
+_FEW = 16
 
 
 class Worker:
@@ -131,10 +133,13 @@ class Worker:
         lines.start()
         self._liveness.start()
         self._sampler.start()
+        # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
+        gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
             return self._incarnations(directory, lines)
         finally:
+            gc.unfreeze()
             self._liveness.stop()
             self._sampler.stop()
             lines.stop()
@@ -280,30 +285,34 @@ class Worker:
         reporter: Reporter,
     ) -> None:
         waiting, prefetch = self._waiting, self.options.prefetch
+        few = max(prefetch // 4, min(prefetch, _FEW))
         held_since = 0.0
 
         def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
             nonlocal held_since
             held_since = boottime()
-            return claim(finished, idle=True)
-
-        def ahead(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            return claim(finished, idle=False)
-
-        def claim(finished: Sequence[ActiveJob], *, idle: bool) -> Sequence[Outcome] | None:
             if not self._serving(session):
                 return None
-            answer = claims.take_along(finished, prefetch, idle=idle)
+            # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
+            answer = claims.take_along(finished, few if reporter.flowing else prefetch)
             if answer is None:
                 return None
             waiting.extend(self._taken(session, claims, answer[1]))
-            reporter.arrived()
             return answer[0]
 
-        # Only the main thread adds to what is finished, so nothing goes ahead while it claims.
+        def ahead(finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
+            if not self._serving(session):
+                return None
+            # Not more than half, so that one half runs while the other is reported and claimed.
+            return claims.send_along(finished, (prefetch + 1) // 2, arrived)
+
+        def arrived(rows: Sequence[Claim]) -> None:
+            waiting.extend(self._taken(session, claims, rows))
+
         reporter.along, reporter.more = along, lambda: waiting
         if prefetch > 1:
             reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
+            reporter.alone = lambda finished: ReportUnderWay.send(session.client, finished)
             reporter.may_go_ahead = lambda: boottime() < held_since + _AHEAD_S
         while self._serving(session):
             session.work.clear()

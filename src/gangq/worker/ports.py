@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Sequence
 
 _RANGE = range(20000, 32000)
 """Below Linux's ephemeral ports: there, between our close and the handler's bind, any outgoing connection of
@@ -26,19 +27,25 @@ class PortHolder:
         self._lock = threading.Lock()
         self._held: dict[int, socket.socket] = {}
         self._given: set[int] = set()
+        self._offered: Sequence[int] | None = None
+        """What to offer, as long as it stays so: every claim asks."""
 
-    def offer(self) -> list[int]:
+    def offer(self) -> Sequence[int]:
         """The ports held and not yet given to a member; binds new ones up to the count."""
         with self._lock:
+            if self._offered is not None:
+                return self._offered
             while len(self._held) - len(self._given & self._held.keys()) < self._count:
                 bound = _bind()
                 self._held[bound.getsockname()[1]] = bound
-            return sorted(self._held.keys() - self._given)
+            self._offered = sorted(self._held.keys() - self._given)
+            return self._offered
 
     def give(self, port: int) -> None:
         """This port belongs to a claimed member now: it stays bound and is not offered again."""
         with self._lock:
             self._given.add(port)
+            self._offered = None
 
     def take(self) -> int:
         """Bind one that is not offered with claims: for a member that becomes rank 0 while it runs."""
@@ -47,6 +54,7 @@ class PortHolder:
         with self._lock:
             self._held[port] = bound
             self._given.add(port)
+            self._offered = None
         return port
 
     def release(self, port: int) -> None:
@@ -54,6 +62,7 @@ class PortHolder:
         with self._lock:
             self._given.discard(port)
             bound = self._held.pop(port, None)
+            self._offered = None
         if bound is not None:
             bound.close()
 
@@ -61,6 +70,7 @@ class PortHolder:
         """Offer others from now on: the database knows these as another worker's of the same host name."""
         with self._lock:
             refused = [self._held.pop(port) for port in self._held.keys() - self._given]
+            self._offered = None
             self._held |= {bound.getsockname()[1]: bound for bound in (_bind() for _ in refused)}
         for bound in refused:
             bound.close()
@@ -69,6 +79,7 @@ class PortHolder:
         """Let go of all of them."""
         with self._lock:
             held, self._held = self._held, {}
+            self._offered = None
         for bound in held.values():
             bound.close()
 

@@ -11,10 +11,9 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.client.encoding import dumps
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken, WrongState
@@ -28,7 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.reporter")
 
-_FLUSH_S = 0.02
+_FLUSH_S = 0.01
+"""Between two looks of the thread. What it finds at one and finds unmoved at the next has waited 20 ms at most."""
+_LOOK_EVERY = 16
+"""After how many jobs to look again whether an answer has come: a look costs as much as a tenth of a small job."""
 _NEVER = sys.maxsize
 _TEXT_CHARS = 16_000
 
@@ -54,13 +56,32 @@ Along = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
 """Reports these jobs done together with a claim. One try; None: it has not been said, or nobody knows."""
 
 
+class UnderWay(Protocol):
+    """A report that went along with a claim, and whose answer is not read yet."""
+
+    @property
+    def arrived(self) -> bool:
+        """Whether to receive it takes no time."""
+
+    def receive(self) -> bool:
+        """Wait for the answer; whether it brought jobs and the next report may go before this is read."""
+
+    def read(self) -> Sequence[Outcome] | None:
+        """What :data:`Along` returns; what was claimed is there to be run now."""
+
+
+Ahead = Callable[[Sequence[ActiveJob]], UnderWay | None]
+"""Sends what :data:`Along` says and does not wait; None: it was not sent, or nobody knows."""
+
+
 class Reporter:
     """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken.
 
     Of jobs that are done in quick succession (a prefetch of small ones) the word goes out with that of others, and
-    one call is under way at a time: while the jobs of one claim run, a thread here reports those of the one before
-    and claims the next (:attr:`ahead`). A job that ends pays for that with an append and a comparison: no lock, no
-    wake-up.
+    one call is under way at a time: who ran the jobs of one claim sends their report and the next claim
+    (:attr:`ahead`), runs those of the claim before, and reads the answer when there is one. So the server works
+    while handlers run, and no two threads take turns for the interpreter. What that leaves unsaid or unread because
+    a handler takes longer, a thread here sees to, within 20 ms. A job that ends pays an append and a comparison.
     """
 
     def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
@@ -68,19 +89,34 @@ class Reporter:
         self._session = session
         self._impatient = impatient
         self._finished: deque[ActiveJob] = deque()
-        self._turn = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._waiters = 0
+        """Who waits for the turn: mostly nobody, and then there is nothing to notify."""
         self._sending = False
-        self._call_at = _NEVER
-        """How many have to be finished for the thread to be called; never while it is about to look by itself."""
+        """Somebody sends, waits or reads. A call that is :attr:`_away` has nobody who does."""
+        self._away: tuple[UnderWay, list[ActiveJob]] | None = None
+        self._look_at = _NEVER
+        """How many have to be finished for who runs jobs to :meth:`attend` to the calls."""
+        self._moves = 0
+        """Grows with everything that is sent or read."""
         self._called = threading.Event()
+        self._asleep = True
+        """The thread has to be called; else it is about to look by itself."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
         self.along: Along | None = None
         """How to report what is done together with the next claim, which saves a round trip and a commit."""
-        self.ahead: Along | None = None
-        """The same while other jobs still run; for the thread."""
+        self.ahead: Ahead | None = None
+        """The same while other jobs still run."""
+        self.alone: Ahead | None = None
+        """The same without a claim, where that may not go ahead: the server need not do all of it at the end."""
+        self.flowing = False
+        """Jobs are small: the last claim had one gone ahead before it."""
         self.ahead_after = _NEVER
-        """How many have to be done for that within 20 ms. What takes longer is no small job, and takes nothing."""
+        """How many have to be done for that before the thread looks: what takes longer is no small job, and takes
+        nothing.
+        """
         self.may_go_ahead: Callable[[], bool] = lambda: True
         """Whether it may now; else all is left to who runs out of jobs, and goes with that claim."""
         self.more: Callable[[], object] = bool
@@ -97,54 +133,136 @@ class Reporter:
 
     # -- done ------------------------------------------------------------------------------------------------
 
-    def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> None:
+    def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> bool:
         """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms; else at
-        once, and the next claim may go along with it.
+        once, and the next claim may go along with it. False: :meth:`attend` has something to do.
         """
         job.result = result
         self._finished.append(job)
-        if not more_follow and self._flush(self.along, self.more):
-            return
-        if len(self._finished) >= self._call_at:
-            self._call_at = _NEVER
-            self._called.set()
-        elif self._called.is_set():
-            # It is awake and wants the interpreter, which small jobs never let go of: that would be 5 ms.
-            time.sleep(0)
+        if more_follow:
+            if self._asleep:
+                if self._away is None:
+                    self._look_at = self.ahead_after
+                self._call()
+            return len(self._finished) < self._look_at or not self._worth_attending()
+        self._flush(self.along, self.more)
+        return True
+
+    def _worth_attending(self) -> bool:
+        away = self._away
+        if away is not None and not away[0].arrived:
+            self._look_at = len(self._finished) + _LOOK_EVERY
+            return False
+        return self.ahead is not None
+
+    def attend(self) -> None:
+        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while."""
+        with self._lock:
+            if self._sending:
+                self._look_at = len(self._finished) + _LOOK_EVERY
+                return
+            self._sending = True
+        try:
+            if self._away is not None:
+                self._arrive(go_on=True)
+            elif self.may_go_ahead():
+                self._go_ahead(self.ahead)
+            else:
+                self._look_at = _NEVER
+        finally:
+            self._sent()
 
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""
         self._flush(None)
 
     def settle(self) -> bool:
-        """The same, unless the call under way brings :attr:`more` to run. False then: the thread reports the rest."""
+        """The same, unless the call under way brings :attr:`more` to run. False then: the rest is reported later."""
         return self._flush(None, self.more)
-
-    def arrived(self) -> None:
-        """A claim that went :attr:`ahead` has brought jobs: who waits need not wait for the rest of the call."""
-        with self._turn:
-            self._turn.notify_all()
 
     def _flush(self, along: Along | None, unless: Callable[[], object] = bool) -> bool:
         """Send what is finished once the call under way is over; False where there is something else to do first."""
-        with self._turn:
+        with self._lock:
             while not unless() and self._sending:
-                self._turn.wait()
+                self._waiters += 1
+                try:
+                    self._turn.wait()
+                finally:
+                    self._waiters -= 1
             if unless():
                 return False
             self._sending = True
         try:
+            if self._away is not None:
+                self._arrive(go_on=along is not None)
+                if unless():
+                    return False
             self._send(along)
+            if along is not None and self.ahead is not None:
+                # What was claimed now may be gone ahead of. The server has nothing to do until then.
+                self._look_at = _LOOK_EVERY if self.flowing else self.ahead_after
+                self.flowing = False
         finally:
-            with self._turn:
-                self._sending = False
-                self._turn.notify_all()
-        if along is not None and along is self.along and self.ahead is not None:
-            self._called.set()  # What was claimed now may be gone ahead of.
+            self._sent()
         return True
 
+    def _sent(self) -> None:
+        self._moves += 1
+        with self._lock:
+            self._sending = False
+            if self._waiters:
+                self._turn.notify_all()
+        if self._asleep and (self._finished or self._away is not None):
+            self._call()
+
+    def _call(self) -> None:
+        self._asleep = False
+        self._called.set()
+
+    def _go_ahead(self, ahead: Ahead | None) -> None:
+        """Send what is finished, and do not wait."""
+        self._look_at = _NEVER
+        batch = self._take_finished()
+        under_way: UnderWay | None = None
+        try:
+            under_way = ahead(batch) if batch and ahead is not None else None
+        finally:
+            if under_way is None:
+                self._finished.extendleft(reversed(batch))
+        if under_way is not None:
+            self._away = under_way, batch
+            self._look_at = _LOOK_EVERY
+            self.flowing = True
+
+    def _arrive(self, *, go_on: bool) -> None:
+        """Wait for the answer under way. With ``go_on`` the next call goes first, then this is read: the server need
+        not wait for that.
+        """
+        assert self._away is not None
+        under_way, batch = self._away
+        brought = under_way.receive()
+        self._away = None
+        self._look_at = _NEVER
+        if go_on and brought:
+            self._go_ahead(self.ahead if self.may_go_ahead() else self.alone)
+        outcomes: Sequence[Outcome] | None = None
+        try:
+            outcomes = under_way.read()
+        finally:
+            if outcomes is None:
+                # The same is said alone: it may be repeated.
+                self._finished.extendleft(reversed(batch))
+        if outcomes is not None:
+            self._log_stale(outcomes)
+            self._session.table.remove(*batch)
+        with self._turn:
+            self._turn.notify_all()  # Who waits for the rest of this call may have something to run now.
+
+    def _take_finished(self) -> list[ActiveJob]:
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
     def _send(self, along: Along | None) -> None:
-        batch = [self._finished.popleft() for _ in range(len(self._finished))]
+        batch = self._take_finished()
         if not batch:
             return
         try:
@@ -313,26 +431,19 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if not self._await(1):
-                continue
-            enough = self._await(self.ahead_after if self.may_go_ahead() else _NEVER, _FLUSH_S)
-            if self._stop.is_set():
+            self._asleep = True
+            # First this, then a look: who finishes a job does it the other way round, so one sees the other.
+            if not self._finished and self._away is None:
+                self._called.wait()
+            self._asleep = False
+            self._called.clear()
+            moves = self._moves
+            if self._stop.wait(_FLUSH_S):
                 return
-            if enough is None:
-                continue
-            try:
-                self._flush(self.ahead if enough else None)
-            except Exception:
-                log.exception("results_fault")
-
-    def _await(self, count: int, timeout_s: float | None = None) -> bool | None:
-        """Whether so many are finished, now or within the time; None where it was called before either."""
-        self._called.clear()
-        # First this, then a look: who finishes one does it the other way round, so one of the two sees the other.
-        self._call_at = count
-        called = False
-        if len(self._finished) < count and not self._stop.is_set():
-            called = self._called.wait(timeout_s)
-        self._call_at = _NEVER
-        self._called.clear()
-        return True if len(self._finished) >= count else None if called else False
+            if moves == self._moves and not self._sending:
+                # Whoever runs jobs is at one that takes its time.
+                self.flowing = False
+                try:
+                    self._flush(None)
+                except Exception:
+                    log.exception("results_fault")

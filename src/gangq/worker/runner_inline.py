@@ -290,7 +290,9 @@ class InlineRunner:
             return
         if not more_follow:
             self.rest()
-        self._reporter.done(job, result, more_follow=more_follow)
+        if not self._reporter.done(job, result, more_follow=more_follow):
+            self.rest()
+            self._reporter.attend()
 
 
 def error_of(problem: BaseException) -> dict[str, Any]:
