@@ -81,7 +81,8 @@ begin
   if new.attempts < 0 or new.priority not between -1000 and 1000 or (new.gang_id is null) <> (new.rank is null) then
     perform gangq.refuse('23514', format('job %s would have attempts %s, priority %s, gang %s and rank %s', new.id, new.attempts, new.priority,
       coalesce(new.gang_id::text, 'null'), coalesce(new.rank::text, 'null')),
-      'Attempts are not negative, a priority is -1000 to 1000, and a gang''s members have ranks, nobody else has.');
+      'Use the functions (gangq.submit, gangq.set_priority, ...): attempts are not negative, a priority is -1000 to 1000, and members of '
+      'a gang have ranks, nobody else has.');
   end if;
   if tg_op = 'INSERT' then
     if new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked']) then
@@ -116,9 +117,9 @@ end $$;
 comment on function gangq.refuse_transition(bigint, text, text) is 'Internal. Raises GQ004 for a change of state that is not legal.';
 
 create trigger live_jobs_birth before insert on gangq.live_jobs for each row
-when (new.state <> 'pending' or new.priority not between -1000 and 1000) execute function gangq.check_transition();
+when (new.state <> 'pending' or new.priority not between -1000 and 1000 or new.attempts <> 0 or new.rank is not null) execute function gangq.check_transition();
 
-create trigger live_jobs_transition before update of state, order_key, shape_id on gangq.live_jobs for each row
+create trigger live_jobs_transition before update of state, order_key, shape_id, attempts on gangq.live_jobs for each row
 when (old.state <> 'pending' or new.state <> 'running' or new.attempts < 1) execute function gangq.check_transition();
 
 -- Neither a submission nor a claim changes these.

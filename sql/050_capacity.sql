@@ -2,37 +2,34 @@
 -- Takes no locks: whoever takes capacity locks the worker row first.
 
 -- Reserved, running and preempting all count as used. Plain solo jobs share a slot up to the worker's prefetch.
-create function gangq.holdings(incarnation bigint, from_token bigint default 0)
-returns table (whole bigint, plain bigint, memory_mb bigint, cpus numeric) language sql stable as $$
-  select count(*) filter (where not s.plain or j.gang_id is not null), count(*) filter (where s.plain and j.gang_id is null),
-    coalesce(sum(s.memory_mb), 0)::bigint, coalesce(sum(s.cpus), 0)
-  from (
-    select x.shape_id, x.gang_id from gangq.live_jobs x where x.incarnation = holdings.incarnation and x.token is null
-    union all
-    select x.shape_id, x.gang_id from gangq.live_jobs x where x.incarnation = holdings.incarnation and x.token >= holdings.from_token) j
-  join gangq.shapes s on s.id = j.shape_id
-$$;
-comment on function gangq.holdings(bigint, bigint) is
-  'Internal. What an incarnation holds: jobs that need a slot for themselves, plain solo ones, memory in MiB, CPUs. from_token: below '
-  'it nothing is held any more, which the caller has to know.';
-
-create function gangq.free_devices(incarnation bigint) returns table (ids bigint[], vrams integer[]) language sql stable as $$
-  select coalesce(array_agg(r.id order by r.vram_mb, r.index, r.id), '{}'), coalesce(array_agg(r.vram_mb order by r.vram_mb, r.index, r.id), '{}')
-  from gangq.device_registry r
-  where r.offered_by = free_devices.incarnation and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)
-$$;
-comment on function gangq.free_devices(bigint) is 'Internal. The devices it offers and nothing holds, smallest first, with their memory in MiB.';
-
-create function gangq.free_capacity(incarnations bigint[])
-returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
+create function gangq.free_capacity(incarnations bigint[], from_token bigint default 0)
+returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[], first_token bigint)
 language sql stable as $$
-  select i.id, (i.slots - u.whole - ceil(u.plain::numeric / i.prefetch))::integer, ((i.slots - u.whole) * i.prefetch - u.plain)::integer,
-    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams
-  from gangq.incarnations i cross join lateral gangq.holdings(i.id) u cross join lateral gangq.free_devices(i.id) d
+  select i.id,
+    (i.slots - u.whole - ceil(u.plain::numeric / i.prefetch))::integer,
+    ((i.slots - u.whole) * i.prefetch - u.plain)::integer,
+    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams, u.first_token
+  from gangq.incarnations i
+  cross join lateral (
+    select count(*) filter (where not s.plain or j.gang_id is not null) as whole,
+      count(*) filter (where s.plain and j.gang_id is null) as plain,
+      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus,
+      min(j.token) as first_token
+    from (
+      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token is null
+      union all
+      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token >= free_capacity.from_token) j
+    join gangq.shapes s on s.id = j.shape_id) u
+  cross join lateral (
+    select coalesce(array_agg(r.id order by r.vram_mb, r.index, r.id), '{}') as ids,
+      coalesce(array_agg(r.vram_mb order by r.vram_mb, r.index, r.id), '{}') as vrams
+    from gangq.device_registry r
+    where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
   where i.id = any (free_capacity.incarnations)
 $$;
-comment on function gangq.free_capacity(bigint[]) is
-  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, free devices with their memory, smallest first.';
+comment on function gangq.free_capacity(bigint[], bigint) is
+  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, free devices with their memory, smallest '
+  'first, and the lowest token it holds. from_token: below it nothing is held any more, which the caller has to know.';
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])

@@ -1,6 +1,7 @@
 -- A worker takes work: claim, and the barrier that lets a gang begin.
 -- Locks: gangs that have members reserved here, by id; those members, by id; then this worker's row; then queues that
--- have limits, by name; pending jobs with skip locked only.
+-- have limits, by name; pending jobs with skip locked only. complete_and_claim takes all of them with skip locked: it waits for
+-- nobody, so their order is its own.
 
 -- Where claims begin. A pending job that is claimed leaves a dead entry in the index that claims read, at its head, and
 -- while a transaction elsewhere may see it nothing can clean it away: the next claim would walk over all of them. So
@@ -116,7 +117,7 @@ begin
   else
     select i as row into mine from gangq.incarnations i where i.id = take.incarnation for no key update skip locked;
   end if;
-  me := mine.row;
+  me := mine.row;  -- Whole, because to read its columns one by one costs as much again.
   if me.id is null or me.ended_at is not null then
     if not patient then
       return;
@@ -133,7 +134,7 @@ begin
     seen[2] := 0;
   end if;
   -- All that has to be known before the first job is looked at, in one query: each one more costs as much as taking a job.
-  -- What few workers have (devices, members, memory of their own) is only asked for here, and looked at below.
+  -- What few workers have (devices, members, jobs with a slot of their own) is only asked for here, and counted below.
   select exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) as leased,
     exists (select 1 from gangq.cordons c where (c.kind, c.name) in (('host', me.host), ('worker', me.name))) as cordoned,
     exists (select 1 from gangq.earmarks e where e.incarnation = me.id) as earmarked,
@@ -141,7 +142,7 @@ begin
     exists (select 1 from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair') as watched,
     exists (select 1 from gangq.device_registry r where r.offered_by = me.id) as equipped,
     exists (select 1 from gangq.live_jobs j where j.incarnation = me.id and j.token is null) as reserved,
-    array(select z.id from gangq.shapes z order by z.id limit 33) as all_shapes,
+    array(select z.id from gangq.shapes z order by z.id limit 33) as some_shapes,
     (select p.last_value from gangq.positions p) as last_pos,
     h.held, h.plain, h.repeated,
     me.slots as slots, 0 as plain_room, me.memory_mb as memory_mb, me.cpus as cpus, '{}'::bigint[] as device_ids, '{}'::integer[] as vrams
@@ -174,7 +175,6 @@ begin
     end if;
   end if;
 
-  -- Who waits for nobody may lock in any order.
   if room.reserved and not patient then
     gang_ids := array(
       select g.id from gangq.live_gangs g
@@ -242,12 +242,12 @@ begin
     if room.earmarked then
       marks := gangq.marks_now(me.id, t);
     end if;
-    if room.reserved or room.held > room.plain then
-      select me.slots - h.whole - ceil(h.plain::numeric / me.prefetch), (me.slots - h.whole) * me.prefetch - h.plain,
-        me.memory_mb - h.memory_mb, me.cpus - h.cpus
-      into room.slots, room.plain_room, room.memory_mb, room.cpus from gangq.holdings(me.id, seen[2]) h;
+    if room.reserved or room.equipped or room.held > room.plain then
+      select f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams
+      into room.slots, room.plain_room, room.memory_mb, room.cpus, room.device_ids, room.vrams
+      from gangq.free_capacity(array[me.id], seen[2]) f;
     else
-      room.slots := me.slots - ceil(room.plain::real / me.prefetch);
+      room.slots := me.slots - ceil(room.plain::numeric / me.prefetch);
       room.plain_room := me.slots * me.prefetch - room.plain;
     end if;
     if room.watched then
@@ -255,15 +255,12 @@ begin
         array_agg(x.name) filter (where x.policy = 'fair') into paused, limited, fair
       from gangq.queues_table x where x.paused or x.limited or x.policy = 'fair';
     end if;
-    if room.equipped then
-      select d.ids, d.vrams into room.device_ids, room.vrams from gangq.free_devices(me.id) d;
-    end if;
     -- The head of every shape that fits: of shapes that do not fit no job is looked at, however many they have. Shapes
     -- are kept for ever, so those with a pending job are found by hopping along the index, not by reading them all.
     -- Of the shapes this session knows stretches of, the jobs before these are not hopped over one by one; and where there
     -- are only a few shapes in all, nothing is hopped over.
-    candidates := room.all_shapes;
-    if cardinality(candidates) > 32 then
+    candidates := room.some_shapes;
+    if cardinality(candidates) > 32 then  -- and there may be thousands
       candidates := gangq.shapes_waiting(known);
     end if;
     select array_agg(h.id), array_agg(least(h.first, h.returned)), array_agg(h.first) into shape_ids, keys, firsts
@@ -855,6 +852,7 @@ $$;
 comment on function gangq.hold_devices(bigint, gangq.shapes, bigint[], integer[], timestamptz) is
   'Internal. Holds the smallest devices that are large enough and not avoided. Two holders of one device collide on the key.';
 
+-- take says the same of plain jobs in the statement that takes them.
 create function gangq.claimed(ids bigint[]) returns table (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,

@@ -189,6 +189,7 @@ def test_state_and_columns_are_tied_by_a_check(q: Q, state: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        "attempts = -1",
         "attempts = -1, state = 'running', token = 1, incarnation = 1, claimed_at = now()",
         "priority = 1001",
         "priority = -1001, state = 'running', token = 1, incarnation = 1, claimed_at = now()",
@@ -201,10 +202,17 @@ def test_numbers_that_no_job_has_are_refused(q: Q, change: str) -> None:
         q.sql(f"update gangq.live_jobs set {change}")
 
 
-@pytest.mark.parametrize("column", ["priority", "rank"])
-def test_a_job_with_such_a_number_is_not_born(q: Q, column: str) -> None:
-    state, columns = ("blocked", {"rank": None}) if column == "rank" else ("pending", {"priority": 1001})
-    with pytest.raises(psycopg.errors.CheckViolation):
+@pytest.mark.parametrize(
+    ("state", "columns"),
+    [
+        ("pending", {"priority": 1001}),
+        ("pending", {"attempts": -1}),
+        ("pending", {"rank": 0}),
+        ("blocked", {"rank": None}),
+    ],
+)
+def test_a_job_with_such_a_number_is_not_born(q: Q, state: str, columns: dict[str, Any]) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation, match="would have"):
         insert(q, state, **columns)
 
 

@@ -350,6 +350,36 @@ def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
     assert client.violations() == []
 
 
+@pytest.mark.parametrize(
+    ("verb", "types", "act", "state"),
+    [
+        ("complete", "bigint[], bigint[], jsonb[], boolean", lambda r, job: r.done(job, {"n": 1}), "done"),
+        (
+            "fail",
+            "bigint, bigint, jsonb, boolean, text",
+            lambda r, job: r.failed(job, {"type": "E", "message": "m"}),
+            "scheduled",
+        ),
+    ],
+)
+def test_a_last_word_said_while_a_migration_rebuilds_the_code_is_said_again(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    verb: str, types: str, act: Callable[[Reporter, ActiveJob], None], state: str,
+) -> None:  # fmt: skip
+    job_id = client.submit(task="t")[0]
+    session = session_of(client, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    with client.connection() as owner:
+        owner.execute(f"alter function gangq.{verb}({types}) rename to gone".encode())
+        said = threading.Thread(target=act, args=(Reporter(session), job))
+        said.start()
+        eventually(lambda: "call_repeated" in caplog.messages, "it was tried and found the function gone")
+        owner.execute(f"alter function gangq.gone({types}) rename to {verb}".encode())
+        said.join(20)
+    assert client.job(id=job_id).state == state
+    assert len(session.table) == 0
+
+
 def next_along(session: Session, source: ClaimSource, reporter: Reporter) -> list[int]:
     """Let the next claim go along with reports, as a worker does; what was claimed so is in the list."""
     got: list[int] = []

@@ -5,15 +5,35 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from gangq.errors import Busy, DatabaseUnreachable
+from gangq.errors import (
+    Busy,
+    DatabaseUnreachable,
+    GangqError,
+    IncarnationEnded,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    StaleToken,
+    WrongIsolation,
+    WrongState,
+)
 
 log = logging.getLogger("gangq.worker.retry")
 
 TRANSIENT = (Busy, DatabaseUnreachable)
 """What may be gone a moment later: a lock held too long, a restart, a failover, a cut line."""
+
+ANSWERS = (InvalidInput, NotFound, StaleToken, WrongState, IncarnationEnded, NotAllowed, WrongIsolation)
+"""What the same call would be told again."""
+
+_PATIENCE_S = 60.0
+"""How long to repeat a call that met anything else. While a migration rebuilds the code, calls in flight find
+functions gone that are there again a moment later.
+"""
 
 T = TypeVar("T")
 
@@ -35,13 +55,22 @@ def until_answered(
     """Repeat ``call`` until the database answers, and return the answer; None once ``give_up()`` says so.
 
     Only for calls that may be repeated: every one that carries a token or a request id is. ``pause`` ends the
-    waiting between two tries early when set. Errors that are an answer (a stale token, say) are raised.
+    waiting between two tries early when set. Errors that are an answer (a stale token, say) are raised at once,
+    and those that nobody foresaw after a minute.
     """
     waits = backoff()
+    until: float | None = None
     while True:
         try:
             return call()
-        except TRANSIENT as problem:
+        except ANSWERS:
+            raise
+        except GangqError as problem:
+            if not isinstance(problem, TRANSIENT):
+                now = time.monotonic()
+                until = now + _PATIENCE_S if until is None else until
+                if now >= until:
+                    raise
             if give_up():
                 log.warning("gave_up", extra={"call": what, "error": str(problem)})
                 return None
