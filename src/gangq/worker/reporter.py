@@ -309,9 +309,8 @@ class Reporter:
         if isinstance(problem, (StaleToken, WrongState, IncarnationEnded, NotFound)):
             log.error("result_stale", extra={**job.extra, "error": str(problem)})
             return
-        self._fail(
-            job, describe(type(problem).__name__, f"its result was refused: {problem}"), False, "error"
-        )
+        what = "was refused" if isinstance(problem, InvalidInput) else "could not be reported"
+        self._fail(job, describe(type(problem).__name__, f"its result {what}: {problem}"), False, "error")
 
     # -- not done --------------------------------------------------------------------------------------------
 
