@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from enum import Enum, IntEnum
 from typing import Any
 
 import psycopg
@@ -792,28 +793,33 @@ def test_a_submission_arrives_as_it_was_said_however_many_came_before(dsn: str) 
                 client.submit(task="t", cpus=-1)
 
 
-def test_few_of_the_statements_that_submissions_make_are_prepared(dsn: str) -> None:
+def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it_is_closed(dsn: str) -> None:
     with Client(dsn, max_size=1) as client:
-        options = [
-            {"gpus": 1},
-            {"priority": 1},
-            {"memory_mb": 1},
-            {"cpus": 1},
-            {"max_trips": 1},
-            {"model": "m"},
-        ]
+        options = [{"gpus": 1}, {"priority": 1}, {"memory_mb": 1}, {"cpus": 1}, {"max_trips": 1}]
         for number in range(2 ** len(options)):
             said = {k: v for bit, o in enumerate(options) if number >> bit & 1 for k, v in o.items()}
-            for _ in range(7):
-                (id,) = client.submit(task="t", **said)
+            (id,) = client.submit(task="t", **said)
             job = client.job(id=id)
-            names = ("gpus", "priority", "memory_mb", "cpus")
-            assert {name: getattr(job, name) for name in names} == {name: said.get(name, 0) for name in names}
+            assert {name: getattr(job, name) for name in ("gpus", "priority", "memory_mb")} == {
+                name: said.get(name, 0) for name in ("gpus", "priority", "memory_mb")
+            }
         with client.connection() as connection:
-            prepared = connection.execute(
-                "select from pg_prepared_statements where name like 'gangq%%'"
-            ).fetchall()
-        assert len(prepared) == 32
+            assert 0 < len(connection._kept) <= 16
+    assert connection.closed
+    assert connection._kept == {}
+
+
+def test_words_and_numbers_of_an_enumeration_are_what_they_stand_for(dsn: str) -> None:
+    class Word(str, Enum):
+        TASK = "train"
+
+    class Number(IntEnum):
+        HIGH = 7
+
+    with Client(dsn, max_size=1) as client:
+        (id,) = client.submit(task=Word.TASK, priority=Number.HIGH, memory_mb=1024 / 2)  # type: ignore[arg-type]
+        job = client.job(id=id)
+    assert (job.task, job.priority, job.memory_mb) == ("train", 7, 512)
 
 
 def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(

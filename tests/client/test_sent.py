@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -109,6 +110,38 @@ def test_an_answer_that_never_comes_is_an_error_and_the_connection_is_made_anew(
         assert backend(cut)
 
 
+def test_who_waits_already_while_a_call_is_sent_gets_the_connection_although_nobody_reads_the_answer(
+    one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, seen = worker(one), []
+    other = threading.Thread(target=lambda: seen.append(backend(one)))
+    sends = Statements.send
+
+    def slowly(self: Statements, query: Any) -> None:
+        other.start()
+        while not one._pool._waiting:  # type: ignore[union-attr]
+            time.sleep(0.001)
+        sends(self, query)
+
+    monkeypatch.setattr(Statements, "send", slowly)
+    sent = send(one, claim(me))
+    other.join(2)
+    assert seen
+    assert len(sent.answer()) == 1
+
+
+def test_nobody_waits_for_an_answer_longer_than_for_the_connection(client: Client) -> None:
+    with Client(client.target.conninfo, max_size=1, timeout_s=0.3) as one, client.connection() as other:
+        me = worker(one)
+        other.execute("begin; lock table gangq.incarnations in access exclusive mode")
+        sent = send(one, claim(me))
+        with pytest.raises(DatabaseUnreachable, match="none of the 1 connections"):
+            backend(one)
+        other.execute("rollback")
+        assert len(sent.answer()) == 1
+        assert backend(one)
+
+
 def test_a_refusal_is_the_error_that_the_call_itself_would_raise(one: Client) -> None:
     me = worker(one)
     with pytest.raises(InvalidInput) as direct:
@@ -130,8 +163,9 @@ def test_a_statement_is_prepared_where_that_is_allowed_and_again_once_it_has_gon
 
         def take() -> None:
             nonlocal claimed
-            jobs = made.claim(incarnation=me, request_id=uuid.uuid4())
-            claimed += len(made.complete(job_ids=[j.job_id for j in jobs], tokens=[j.token for j in jobs]))
+            jobs = send(made, claim(me)).answer()
+            done = calls.complete(job_ids=[j.job_id for j in jobs], tokens=[j.token for j in jobs])
+            claimed += len(send(made, done).answer())
 
         for _ in range(10):
             take()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -500,6 +501,51 @@ def test_the_next_call_waits_where_the_one_before_brought_a_member_and_its_port(
     reporter.flush()
     assert len(session.table) == 1
     ports.close()
+
+
+def test_what_is_done_while_others_wait_to_be_run_does_not_wait_for_them(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    session = session_of(client, tmp_path, prefetch=2)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    first, second = (claimed(session, source) for _ in ids)
+    reporter.more = lambda: [second]
+    reporter.start()
+    try:
+        reporter.done(first, None)
+        eventually(lambda: client.job(id=first.id).state == "done", "its thread reports it")
+    finally:
+        reporter.stop()
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_fault_while_a_call_goes_ahead_costs_no_job_and_no_claim(
+    client: Client, tmp_path: Path, answered: int
+) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 3)
+    session = session_of(client, tmp_path, prefetch=3)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    first, second = (claimed(session, source) for _ in range(2))
+    got = next_ahead(session, source, reporter, 1)
+    well, sent = reporter.ahead, []
+
+    def ahead(finished: Any) -> Any:
+        if len(sent) == answered:
+            raise OSError(errno.EMFILE, "Too many open files")
+        sent.append(finished)
+        assert well is not None
+        return well(finished)
+
+    reporter.ahead = ahead
+    reporter.done(first, None, more_follow=True)
+    reporter.attend()
+    reporter.done(second, None, more_follow=True)
+    eventually(lambda: reporter._away is None or reporter._away[0].arrived, "the answer is there")
+    reporter.attend()
+    assert [job.id for job in got] == ids[2:][:answered], "what the answer brought is there to be run"
+    reporter.flush()
+    assert client.job_states(ids=ids[:2]) == dict.fromkeys(ids[:2], "done")
 
 
 def test_a_report_that_went_ahead_and_whose_reply_was_lost_is_made_alone_and_the_claim_found(

@@ -39,10 +39,8 @@ class Query(Generic[R]):
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
     first: bool = field(default=False, compare=False)
-    hot: bool = field(default=False, compare=False)
-    """Said thousands of times a second: sent as `gangq.client.sent` does it, each parameter as its text, and its rows
-    are read by position.
-    """
+    often: bool = field(default=False, compare=False)
+    """Perhaps thousands of times a second: worth keeping a cursor for."""
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -260,7 +258,7 @@ def submit(
             "wake": "sleepers" if connection is None else "commit",
         },
     )
-    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, hot=True)
+    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, often=True)
 
 
 def submit_gang(
@@ -694,7 +692,7 @@ def claim(
         model=model,
     )
     # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
-    return replace(query, first=True, hot=True)
+    return replace(query, first=True, often=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -727,7 +725,7 @@ def complete(
         results=_results(results, job_ids),
         strict=strict,
     )
-    return replace(query, hot=True)
+    return replace(query, often=True)
 
 
 def complete_and_claim(
@@ -765,7 +763,7 @@ def complete_and_claim(
             "model": model,
         },
     )
-    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, hot=True)
+    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, often=True)
 
 
 _outcome, _claim = rows.maker(rows.Outcome), rows.maker(rows.Claim)

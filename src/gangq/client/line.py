@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -43,7 +44,7 @@ class Line(Generic[C]):
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         self._threads: set[int] = set()
         """Those that hold the connection or wait for it."""
-        self._read: Callable[[], None] | None = None
+        self._read: Callable[[float], None] | None = None
         self._connection: C | None = None
 
     def getconn(self, *, first: bool = False) -> C:
@@ -83,15 +84,19 @@ class Line(Generic[C]):
             self._drop()
         self._give()
 
-    def leave(self, read: Callable[[], None]) -> None:
+    def leave(self, read: Callable[[float], None]) -> bool:
         """Its holder goes on to other things, with an answer outstanding. Whoever wants the connection next calls
-        ``read()``, which waits for that answer and gives the connection back; within, :meth:`reading`.
+        ``read(timeout_s)``, which waits for that answer and gives the connection back; within, :meth:`reading`.
+        False: somebody waits already, and the holder itself has to.
         """
         with self._lock:
+            if self._waiting:
+                return False
             if self._holder is not None:
                 self._threads.discard(self._holder)
             self._holder = _NOBODY
             self._read = read
+            return True
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -124,9 +129,10 @@ class Line(Generic[C]):
             (self._waiting.appendleft if first else self._waiting.append)(mine)
             read = self._read
         try:
+            until = time.monotonic() + self._timeout_s
             if read is not None:
-                read()
-            if not mine[1].acquire(timeout=self._timeout_s):
+                read(self._timeout_s)
+            if not mine[1].acquire(timeout=max(0.0, until - time.monotonic())):
                 raise Taken("the connection did not become free in time")
         except BaseException:
             # A signal's handler may raise here too. Nobody may hand the connection to one who has gone.

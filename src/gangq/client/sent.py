@@ -1,8 +1,7 @@
-"""Calls made thousands of times a second, and calls whose answer is read later: what lets a worker run jobs while the
-server finishes and claims others.
+"""A call whose answer is read later: what lets a worker run jobs while the server finishes and claims others.
 
-Spoken to libpq directly. For calls made thousands of times a second, what psycopg does for every statement (to find
-out types, to make a cursor, to wait in steps) costs as much as the client's whole share of them.
+psycopg sends and waits in one; apart, the two are spoken to libpq directly. For the worker's own calls only, whose
+parameters are text, numbers and lists of these: what a caller passes to a client goes the way psycopg knows.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _PREPARE_AFTER = 5
-_MOST_PREPARED = 32  # The server keeps each to the end of the connection.
 # There is no such statement any more (a pooler changed the session), or its columns are not what they were.
 _NO_LONGER_GOOD = ("26000", "0A000")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED)
@@ -44,7 +42,8 @@ class Statements:
         self._used: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
         self._made = 0
-        self._encoding = connection.info.encoding
+        # As psycopg reads it: of SQL_ASCII the server knows no more than that it is bytes.
+        self._encoding = "utf-8" if connection.info.encoding == "ascii" else connection.info.encoding
         self._reader = Transformer(connection)
         self._reading = threading.Lock()
 
@@ -59,7 +58,7 @@ class Statements:
         encoding = self._encoding
         values = [_text(value).encode(encoding) for value in query.params.values()]
         name = self._names.get(text)
-        if name is None and self._prepare and len(self._names) < _MOST_PREPARED:
+        if name is None and self._prepare:
             used = self._used[text] = self._used.get(text, 0) + 1
             if used > _PREPARE_AFTER:
                 name = self._prepared(text, tuple(query.params))
@@ -97,11 +96,6 @@ class Statements:
             return _wait(self._connection.pgconn, select.POLLIN, timeout_ms)
         except psycopg.Error:
             return True  # There is nothing to wait for any more.
-
-    def ask(self, query: Query[R]) -> R:
-        """:meth:`send`, :meth:`receive` and :meth:`rows`."""
-        self.send(query)
-        return self.rows(query, self.receive())
 
     def rows(self, query: Query[R], result: PGresult) -> R:
         """What the answer says.
@@ -191,10 +185,17 @@ class Sent(Generic[R]):
             return True
         return self._statements.answers(0)
 
-    def receive(self) -> None:
-        """Wait for the answer, and give the connection back; :meth:`answer` says what it was. From any thread."""
-        with self._lock:
+    def receive(self, timeout_s: float | None = None) -> None:
+        """Wait for the answer, and give the connection back; :meth:`answer` says what it was. From any thread.
+
+        ``timeout_s``: wait no longer for it to begin; what has not come by then is outstanding still.
+        """
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            return
+        try:
             if self._received:
+                return
+            if timeout_s is not None and not self._statements.answers(round(timeout_s * 1000)):
                 return
             with self._reading():
                 try:
@@ -203,6 +204,8 @@ class Sent(Generic[R]):
                     self._problem = problem
                 self._received = True
                 self._give_back()
+        finally:
+            self._lock.release()
 
     @property
     def failed(self) -> bool:
@@ -235,7 +238,7 @@ class Sent(Generic[R]):
 
 
 def send(client: Client, query: Query[R]) -> Sent[R]:
-    """Have a call under way whose answer is read later; of those that say :attr:`~gangq.client.calls.Query.hot`.
+    """Have a call under way whose answer is read later; of those that say :attr:`~gangq.client.calls.Query.often`.
 
     Raises:
         GangqError: it could not be sent, or nobody knows.

@@ -134,6 +134,7 @@ class Worker:
         self._liveness.start()
         self._sampler.start()
         # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
+        gc.collect()
         gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
@@ -383,6 +384,9 @@ class Worker:
         jobs = [ActiveJob(claim) for claim in rows]
         session.table.add(*jobs)
         claims.settled()
+        if self._drain.requested.is_set():
+            # Claimed before it was, and not begun: nothing of them has to be waited for.
+            session.table.each(lambda job: job.tell_stop("drain", 0.0), jobs)
         if session.ended.is_set():
             # Who ended it has told those in the table, and these may not have been in it.
             session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)

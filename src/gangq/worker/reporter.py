@@ -156,7 +156,10 @@ class Reporter:
         return self.ahead is not None
 
     def attend(self) -> None:
-        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while."""
+        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while.
+
+        Whatever goes wrong here is no fault of the job that has just ended: the thread sees to what is left.
+        """
         with self._lock:
             if self._sending:
                 self._look_at = len(self._finished) + _LOOK_EVERY
@@ -169,6 +172,8 @@ class Reporter:
                 self._go_ahead(self.ahead)
             else:
                 self._look_at = _NEVER
+        except Exception:
+            log.exception("results_fault")
         finally:
             self._sent()
 
@@ -190,6 +195,8 @@ class Reporter:
                 finally:
                     self._waiters -= 1
             if unless():
+                # What is finished must not wait for the next job's end.
+                self._see_to_the_rest()
                 return False
             self._sending = True
         try:
@@ -212,6 +219,9 @@ class Reporter:
             self._sending = False
             if self._waiters:
                 self._turn.notify_all()
+        self._see_to_the_rest()
+
+    def _see_to_the_rest(self) -> None:
         if self._asleep and (self._finished or self._away is not None):
             self._call()
 
@@ -244,7 +254,11 @@ class Reporter:
         self._away = None
         self._look_at = _NEVER
         if go_on and brought:
-            self._go_ahead(self.ahead if self.may_go_ahead() else self.alone)
+            try:
+                self._go_ahead(self.ahead if self.may_go_ahead() else self.alone)
+            except Exception:
+                # What has been answered must be read, whatever becomes of the next call.
+                log.exception("results_fault")
         outcomes: Sequence[Outcome] | None = None
         try:
             outcomes = under_way.read()

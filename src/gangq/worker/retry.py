@@ -30,7 +30,7 @@ TRANSIENT = (Busy, DatabaseUnreachable)
 ANSWERS = (InvalidInput, NotFound, StaleToken, WrongState, IncarnationEnded, NotAllowed, WrongIsolation)
 """What the same call would be told again."""
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 15.0
 """How long to repeat a call that met anything else. While a migration rebuilds the code, calls in flight find
 functions gone that are there again a moment later.
 """
@@ -56,7 +56,7 @@ def until_answered(
 
     Only for calls that may be repeated: every one that carries a token or a request id is. ``pause`` ends the
     waiting between two tries early when set. Errors that are an answer (a stale token, say) are raised at once,
-    and those that nobody foresaw after a minute.
+    and those that nobody foresaw after 15 s.
     """
     waits = backoff()
     until: float | None = None
