@@ -78,7 +78,7 @@ declare
   looked integer[];  -- the shapes whose first job was looked for, and where it was
   firsts bigint[];
   picked bigint[];
-  places tid[];
+  places tid[];  -- of the same rows: this transaction has locked them, so nobody moves them until its next statement updates them
   last_key bigint;
   zone bigint;  -- the head lies before a stretch that was seen the end of: it is a returned job, and ends before this key
   moved_shapes integer[] := '{}';
@@ -217,28 +217,30 @@ begin
       stretch_shapes := array[seen[5], seen[5]];
       stretch_from := array[0, seen[7]];
       stretch_to := array[seen[6] << 50, 9223372036854775807];
-    else for e in 5 .. cardinality(seen) - 6 by 7 loop
-      settles := settles or seen[e + 4] <> 0;
-      if seen[e] <> all (known) then
-        known := known || seen[e]::integer;
+    else
+      for e in 5 .. cardinality(seen) - 6 by 7 loop
+        settles := settles or seen[e + 4] <> 0;
+        if seen[e] <> all (known) then
+          known := known || seen[e]::integer;
+          stretch_shapes := stretch_shapes || seen[e]::integer;
+          stretch_from := stretch_from || 0::bigint;
+          stretch_to := stretch_to || (seen[e + 1] << 50);
+        end if;
+        -- While a transaction that writes stays open nothing settles: then the last priority is claimed from where this
+        -- session came to, and all that has not settled is looked at every 100 ms.
+        begins := seen[e + 2];
+        if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000
+          and at_ms between seen[e + 6] and seen[e + 6] + 99 and (e + 7 > cardinality(seen) or seen[e + 7] <> seen[e]) then
+          begins := seen[e + 5];
+          ahead := true;
+        else
+          seen[e + 6] := -at_ms;  -- if this worker may take of that shape now: settle_seen says
+        end if;
         stretch_shapes := stretch_shapes || seen[e]::integer;
-        stretch_from := stretch_from || 0::bigint;
-        stretch_to := stretch_to || (seen[e + 1] << 50);
-      end if;
-      -- While a transaction that writes stays open nothing settles: then the last priority is claimed from where this
-      -- session came to, and all that has not settled is looked at every 100 ms.
-      begins := seen[e + 2];
-      if seen[e + 4] > 0 and oldest_xid <= seen[e + 4] and seen[e + 5] - begins > 5000
-        and at_ms between seen[e + 6] and seen[e + 6] + 99 and (e + 7 > cardinality(seen) or seen[e + 7] <> seen[e]) then
-        begins := seen[e + 5];
-        ahead := true;
-      else
-        seen[e + 6] := -at_ms;  -- if this worker may take of that shape now: settle_seen says
-      end if;
-      stretch_shapes := stretch_shapes || seen[e]::integer;
-      stretch_from := stretch_from || begins;
-      stretch_to := stretch_to || case when e + 7 < cardinality(seen) and seen[e + 7] = seen[e] then seen[e + 8] << 50 else 9223372036854775807 end;
-    end loop; end if;
+        stretch_from := stretch_from || begins;
+        stretch_to := stretch_to || case when e + 7 < cardinality(seen) and seen[e + 7] = seen[e] then seen[e + 8] << 50 else 9223372036854775807 end;
+      end loop;
+    end if;
     if room.earmarked then
       marks := gangq.marks_now(me.id, t);
     end if;

@@ -212,11 +212,6 @@ class Sent(Generic[R]):
         """Whether what was received is no answer, or a refusal."""
         return self._result is None or self._result.status in _FAILED
 
-    @property
-    def rows(self) -> int:
-        """How many rows were received."""
-        return 0 if self._result is None else self._result.ntuples
-
     def column(self, number: int, first: int = 0) -> list[bytes | None]:
         """A column of what was received, as it came, from this row on."""
         result = self._result
@@ -238,7 +233,8 @@ class Sent(Generic[R]):
 
 
 def send(client: Client, query: Query[R]) -> Sent[R]:
-    """Have a call under way whose answer is read later; of those that say :attr:`~gangq.client.calls.Query.often`.
+    """Have a call under way whose answer is read later: one whose parameters are text, numbers and lists of these, and
+    whose rows are read by position.
 
     Raises:
         GangqError: it could not be sent, or nobody knows.
