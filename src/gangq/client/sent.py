@@ -233,8 +233,8 @@ class Sent(Generic[R]):
 
 
 def send(client: Client, query: Query[R]) -> Sent[R]:
-    """Have a call under way whose answer is read later: one whose parameters are text, numbers and lists of these, and
-    whose rows are read by position.
+    """Have a call under way whose answer is read later: one whose parameters are text, numbers and lists of these,
+    and whose rows are read by position.
 
     Raises:
         GangqError: it could not be sent, or nobody knows.
