@@ -215,8 +215,8 @@ def test_a_worker_asks_the_server_no_more_often_for_a_job_than_it_did(
         before, began = counted.wire.round_trips, time.monotonic()
         direct.submit(task="nothing", payloads=[{}] * jobs)
         eventually(lambda: not direct.jobs(state=["pending", "running"], limit=1), "all are done", 60)
-        # A stretch of claims that go ahead ends after 50 ms, however many jobs that were, with a report alone and small
-        # claims to begin the next with.
+        # A stretch of claims that go ahead ends after 50 ms, however many jobs that were, with a report alone and
+        # small claims to begin the next with.
         stretches = 0 if prefetch == 1 else (time.monotonic() - began) / 0.05
         each = (counted.wire.round_trips - before - 2 * stretches) / jobs
     assert each <= OF_A_WORKER[prefetch]
