@@ -1249,6 +1249,8 @@ declare
   starts gangq.decision[];
   stops gangq.decision[];
   reserved bigint[] := '{}';
+  displaced integer := 0;
+  early boolean := false;  -- the time was up
   digest text;
 begin
   perform gangq.require_read_committed('admit');
@@ -1280,32 +1282,39 @@ begin
     ds := null;
   end if;
   if b.gang_ids is not null or b.move_units is not null then
-    ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, admit.budget_ms) x));
-    stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
-    starts := array(select x from unnest(ds) x where x.action = 'start');
-    if starts <> '{}' or stops <> '{}' then
-      digest := gangq.record_pass(b, ds, admit.max_gangs);
-    end if;
-    if starts <> '{}' then
-      reserved := gangq.reserve_decided(b, starts, digest);
-      placed := cardinality(reserved);
-      again := placed < cardinality(starts) or exists (select 1 from unnest(ds) x where x.action = 'stop');
-    end if;
-    if stops <> '{}' then
-      again := gangq.displace_decided(stops, digest, t) < cardinality(stops) or again;
-    end if;
+    for whole in 0 .. 1 loop
+      ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, case whole when 0 then admit.budget_ms end) x));
+      stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
+      starts := array(select x from unnest(ds) x where x.action = 'start');
+      early := exists (select 1 from unnest(ds) x where x.action = 'stop');
+      if starts <> '{}' or stops <> '{}' then
+        digest := gangq.record_pass(b, ds, admit.max_gangs);
+      end if;
+      if starts <> '{}' then
+        reserved := gangq.reserve_decided(b, starts, digest);
+        again := cardinality(reserved) < cardinality(starts) or early;
+      end if;
+      if stops <> '{}' then
+        displaced := gangq.displace_decided(stops, digest, t);
+        again := displaced < cardinality(stops) or again;
+      end if;
+      exit when not early or reserved <> '{}' or displaced > 0;
+      -- Somebody sits on all that was decided in the time, and may for long: those behind it must not wait for him.
+      ds := null;
+    end loop;
+    placed := cardinality(reserved);
   end if;
   -- What could not be carried out, and what the pass did not get to, is as it was: so are the promises made to it.
   perform gangq.keep_promises(array(select x from unnest(ds) x where x.action = 'plan'), t, array(
     select x.gang_id from unnest(ds) x where x.action in ('start', 'preempt') and x.gang_id <> all (reserved)
     union
     select p.gang_id from gangq.plans p
-    where (cardinality(starts) >= admit.max_gangs or exists (select 1 from unnest(ds) x where x.action = 'stop'))
+    where (cardinality(starts) >= admit.max_gangs or early)
       and not exists (select 1 from unnest(ds) x where x.gang_id = p.gang_id)));
   perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'stop', 'move')), b.kind_ids, t);
   return next;
 end $$;
 comment on function gangq.admit(integer, integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
-  'transaction. budget_ms: once something is placed, it looks no further after so long. again: something was busy, or the '
-  'time was up; ask again soon. Raises GQ008.';
+  'transaction. budget_ms: once something is placed, and not busy, it looks no further after so long. again: something was '
+  'busy, or the time was up; ask again soon. Raises GQ008.';

@@ -438,17 +438,14 @@ begin
             taken := '{}';
           end if;
           return query
-          with started as (
-            update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
-              claimed_at = t, due_at = null, request_id = take.request_id
-            where j.ctid = any (places)
-            returning j.id, j.order_key, j.token, j.final_token, j.state, j.payload, j.attempts, j.max_attempts, j.priority, j.budget_s, j.submitted_at
-          )
-          select x.id, x.token, x.state, s.queue, s.task, x.payload, x.attempts::integer, x.max_attempts::integer, x.priority::integer, x.budget_s,
+          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+            claimed_at = t, due_at = null, request_id = take.request_id
+          from unnest(places) as w(place) where j.ctid = w.place
+          returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer, j.budget_s,
             null::bigint, null::integer, null::integer, null::integer, null::integer,
             -- Only who ran before has saved anything.
-            case when x.final_token is not null then (select max(c.step) from gangq.checkpoints c where c.job_id = x.id) end, '[]'::jsonb, x.submitted_at, s.model
-          from started x order by x.order_key;
+            case when j.final_token is not null then (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end, '[]'::jsonb,
+            j.submitted_at, s.model;
         else
           update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
             claimed_at = t, due_at = null, request_id = take.request_id

@@ -290,7 +290,7 @@ comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true,
   request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}', sleep boolean default false,
-  model text default null
+  model text default null, quiet boolean default false
 ) returns table (
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
@@ -303,10 +303,12 @@ begin
   -- A caller whose transaction has written something may be about to write more.
   finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results,
     complete_and_claim.strict, pg_current_xact_id_if_assigned() is null);
-  foreach job_id in array finished.done loop
-    outcome := 'done';
-    return next;
-  end loop;
+  if not complete_and_claim.quiet then
+    foreach job_id in array finished.done loop
+      outcome := 'done';
+      return next;
+    end loop;
+  end if;
   for n in 1 .. coalesce(cardinality(finished.others), 0) loop
     job_id := finished.others[n];
     outcome := finished.outcomes[n];
@@ -316,9 +318,9 @@ begin
   select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false) c;
 end $$;
-comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text) is
+comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean) is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
-  'one per claimed job (outcome: claimed). The completion never waits for the claim: where another session holds this '
+  'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. The completion never waits for the claim: where another session holds this '
   'worker''s row, a gang reserved here or a queue with limits, or the lease has ended, that much is not claimed. So when '
   'nothing was, call claim with the same request_id before going to sleep: it returns what a lost reply to this call had '
   'claimed, too. Raises what complete raises, GQ001, GQ004 (a port serves another gang of this host) and GQ008: then nothing '

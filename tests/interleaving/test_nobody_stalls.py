@@ -147,6 +147,21 @@ def test_a_member_awaited_by_a_frozen_submit_does_not_stop_the_tick_at_any_stage
     assert meeting.violations() == []
 
 
+def test_a_pass_that_has_time_for_one_gang_goes_past_those_that_a_frozen_client_holds(
+    meeting, frozen, others
+):
+    meeting.worker("w1")
+    meeting.worker("w2")
+    _, (awaited,) = meeting.gang(1)
+    value(frozen, "submit", task="later", after=[awaited])
+    others_gang, _ = meeting.gang(1, priority=-1)
+    assert call(others, "admit", budget_ms=0) == [{"placed": 1, "again": True}]
+    assert meeting.gang_row(others_gang)["state"] == "reserved"
+    frozen.rollback()
+    assert call(others, "admit", budget_ms=0) == [{"placed": 1, "again": False}]
+    assert meeting.violations() == []
+
+
 def test_a_cancelled_gang_held_uncommitted_does_not_stop_the_tick_that_had_kept_workers_for_it(
     meeting, frozen, others
 ):

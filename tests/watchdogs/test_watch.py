@@ -194,23 +194,30 @@ def test_entering_starts_unless_it_was_started_and_leaving_stops() -> None:
 
 
 @pytest.mark.parametrize("kind", [Watchdog, StallWatchdog, GpuHealthWatchdog])
-def test_bracketing_a_job_costs_a_few_microseconds_and_a_beat_one(kind: Any) -> None:
+def test_bracketing_a_job_costs_a_few_locks_and_a_beat_fewer(kind: Any) -> None:
+    # In passes through an idle lock, taken in turn with what is measured: 0.4 us where a bracket took 1 to 2.5 us.
     dog = kind(on_trip=Record().trip)
+    lock = threading.Condition()
 
-    def cost(act: Callable[[], object], times: int = 2000) -> float:
-        best = 1.0
-        for _ in range(7):
-            began = time.perf_counter()
-            for _ in range(times):
-                act()
-            best = min(best, (time.perf_counter() - began) / times)
-        return best
+    def once(act: Callable[[], object], times: int = 2000) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            act()
+        return (time.perf_counter() - began) / times
+
+    def take() -> None:
+        with lock:
+            pass
+
+    def locks(act: Callable[[], object]) -> float:
+        rounds = [(once(act), once(take)) for _ in range(7)]
+        return min(cost for cost, _ in rounds) / min(lock_cost for _, lock_cost in rounds)
 
     dog.start()
-    assert cost(lambda: (dog.start(), dog.stop())) < 4e-6
+    assert locks(lambda: (dog.start(), dog.stop())) < 10
     if hasattr(dog, "beat"):
         dog.start()
-        assert cost(lambda: dog.beat(1, 10)) < 2e-6
+        assert locks(lambda: dog.beat(1, 10)) < 5
     dog.close()
 
 

@@ -78,7 +78,7 @@ _TYPES: dict[str, str] = {
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
-    **dict.fromkeys(("retryable", "strict", "front", "sleep", "final", "force", "paused", "forget", "notify",
+    **dict.fromkeys(("retryable", "strict", "front", "sleep", "quiet", "final", "force", "paused", "forget", "notify",
                       "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
                       "record_decisions", "wait_for_hardware"), "boolean"),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
@@ -740,12 +740,13 @@ def complete_and_claim(
     ports: Sequence[int] = (),
     sleep: bool = False,
     model: str | None = None,
+    quiet: bool = False,
 ) -> Query[rows.CompletedAndClaimed]:
     """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
 
     The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
     nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing: say
-    the two apart.
+    the two apart. `quiet`: `outcomes` leaves out the jobs that are plainly done.
     """
     text, given = _call(
         "complete_and_claim",
@@ -761,6 +762,7 @@ def complete_and_claim(
             "ports": _integers(ports),
             "sleep": sleep,
             "model": model,
+            "quiet": quiet or None,
         },
     )
     return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, often=True)

@@ -212,10 +212,13 @@ class Sent(Generic[R]):
         """Whether what was received is no answer, or a refusal."""
         return self._result is None or self._result.status in _FAILED
 
-    def column(self, number: int, first: int = 0) -> list[bytes | None]:
-        """A column of what was received, as it came, from this row on."""
+    def column(self, number: int, last: int | None = None) -> list[bytes | None]:
+        """A column of what was received, as it came: of all rows, or of so many at the end."""
         result = self._result
-        return [] if result is None else [result.get_value(n, number) for n in range(first, result.ntuples)]
+        if result is None:
+            return []
+        first = 0 if last is None else max(0, result.ntuples - last)
+        return [result.get_value(n, number) for n in range(first, result.ntuples)]
 
     def answer(self) -> R:
         """Wait for the answer and read it.

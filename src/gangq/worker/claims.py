@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.claims")
 
 _POLL_S = 1.0
+_OUTCOME = 0
 _GANG = 1 + [one.name for one in fields(Claim)].index("gang_id")
-"""Its column in an answer that has the outcome first."""
+"""Columns of an answer."""
 
 
 class ClaimSource:
@@ -138,7 +139,7 @@ class ClaimSource:
         except GangqError as problem:
             self._not_along(request, problem)
             return None
-        return AlongUnderWay(self, sent, request, len(finished), arrived)
+        return AlongUnderWay(self, sent, request, arrived)
 
     def _open(self, most: int) -> uuid.UUID:
         self._request, self._most = uuid.uuid4(), most
@@ -157,6 +158,7 @@ class ClaimSource:
             "ports": self._ports.offer(),
             "sleep": idle and self._hears(),
             "model": self._session.model,
+            "quiet": True,
         }
 
     @staticmethod
@@ -214,13 +216,11 @@ class AlongUnderWay:
         source: ClaimSource,
         sent: Sent[CompletedAndClaimed],
         request: uuid.UUID,
-        jobs: int,
         arrived: Callable[[Sequence[Claim]], None],
     ) -> None:
         self._source = source
         self._sent = sent
         self._request = request
-        self._jobs = jobs
         self._arrived = arrived
 
     @property
@@ -233,8 +233,12 @@ class AlongUnderWay:
         of members of gangs must not be offered once more.
         """
         self._sent.receive()
-        gangs = [] if self._sent.failed else self._sent.column(_GANG, self._jobs)
-        if not gangs or gangs.count(None) != len(gangs):
+        # What was claimed comes after what became of the jobs reported, which have no gang in this answer.
+        if (
+            self._sent.failed
+            or self._sent.column(_OUTCOME, last=1) != [b"claimed"]
+            or any(self._sent.column(_GANG))
+        ):
             return False
         self._source._answered(self._request)
         return True
