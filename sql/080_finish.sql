@@ -178,9 +178,11 @@ end $$;
 comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gang and all members, in the fixed order; returns the job.';
 
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
--- this worker's to finish. Verbs call it by assignment, which costs no query.
+-- this worker's to finish. waited_for: gangs wait, and the caller asks for a tick. refillable: where as many are claimed on the
+-- same worker as these, there is no more room for gangs than before. Verbs call it by assignment, which costs no query.
 create function gangq.finish(
-  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, briefly boolean, out done bigint[], out others bigint[], out outcomes text[]
+  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, out done bigint[], out others bigint[], out outcomes text[],
+  out waited_for boolean, out refillable boolean
 ) language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
@@ -208,6 +210,12 @@ begin
   select array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null) as gang_ids,
     exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for
   into look;
+  if look.waited_for then
+    refillable := not exists (
+        select 1 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+        where j.id = any (finish.job_ids) and (not s.plain or j.gang_id is not null or j.state <> 'running'))
+      and not exists (select 1 from gangq.queues_table q where q.limited);
+  end if;
   if look.gang_ids <> '{}' then
     perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
     perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (look.gang_ids) order by j.id for update;
@@ -250,20 +258,13 @@ begin
       outcomes := outcomes || outcome;
     end loop;
   end if;
-  if look.gang_ids <> '{}' and not look.waited_for then
-    look.waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
-  end if;
-  if look.waited_for then
-    -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
-    -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
-    if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
-      perform gangq.wake_tick(true);
-    end if;
+  waited_for := look.waited_for;
+  if look.gang_ids <> '{}' and not waited_for then
+    waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
   end if;
 end $$;
-comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean, boolean) is
-  'Internal. Ends these jobs as done. briefly: the transaction ends with this call. others, outcomes: gang members, repeated and '
-  'stale pairs, one by one.';
+comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean) is
+  'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
@@ -274,7 +275,10 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   finished record;
 begin
-  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict, false);
+  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict);
+  if finished.waited_for then
+    perform gangq.wake_tick(true);
+  end if;
   return query
   select o.id, o.outcome from unnest(finished.others, finished.outcomes) as o(id, outcome)
   union all
@@ -299,10 +303,11 @@ create function gangq.complete_and_claim(
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   finished record;
-begin
+  claimed integer;
   -- A caller whose transaction has written something may be about to write more.
-  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results,
-    complete_and_claim.strict, pg_current_xact_id_if_assigned() is null);
+  briefly boolean := pg_current_xact_id_if_assigned() is null;
+begin
+  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict);
   if not complete_and_claim.quiet then
     foreach job_id in array finished.done loop
       outcome := 'done';
@@ -317,6 +322,18 @@ begin
   return query
   select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false) c;
+  if finished.waited_for then
+    get diagnostics claimed = row_count;
+    -- Members that were reserved here had their room before.
+    if not finished.refillable or claimed < cardinality(finished.done)
+      or (select count(*) from gangq.live_jobs j where j.incarnation = complete_and_claim.incarnation and j.token is not null and j.gang_id is not null) > 0 then
+      -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
+      -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
+      if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
+        perform gangq.wake_tick(true);
+      end if;
+    end if;
+  end if;
 end $$;
 comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean) is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '

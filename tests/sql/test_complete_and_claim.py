@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -215,6 +215,17 @@ def test_a_report_is_taken_after_the_lease_has_ended_and_nothing_is_claimed(q: Q
     assert q.state(second) == "pending"
 
 
+def test_quiet_says_only_what_is_not_plainly_done(q: Q) -> None:
+    q.submit(count=3)
+    worker = q.worker(prefetch=3)
+    first, second = worker.claim(2)
+    assert first.complete() == "done"
+    outcomes, (third,) = both(worker, first, second, quiet=True)
+    assert outcomes == {first.job_id: "repeated"}
+    assert [q.state(job.job_id) for job in (second, third)] == ["done", "running"]
+    assert both(worker, second, third, quiet=True, max_jobs=1) == ({second.job_id: "repeated"}, [])
+
+
 def test_it_needs_read_committed_like_claim(q: Q) -> None:
     q.submit(count=2)
     worker = q.worker()
@@ -225,27 +236,34 @@ def test_it_needs_read_committed_like_claim(q: Q) -> None:
     assert q.state(claim.job_id) == "running"
 
 
+@pytest.fixture
+def asked(q: Q, dsn: str) -> Iterator[Callable[[], int]]:
+    """How often a tick has been asked for since it was last called."""
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        ear.execute("listen gangq_tick")
+        ear.execute("listen marker")
+
+        def count() -> int:
+            q.sql("select pg_notify('marker', '')")
+            for heard, notification in enumerate(
+                ear.notifies(timeout=5)
+            ):  # Sessions hear in the order of commits.
+                if notification.channel == "marker":
+                    return heard
+            raise AssertionError("the marker was not heard")
+
+        yield count
+
+
 def test_of_those_who_finish_while_a_gang_waits_one_asks_for_a_tick_and_a_callers_own_transaction_keeps_nobody_quiet(
-    q: Q, dsn: str
+    q: Q, dsn: str, asked: Callable[[], int]
 ) -> None:
-    q.submit(count=6)
-    first, second, third = q.workers(3)
+    q.submit(count=6, cpus=1)
+    first, second, third = q.workers(3, cpus=1)
     claims = [first.take(), second.take(), third.take()]
     q.submit_gang(2, gpus=1, wait_for_hardware=True)
-    with psycopg.connect(dsn, autocommit=True) as ear, q.connected(dsn) as one, q.connected(dsn) as two:
-        ear.execute("listen gangq_tick")
-
-        def asked() -> int:
-            ear.execute("listen marker")  # Sessions hear in the order of commits.
-            q.sql("select pg_notify('marker', '')")
-            heard: list[str] = []
-            for notification in ear.notifies(timeout=5):
-                heard.append(notification.channel)
-                if notification.channel == "marker":
-                    break
-            return heard.index("marker")
-
-        assert asked() == 0
+    with q.connected(dsn) as one, q.connected(dsn) as two:
+        asked()
         said = [
             {"incarnation": worker.incarnation, "job_ids": [claim.job_id], "tokens": [claim.token]}
             for worker, claim in zip((first, second, third), claims, strict=True)
@@ -262,3 +280,41 @@ def test_of_those_who_finish_while_a_gang_waits_one_asks_for_a_tick_and_a_caller
             two.call("complete_and_claim", **said[1])
             assert asked() == 1
         assert asked() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "asks"),
+    [
+        ("as much is claimed again", False),
+        ("less is claimed", True),
+        ("nothing is claimed", True),
+        ("what is done had resources of its own", True),
+        ("what is done was told to stop", True),
+        ("a queue has a limit", True),
+        ("a member is claimed, which had its room before", True),
+    ],
+)
+def test_a_tick_is_asked_for_where_a_gang_waits_and_there_may_be_more_room_than_before(
+    q: Q, asked: Callable[[], int], change: str, asks: bool
+) -> None:
+    member = change.startswith("a member")
+    again = {"less is claimed": 1, "nothing is claimed": 0}.get(change, 2)
+    worker = q.worker("w1", slots=3 if member else 2, cpus=4)
+    jobs = q.submit(count=2, cpus=1 if "of its own" in change else 0)
+    claims = worker.claim(2)
+    if member:
+        gang = q.submit_gang(1)
+        q.tick()
+        assert gang.state == "reserved"
+    elif again:
+        q.submit(count=again)
+    q.submit_gang(2, gpus=1, wait_for_hardware=True)
+    if change.endswith("stop"):
+        q.call("cancel", job_ids=jobs[:1])
+    if change.endswith("limit"):
+        q.call("set_queue", name="elsewhere", max_running_jobs=1)
+    asked()
+    finished = claims[:1] if member else claims
+    _, claimed = both(worker, *finished, max_jobs=len(finished))
+    assert len(claimed) == (1 if member else again)
+    assert (asked() > 0) is asks
