@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,67 @@ def test_a_call_amid_the_reading_of_an_answer_by_its_own_thread_goes_through(
     monkeypatch.setattr(Statements, "receive", interrupted)
     assert len(sent.answer()) == 1
     assert within[1] != backend(one)
+
+
+def test_a_call_amid_the_call_for_which_its_thread_had_to_read_an_answer_goes_through(client: Client) -> None:
+    with Client(client.target.conninfo, max_size=1, timeout_s=0.5) as one:
+        sent = send(one, claim(worker(one)))
+        with one.connection() as connection:  # Which waited for the answer, and read it.
+            amid = backend(one)  # As the handler of a signal would.
+            assert amid != connection.info.backend_pid
+        assert backend(one) == connection.info.backend_pid
+        assert len(sent.answer()) == 1
+
+
+def test_who_has_read_an_answer_goes_on_with_the_connection_it_came_on(one: Client) -> None:
+    me, before = worker(one), backend(one)
+    assert len(send(one, claim(me)).answer()) == 1
+    assert backend(one) == before
+
+
+def test_two_who_read_their_answers_at_once_get_each_its_own(one: Client) -> None:
+    me = worker(one)
+    first = send(one, claim(me))
+    first.receive()
+    second = send(one, claim(me))
+    second.receive()
+    amid, go_on, got = threading.Event(), threading.Event(), dict[str, Any]()
+    statements = first._statements
+    assert second._statements is statements
+
+    class Lock:
+        """Tells the one that reads to go on as soon as the other waits."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                go_on.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    def factory(cursor: Any) -> Any:
+        amid.set()
+        assert go_on.wait(10)
+        return query.factory(cursor)
+
+    def read(name: str, sent: Any) -> None:
+        got[name] = [job.payload for job in sent.answer()]
+        if name == "second":
+            go_on.set()
+
+    query = first._query
+    first._query, statements._reading = replace(query, factory=factory), Lock()  # type: ignore[assignment]
+    threads = [threading.Thread(target=read, args=one) for one in (("first", first), ("second", second))]
+    threads[0].start()
+    assert amid.wait(10), "it is at the rows"
+    threads[1].start()
+    for thread in threads:
+        thread.join(10)
+    assert got == {"first": [{"n": 0}], "second": [{"n": 1}]}
 
 
 def test_a_client_closed_with_an_answer_outstanding_closes_its_connection_once_it_is_read(

@@ -218,6 +218,94 @@ def slow_word(ctx):
     assert worker.process.poll() is None
 
 
+SMALL = (
+    TASKS
+    + """
+@app.task
+def small(ctx):
+    Journal(JOURNAL).note("ran", ctx.job.id, ctx.token)
+"""
+)
+PREFETCH = 22
+GONE_AHEAD = (b"gangq.complete_and_claim(", b"\x00\x00\x00\x0211")
+"""A report and claim that is sent while other jobs run: none but these asks for 11, half of the prefetch."""
+
+
+class Unread(NamedTuple):
+    """What the worker ``far`` was amid when the answer to a call that it had sent ahead was kept back."""
+
+    worker: WorkerProcess
+    submitted: list[int]
+    ran: set[int]
+    """What has run, and has not been reported."""
+    brought: set[int]
+    """What was claimed by the call: nobody knows of it."""
+
+    def runs(self, floor: Floor, jobs: set[int]) -> list[int]:
+        return [entry["job"] for entry in floor.journal.entries("ran") if entry["job"] in jobs]
+
+
+def until_unread(cut: Cut, **options: object) -> Unread:
+    """Start ``far`` and give it small jobs; return once it has nothing more to run and hears nothing."""
+    floor = cut.floor
+    floor.fleet.define(SMALL)
+    worker = cut.far(prefetch=PREFETCH, **options)
+    cut.wire.hold(*GONE_AHEAD)
+    submitted = floor.client.submit(task="small", payloads=[{}] * 300)
+    eventually(lambda: cut.wire.held, "the answer to a call that went ahead is kept back", PATIENCE_S)
+    held = {job.id: job.claimed_at for job in floor.client.jobs(state="running")}
+    brought = {job for job in held if held[job] == max(held.values())}
+    unread = Unread(worker, submitted, set(held) - brought, brought)
+    assert len(brought) == 11
+    assert unread.ran
+    eventually(lambda: len(unread.runs(floor, unread.ran)) == len(unread.ran), "what it knows of has run")
+    assert unread.runs(floor, brought) == []
+    return unread
+
+
+def test_a_worker_killed_before_it_read_the_answer_to_a_call_sent_ahead_loses_and_doubles_nothing(
+    cut: Cut,
+) -> None:
+    floor, lease_s = cut.floor, 4.0
+    floor.configure(lease_s=lease_s, lease_margin_s=1, grace_s=0.5)
+    unread = until_unread(cut)
+    unread.worker.signal(signal.SIGKILL)
+    unread.worker.exit_code()
+    renewed = floor.worker_row("far").renewed_at
+    floor.start("near", ready=False, prefetch=PREFETCH)
+    eventually(lambda: not floor.client.jobs(state=["pending", "running"]), "all have ended", PATIENCE_S)
+    with floor.client.connection() as conn:
+        endings = conn.execute("select job_id, state from gangq.history order by job_id").fetchall()
+    assert endings == [(job, "done") for job in unread.submitted]
+    rows = {row.id: row for row in floor.client.jobs(ids=unread.submitted)}
+    for job in unread.ran | unread.brought:
+        assert (rows[job].worker, rows[job].crashes + rows[job].stops) == ("near", 1)
+        assert (rows[job].claimed_at - renewed).total_seconds() >= lease_s
+    assert sum(row.crashes for row in rows.values()) == 1
+    assert {(rows[job].attempts, rows[job].crashes) for job in unread.brought} == {(1, 0)}
+    for job in rows.keys() - unread.ran - unread.brought:
+        assert (rows[job].attempts, rows[job].crashes, rows[job].stops) == (1, 0, 0)
+    # What had run and was not reported runs twice; what the answer would have brought had never begun.
+    assert sorted(unread.runs(floor, set(unread.submitted))) == sorted([*unread.submitted, *unread.ran])
+
+
+def test_what_a_call_sent_ahead_brings_into_a_patient_drain_is_handed_back_and_never_begins(
+    cut: Cut,
+) -> None:
+    floor = cut.floor
+    unread = until_unread(cut, drain_timeout_s=30.0)
+    unread.worker.signal(signal.SIGTERM)
+    eventually(lambda: "draining" in unread.worker.log, "the drain was asked for")
+    cut.wire.thaw()
+    assert unread.worker.exit_code() == 0
+    assert unread.runs(floor, unread.brought) == []
+    for row in floor.client.jobs(ids=list(unread.brought)):
+        assert (row.state, row.attempts, row.crashes, row.stops) == ("pending", 0, 0, 1)
+    assert set(floor.client.job_states(ids=list(unread.ran)).values()) == {"done"}
+    assert floor.client.jobs(state="running") == []
+    assert floor.worker_row("far").state == "retired"
+
+
 @pytest.mark.soak
 def test_when_every_connection_falls_silent_a_worker_finds_another_way_and_its_work_goes_on(cut: Cut) -> None:
     """The server is there and new connections work; the old ones are never closed and never answer."""

@@ -7,12 +7,26 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _READY = b"Z\x00\x00\x00\x05"
 """How PostgreSQL ends every answer; the transaction's status follows."""
 
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable"}
 """The server's first word is a message then, and no byte of its own."""
+
+
+class _Wanted(NamedTuple):
+    """The answer that something is to happen to."""
+
+    request: tuple[bytes, ...]
+    """All of it is in what was asked."""
+    content: bytes
+    kept: bool
+    """It is kept back, not lost."""
+
+    def is_asked(self, asked: bytes) -> bool:
+        return all(part in asked for part in self.request)
 
 
 class _Line:
@@ -65,6 +79,7 @@ class _Line:
                 answer += data
                 if self.wire.loses(self, answer):
                     break
+                self.open.wait()
                 if answer[-6:-1] == _READY or not self.wire.minding:
                     self.asked = b""
                     target.sendall(answer)
@@ -85,12 +100,14 @@ class Wire:
         self.directory = directory
         self.lost: list[bytes] = []
         """The answers that never arrived."""
+        self.held: list[bytes] = []
+        """The answers that were kept back."""
         self.round_trips = 0
         """Answers that came to their end: one for each time that a client had to wait."""
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._frozen_from_now = False
-        self._wanted: tuple[bytes, bytes] | None = None
+        self._wanted: _Wanted | None = None
         self._socket = socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> Wire:
@@ -125,7 +142,14 @@ class Wire:
         and that connection closed: the server has done what was asked, and the client cannot know.
         """
         with self._lock:
-            self._wanted = (request, answer)
+            self._wanted = _Wanted((request,), answer, kept=False)
+
+    def hold(self, *request: bytes) -> None:
+        """The next whole answer to a request containing all of these is kept back, and its connection frozen: the
+        server has done what was asked, and the client waits to hear it. :meth:`thaw` sends it on its way.
+        """
+        with self._lock:
+            self._wanted = _Wanted(request, b"", kept=True)
 
     @property
     def minding(self) -> bool:
@@ -135,19 +159,21 @@ class Wire:
     def is_asked(self, asked: bytes) -> bool:
         """Whether what was asked is what is waited for."""
         wanted = self._wanted
-        return wanted is not None and wanted[0] in asked
+        return wanted is not None and wanted.is_asked(asked)
 
     def loses(self, line: _Line, answer: bytes) -> bool:
-        """Whether this answer is to be lost."""
+        """Whether this answer is to be lost. One that is to be kept back freezes its line."""
         with self._lock:
-            if self._wanted is None or answer[-6:-1] != _READY:
+            wanted = self._wanted
+            if wanted is None or answer[-6:-1] != _READY:
                 return False
-            request, content = self._wanted
-            if request not in line.asked or content not in answer:
+            if not wanted.is_asked(line.asked) or wanted.content not in answer:
                 return False
             self._wanted = None
-            self.lost.append(answer)
-            return True
+            if wanted.kept:
+                line.open.clear()
+            (self.held if wanted.kept else self.lost).append(answer)
+            return not wanted.kept
 
     def freeze(self, *, new_ones_too: bool) -> None:
         """A black hole: nothing passes on any connection there is, or will be, and none is closed."""

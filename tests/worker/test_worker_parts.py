@@ -481,6 +481,33 @@ def test_the_next_call_goes_out_before_the_answer_of_the_one_before_is_read(
     assert not source.unsure
 
 
+def test_an_answer_that_is_read_when_the_next_claim_is_under_way_does_not_settle_that_one(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 5)
+    session = session_of(client, tmp_path, prefetch=4)
+    keeper = LeaseKeeper(session)
+    source, reporter = ClaimSource(session, keeper, PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    first, second = claimed(session, source), claimed(session, source)
+    end(reporter, first)
+    reporter.done(second, None, more_follow=True)
+    reporter.attend()
+    assert [job.id for job in got] == ids[2:3]
+    source.settled()  # As the worker says of what the first brought.
+    assert reporter._away is not None
+    sent: Any = reporter._away[0]
+    sent._sent.receive()
+    for _ in range(5):
+        keeper.beat()
+    assert client.job(id=ids[3]).state == "running", "its claim is still to be read: nobody hands it back"
+    sent._sent._result = None  # It was carried out, and that is all that anybody knows.
+    got.clear()
+    reporter.flush()
+    assert [row.job_id for row in source.take(1)] == ids[3:4]
+    assert client.job(id=ids[4]).state == "pending"
+
+
 def test_the_next_call_waits_where_the_one_before_brought_a_member_and_its_port(
     client: Client, tmp_path: Path
 ) -> None:
@@ -617,6 +644,38 @@ def test_who_has_nothing_to_run_goes_on_with_what_the_call_under_way_brings(
     answered.set()
     eventually(lambda: client.job(id=second.id).state == "done", "its thread reports what is left")
     reporter.stop()
+
+
+def test_a_call_that_goes_out_while_the_thread_is_about_to_look_is_seen_to_although_no_job_ends_any_more(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t", payloads=[{}] * 3)
+    session = session_of(client, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    first, _long = claimed(session, source), claimed(session, source)
+    looked, go_on = threading.Event(), threading.Event()
+
+    class Held(threading.Event):
+        """The thread stands still between its two looks."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            looked.set()
+            assert go_on.wait(10)
+            return super().wait(timeout)
+
+    reporter._stop = Held()
+    reporter.start()
+    try:
+        assert not reporter.done(first, None, more_follow=True)
+        assert looked.wait(10), "it was called"
+        reporter.attend()
+        assert reporter._away is not None
+        go_on.set()
+        eventually(lambda: got, "what the call brings is there while the long one runs", 5)
+        eventually(lambda: len(session.table) == 2, "and what it reported is not held any more", 5)
+    finally:
+        reporter.stop()
 
 
 def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_claim_found(
