@@ -26,9 +26,11 @@ comment on function gangq.seen() is 'Internal. What this session knows of the or
 
 -- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for the worker's row and
 -- refuses what it must; else it waits for nobody and takes nothing where it would have to wait or refuse, because
--- the caller's word about finished jobs must not depend on it.
+-- the caller's word about finished jobs must not depend on it. amid: plain jobs that were claimed before are still running
+-- here; whose turn it is, is then judged as if they were done: where it is that of a job which needs their slot for itself,
+-- nothing more is taken, or plain jobs would keep that one out for as long as there are any.
 create function gangq.take(
-  incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean
+  incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean, model text, patient boolean, amid boolean default false
 ) returns table (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
@@ -45,6 +47,7 @@ declare
   taken bigint[] := '{}';  -- what has been taken and not yet returned
   room record;
   want integer := take.max_jobs;
+  apart integer := 0;  -- slots that plain jobs have here, which will be done
   open boolean;  -- takes new work; what is reserved here is claimed in any case
   marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
   paused text[];
@@ -252,6 +255,9 @@ begin
       room.slots := me.slots - ceil(room.plain::numeric / me.prefetch);
       room.plain_room := me.slots * me.prefetch - room.plain;
     end if;
+    if take.amid then
+      apart := ceil(room.plain::numeric / me.prefetch);
+    end if;
     if room.watched then
       select array_agg(x.name) filter (where x.paused), array_agg(x.name) filter (where x.limited),
         array_agg(x.name) filter (where x.policy = 'fair') into paused, limited, fair
@@ -282,7 +288,7 @@ begin
       from gangq.shapes z
       where z.id = any (candidates) and gangq.serves(me, z) and (paused is null or not gangq.below(z.queue, paused))
         and case when z.plain then room.plain_room > 0
-          else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
+          else gangq.members_that_fit(z, room.slots + apart, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
       offset 0  -- or the head would be looked up once for the condition and once for the result
     ) h;
     looked := shape_ids;
@@ -322,8 +328,8 @@ begin
       if marks is not null or limits is not null then
         select array_agg(o.key order by e.n), array_agg(o.most order by e.n), array_agg(o.stop order by e.n) into keys, mosts, stops
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
-        cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb,
-          room.cpus, room.vrams, room.device_ids, t) o;
+        cross join lateral gangq.open_head(z, e.key, limits, used, marks, me.prefetch, room.plain_room,
+          case when z.plain then room.slots else room.slots + apart end, room.memory_mb, room.cpus, room.vrams, room.device_ids, t) o;
       end if;
       if cardinality(shape_ids) = 1 and want = take.max_jobs and marks is null and limits is null then
         -- It has just been seen to fit.
@@ -333,7 +339,7 @@ begin
         from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
         where e.key is not null
           and case when z.plain then room.plain_room > 0
-            else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
+            else gangq.members_that_fit(z, room.slots + apart, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end
         order by e.key limit 1;
       end if;
       exit when not found;
@@ -350,7 +356,7 @@ begin
           from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
           where e.key >> 50 = heads.key >> 50 and gangq.below(z.queue, array[gangq.fair_root(s.queue, fair)])
             and case when z.plain then room.plain_room > 0
-              else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
+              else gangq.members_that_fit(z, room.slots + apart, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
         order by gangq.fair_shares(h.queue, h.submitter, fair, used, total), h.key limit 1;
         contenders := turn.contenders;
         if contenders > 1 then
@@ -372,7 +378,7 @@ begin
           from unnest(shape_ids, keys) with ordinality as e(id, key, n) join gangq.shapes z on z.id = e.id
           where z.model = take.model and e.key >> 50 = heads.key >> 50
             and case when z.plain then room.plain_room > 0
-              else gangq.members_that_fit(z, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
+              else gangq.members_that_fit(z, room.slots + apart, room.memory_mb, room.cpus, room.vrams, room.device_ids) > 0 end) h
         order by h.key limit 1;
         if found then
           -- Up to the first that is too young; a few more rows than wanted, because others may have locked some.
@@ -395,6 +401,7 @@ begin
           end if;
         end if;
       end if;
+      exit when apart > 0 and not s.plain and gangq.members_that_fit(s, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) = 0;
       n := case when s.plain then least(want, room.plain_room) else 1 end;
       if mosts is not null then
         n := least(n, mosts[heads.n]);
@@ -463,6 +470,9 @@ begin
         if s.plain then
           room.plain_room := room.plain_room - cardinality(picked);
           room.slots := room.slots - ceil(cardinality(picked)::numeric / me.prefetch);
+          if take.amid then
+            apart := apart + ceil(cardinality(picked)::numeric / me.prefetch);
+          end if;
         else
           room.plain_room := room.plain_room - me.prefetch;
           room.slots := room.slots - 1;
@@ -514,7 +524,7 @@ begin
       marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
     end if;
     if want = take.max_jobs and ahead then
-      return query select c.* from gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient) c;
+      return query select c.* from gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient, take.amid) c;
       return;
     end if;
   end if;
@@ -534,7 +544,7 @@ begin
       select y.incarnation from gangq.sleepers y where y.incarnation = me.id for update skip locked));
   end if;
 end $$;
-comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean) is
+comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean, boolean) is
   'Internal. Claims for a worker: see claim. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
 

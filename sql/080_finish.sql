@@ -294,7 +294,7 @@ comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true,
   request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}', sleep boolean default false,
-  model text default null, quiet boolean default false
+  model text default null, quiet boolean default false, amid boolean default false
 ) returns table (
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
@@ -321,7 +321,7 @@ begin
   end loop;
   return query
   select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
-    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false) c;
+    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false, complete_and_claim.amid) c;
   if finished.waited_for then
     get diagnostics claimed = row_count;
     -- Members that were reserved here had their room before.
@@ -335,9 +335,11 @@ begin
     end if;
   end if;
 end $$;
-comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean) is
+comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean, boolean) is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
-  'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. The completion never waits for the claim: where another session holds this '
+  'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. amid: plain jobs (those that need nothing '
+  'but a slot, of which a worker may hold several at once) are still running; then nothing is claimed past a job whose turn it is '
+  'and that needs their slot for itself. The completion never waits for the claim: where another session holds this '
   'worker''s row, a gang reserved here or a queue with limits, or the lease has ended, that much is not claimed. So when '
   'nothing was, call claim with the same request_id before going to sleep: it returns what a lost reply to this call had '
   'claimed, too. Raises what complete raises, GQ001, GQ004 (a port serves another gang of this host) and GQ008: then nothing '

@@ -47,7 +47,7 @@ grant execute on function
   gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real, text[]),
   gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb), gangq.claim(bigint, uuid, integer, integer[], boolean, text), gangq.barrier(bigint, bigint, integer),
   gangq.complete(bigint[], bigint[], jsonb[], boolean),
-  gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean),
+  gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean, boolean),
   gangq.fail(bigint, bigint, jsonb, boolean, text),
   gangq.requeue(bigint, bigint, jsonb, boolean), gangq.release(bigint[], bigint[], text), gangq.ack_preempted(bigint, bigint),
   gangq.save_checkpoint(bigint, bigint, bigint, bytea, integer), gangq.load_checkpoint(bigint, bigint),

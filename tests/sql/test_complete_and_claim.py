@@ -236,6 +236,103 @@ def test_it_needs_read_committed_like_claim(q: Q) -> None:
     assert q.state(claim.job_id) == "running"
 
 
+# Amid other jobs ---------------------------------------------------------------------------------------------
+
+
+def amid(worker: Worker, *finished: Claim, **named: Any) -> list[int]:
+    """What is claimed while others still run."""
+    return [claim.job_id for claim in both(worker, *finished, amid=True, **named)[1]]
+
+
+def test_amid_plain_jobs_nothing_is_claimed_past_a_job_whose_turn_it_is_and_that_needs_their_slot(
+    q: Q,
+) -> None:
+    worker = q.worker(prefetch=10, cpus=4)
+    q.submit(count=4)
+    first, second, third, fourth = worker.claim(4)
+    before = q.submit()
+    whole = q.submit(cpus=1)
+    after, last = q.submit(count=2)
+    (next_one,) = both(worker, first, amid=True, max_jobs=5)[1]
+    assert next_one.job_id == before
+    assert amid(worker, second, max_jobs=5) == []
+    # Who says nothing of others claims what fits, as ever.
+    (overtaking,) = both(worker, third, max_jobs=1)[1]
+    assert overtaking.job_id == after
+    assert [claim.job_id for claim in both(worker, fourth, next_one, overtaking, max_jobs=5)[1]] == [whole]
+    assert q.state(last) == "pending"
+
+
+def test_a_job_of_higher_priority_that_needs_the_slot_is_not_overtaken_at_all(q: Q) -> None:
+    worker = q.worker(prefetch=10, cpus=4)
+    q.submit(count=9)
+    first, second = worker.claim(2)
+    whole = q.submit(cpus=1, priority=1)
+    assert amid(worker, first, max_jobs=5) == []
+    assert [claim.job_id for claim in both(worker, second, max_jobs=5)[1]] == [whole]
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "it would not fit an empty worker",
+        "another slot is free for it",
+        "it is in another queue",
+        "its queue is paused",
+        "its queue is full",
+        "its queue is fair",
+        "it is not due",
+    ],
+)
+def test_only_a_job_that_could_be_next_here_holds_up_plain_ones(q: Q, why: str) -> None:
+    q.call("set_queue", name="other")
+    worker = q.worker(
+        prefetch=10, cpus=4, slots=2 if "another slot" in why else 1, queues=["default", "other"]
+    )
+    q.submit(count=2)
+    first, _ = worker.claim(2)
+    queue = "other" if "queue" in why else "default"
+    changes: dict[str, Any] = {
+        "paused": {"paused": True},
+        "full": {"max_running_jobs": 0},
+        "fair": {"policy": "fair"},
+    }
+    if why == "it is in another queue":
+        q.call("set_queue", name="foreign")
+        queue = "foreign"
+    elif "queue" in why:
+        q.call("set_queue", name="other", **changes[why.split()[-1]])
+    due_at = q.value("select now() + interval '1 day'") if "due" in why else None
+    whole = q.submit(queue=queue, cpus=8 if "not fit" in why else 1, due_at=due_at)
+    plain = q.submit()
+    claimed = amid(worker, first, max_jobs=2)
+    expected = {"another slot is free for it": [whole, plain], "its queue is fair": []}
+    assert claimed == expected.get(why, [plain])
+
+
+def test_it_is_not_overtaken_beside_limits_either(q: Q) -> None:
+    q.call("set_queue", name="limited", max_running_jobs=1)
+    worker = q.worker(prefetch=10, cpus=4, queues=["default", "limited"])
+    q.submit(count=3)
+    first, *_ = worker.claim(3)
+    before = q.submit(queue="limited", priority=2)
+    q.submit(cpus=1, priority=1)
+    q.submit()
+    assert amid(worker, first, max_jobs=5) == [before]
+
+
+def test_it_is_not_overtaken_where_room_is_kept_for_a_gang_that_comes_later(q: Q) -> None:
+    worker = q.worker(prefetch=10, cpus=4)
+    q.submit(count=2)
+    first, _ = worker.claim(2)
+    q.submit_gang(1, cpus=4, priority=-1)
+    q.tick()
+    assert q.sql("select * from gangq.earmarks")
+    q.submit(cpus=1)
+    q.submit()
+    assert amid(worker, first, max_jobs=5) == []
+
+
 @pytest.fixture
 def asked(q: Q, dsn: str) -> Iterator[Callable[[], int]]:
     """How often a tick has been asked for since it was last called."""

@@ -78,8 +78,8 @@ _TYPES: dict[str, str] = {
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
-    **dict.fromkeys(("retryable", "strict", "front", "sleep", "quiet", "final", "force", "paused", "forget", "notify",
-                      "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
+    **dict.fromkeys(("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "paused", "forget",
+                      "notify", "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
                       "record_decisions", "wait_for_hardware"), "boolean"),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
     "cpus": "numeric",
@@ -741,12 +741,14 @@ def complete_and_claim(
     sleep: bool = False,
     model: str | None = None,
     quiet: bool = False,
+    amid: bool = False,
 ) -> Query[rows.CompletedAndClaimed]:
     """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
 
     The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
     nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing: say
-    the two apart. `quiet`: `outcomes` leaves out the jobs that are plainly done.
+    the two apart. `quiet`: `outcomes` leaves out the jobs that are plainly done. `amid`: other small jobs
+    still run here; a job that needs their slot for itself, and whose turn it is, is not overtaken.
     """
     text, given = _call(
         "complete_and_claim",
@@ -763,6 +765,7 @@ def complete_and_claim(
             "sleep": sleep,
             "model": model,
             "quiet": quiet or None,
+            "amid": amid or None,
         },
     )
     return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, often=True)

@@ -19,7 +19,6 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from gangq.client import Client
     from gangq.client.rows import CompletedAndClaimed, Outcome
     from gangq.worker.jobs import ActiveJob
 
@@ -135,7 +134,9 @@ class ClaimSource:
             return None
         request = self._open(most)
         try:
-            sent = send(self._session.client, calls.complete_and_claim(**self._along(finished, idle=False)))
+            sent = send(
+                self._session.client, calls.complete_and_claim(**self._along(finished, idle=False), amid=True)
+            )
         except GangqError as problem:
             self._not_along(request, problem)
             return None
@@ -253,44 +254,3 @@ class AlongUnderWay:
         self._source._answered(self._request, answer.claims)
         self._arrived(answer.claims)
         return answer.outcomes
-
-
-class ReportUnderWay:
-    """A report that is under way alone."""
-
-    def __init__(self, sent: Sent[list[Outcome]]) -> None:
-        self._sent = sent
-
-    @classmethod
-    def send(cls, client: Client, finished: Sequence[ActiveJob]) -> ReportUnderWay | None:
-        """Report these done; None: it could not be sent, or nobody knows."""
-        try:
-            report = calls.complete(
-                job_ids=[one.id for one in finished],
-                tokens=[one.token for one in finished],
-                results=[one.result for one in finished],
-                strict=False,
-            )
-            sent = send(client, report)
-        except GangqError as problem:
-            log.info("not_reported", extra={"error": str(problem)})
-            return None
-        return cls(sent)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether to :meth:`receive` takes no time."""
-        return self._sent.arrived
-
-    def receive(self) -> bool:
-        """Wait for the answer, which brings no jobs."""
-        self._sent.receive()
-        return False
-
-    def read(self) -> Sequence[Outcome] | None:
-        """What became of the jobs; None: no answer, or a refusal."""
-        try:
-            return self._sent.answer()
-        except GangqError as problem:
-            log.info("not_reported", extra={"error": str(problem)})
-            return None

@@ -29,7 +29,7 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import fitness
 from gangq.worker.child_main import app_target
-from gangq.worker.claims import AlongUnderWay, ClaimSource, ReportUnderWay
+from gangq.worker.claims import AlongUnderWay, ClaimSource
 from gangq.worker.drain import Drain
 from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
@@ -60,10 +60,6 @@ log = logging.getLogger("gangq.worker")
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
 _CONNECTION_S = 3.0
-_AHEAD_S = 0.05
-"""For how long at a stretch claims may go ahead of running jobs. A job that needs the slot for itself can be claimed
-only by a worker that holds nothing, and however much is waiting, it must not wait for longer.
-"""
 _FEW = 16
 
 
@@ -287,11 +283,8 @@ class Worker:
     ) -> None:
         waiting, prefetch = self._waiting, self.options.prefetch
         few = max(prefetch // 4, min(prefetch, _FEW))
-        held_since = 0.0
 
         def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            nonlocal held_since
-            held_since = boottime()
             if not self._serving(session):
                 return None
             # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
@@ -313,11 +306,8 @@ class Worker:
         reporter.along, reporter.more = along, lambda: waiting
         if prefetch > 1:
             reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
-            reporter.alone = lambda finished: ReportUnderWay.send(session.client, finished)
-            reporter.may_go_ahead = lambda: boottime() < held_since + _AHEAD_S
         while self._serving(session):
             session.work.clear()
-            held_since = boottime()
             jobs = self._take(session, claims, prefetch)
             if not jobs:
                 if self.options.once and not claims.unsure:

@@ -109,16 +109,12 @@ class Reporter:
         """How to report what is done together with the next claim, which saves a round trip and a commit."""
         self.ahead: Ahead | None = None
         """The same while other jobs still run."""
-        self.alone: Ahead | None = None
-        """The same without a claim, where that may not go ahead: the server need not do all of it at the end."""
         self.flowing = False
         """Jobs are small: the last claim had one gone ahead before it."""
         self.ahead_after = _NEVER
         """How many have to be done for that before the thread looks: what takes longer is no small job, and takes
         nothing.
         """
-        self.may_go_ahead: Callable[[], bool] = lambda: True
-        """Whether it may now; else all is left to who runs out of jobs, and goes with that claim."""
         self.more: Callable[[], object] = bool
         """Whether jobs have been claimed that wait to be run."""
 
@@ -168,10 +164,8 @@ class Reporter:
         try:
             if self._away is not None:
                 self._arrive(go_on=True)
-            elif self.may_go_ahead():
-                self._go_ahead(self.ahead)
             else:
-                self._look_at = _NEVER
+                self._go_ahead()
         except Exception:
             log.exception("results_fault")
         finally:
@@ -229,19 +223,20 @@ class Reporter:
         self._asleep = False
         self._called.set()
 
-    def _go_ahead(self, ahead: Ahead | None) -> None:
+    def _go_ahead(self) -> None:
         """Send what is finished, and do not wait."""
         self._look_at = _NEVER
         batch = self._take_finished()
         under_way: UnderWay | None = None
         try:
-            under_way = ahead(batch) if batch and ahead is not None else None
+            under_way = self.ahead(batch) if batch and self.ahead is not None else None
         finally:
             if under_way is None:
                 self._finished.extendleft(reversed(batch))
         if under_way is not None:
             self._away = under_way, batch
-            self._look_at = _LOOK_EVERY
+            # Sooner it would be a smaller one, and its price is that of a call more than that of its jobs.
+            self._look_at = self.ahead_after
             self.flowing = True
 
     def _arrive(self, *, go_on: bool) -> None:
@@ -255,7 +250,7 @@ class Reporter:
         self._look_at = _NEVER
         if go_on and brought:
             try:
-                self._go_ahead(self.ahead if self.may_go_ahead() else self.alone)
+                self._go_ahead()
             except Exception:
                 # What has been answered must be read, whatever becomes of the next call.
                 log.exception("results_fault")
