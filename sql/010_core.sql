@@ -128,7 +128,7 @@ declare
 begin
   if always or exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
     perform pg_notify('gangq_tick', '');
-    -- Every job that ends while a gang waits comes by here: the fleet is not read and sorted to choose three of it.
+    -- While a gang waits, one job's end after the other comes by here: the fleet is not read and sorted to choose three of it.
     heard := gangq.now() - interval '15 seconds';
     first := (
       select x.least + floor(random() * (x.most - x.least + 1))::bigint

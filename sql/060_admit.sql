@@ -1282,8 +1282,8 @@ begin
     ds := null;
   end if;
   if b.gang_ids is not null or b.move_units is not null then
-    for whole in 0 .. 1 loop
-      ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, case whole when 0 then admit.budget_ms end) x));
+    for round in 1 .. 2 loop
+      ds := coalesce(ds, array(select x from gangq.decide_on(b, admit.max_gangs, case round when 1 then admit.budget_ms end) x));
       stops := array(select x from unnest(ds) x where x.action in ('preempt', 'move'));
       starts := array(select x from unnest(ds) x where x.action = 'start');
       early := exists (select 1 from unnest(ds) x where x.action = 'stop');

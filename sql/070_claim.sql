@@ -47,7 +47,7 @@ declare
   taken bigint[] := '{}';  -- what has been taken and not yet returned
   room record;
   want integer := take.max_jobs;
-  apart integer := 0;  -- slots that plain jobs have here, which will be done
+  apart integer := 0;  -- amid: the slots that plain jobs have here, those taken by this call too
   open boolean;  -- takes new work; what is reserved here is claimed in any case
   marks gangq.earmarks[];  -- what this worker must leave free for gangs that wait
   paused text[];
@@ -402,6 +402,13 @@ begin
         end if;
       end if;
       exit when apart > 0 and not s.plain and gangq.members_that_fit(s, room.slots, room.memory_mb, room.cpus, room.vrams, room.device_ids) = 0;
+      if apart > 0 and not s.plain and marks is not null then
+        -- With those slots it would fit beside what is kept for gangs; and as it is?
+        exit when (
+          select o.key is distinct from heads.key
+          from gangq.open_head(s, heads.key, null, null, marks, me.prefetch, room.plain_room, room.slots, room.memory_mb, room.cpus,
+            room.vrams, room.device_ids, t) o);
+      end if;
       n := case when s.plain then least(want, room.plain_room) else 1 end;
       if mosts is not null then
         n := least(n, mosts[heads.n]);
@@ -533,7 +540,7 @@ begin
     return query select c.* from gangq.claimed(taken) c;
   end if;
   if want = take.max_jobs then
-    if take.sleep and open then
+    if take.sleep and open and take.amid is not true then
       -- Who is being roused by an open transaction is told when that commits; it is not waited for.
       insert into gangq.sleepers as z (incarnation, queues, since)
       select me.id, me.queues, t where not exists (select 1 from gangq.sleepers y where y.incarnation = me.id)

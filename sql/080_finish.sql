@@ -178,11 +178,11 @@ end $$;
 comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gang and all members, in the fixed order; returns the job.';
 
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
--- this worker's to finish. waited_for: gangs wait, and the caller asks for a tick. refillable: where as many are claimed on the
--- same worker as these, there is no more room for gangs than before. Verbs call it by assignment, which costs no query.
+-- the caller's to finish. waited_for: gangs wait, and the caller asks for a tick; refillable: but need not where the claimer
+-- claims as many jobs as these were, for then no gang has more room than before. Verbs call it by assignment, which costs no query.
 create function gangq.finish(
-  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, out done bigint[], out others bigint[], out outcomes text[],
-  out waited_for boolean, out refillable boolean
+  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, claimer bigint, request_id uuid,
+  out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean, out refillable boolean
 ) language plpgsql set search_path = '' as $$
 #variable_conflict use_column
 declare
@@ -210,11 +210,18 @@ begin
   select array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null) as gang_ids,
     exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for
   into look;
+  refillable := false;
   if look.waited_for then
     refillable := not exists (
         select 1 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-        where j.id = any (finish.job_ids) and (not s.plain or j.gang_id is not null or j.state <> 'running'))
-      and not exists (select 1 from gangq.queues_table q where q.limited);
+        where j.id = any (finish.job_ids)
+          and (not s.plain or j.gang_id is not null or j.state <> 'running' or j.incarnation is distinct from finish.claimer))
+      -- What one queue's job leaves to another's may be what a gang waited for.
+      and not exists (select 1 from gangq.queues_table q where q.limited or q.guaranteed <> '{}')
+      -- What an earlier call with this request took would be returned again.
+      and not exists (
+        select 1 from gangq.live_jobs j
+        where j.incarnation = finish.claimer and j.token is not null and j.request_id = finish.request_id);
   end if;
   if look.gang_ids <> '{}' then
     perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
@@ -263,7 +270,7 @@ begin
     waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
   end if;
 end $$;
-comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean) is
+comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean, bigint, uuid) is
   'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
 
 create function gangq.complete(
@@ -275,7 +282,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   finished record;
 begin
-  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict);
+  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict, null, null);
   if finished.waited_for then
     perform gangq.wake_tick(true);
   end if;
@@ -307,8 +314,9 @@ declare
   -- A caller whose transaction has written something may be about to write more.
   briefly boolean := pg_current_xact_id_if_assigned() is null;
 begin
-  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict);
-  if not complete_and_claim.quiet then
+  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict,
+    complete_and_claim.incarnation, complete_and_claim.request_id);
+  if complete_and_claim.quiet is not true then
     foreach job_id in array finished.done loop
       outcome := 'done';
       return next;
@@ -322,11 +330,13 @@ begin
   return query
   select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
     complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false, complete_and_claim.amid) c;
+  get diagnostics claimed = row_count;
   if finished.waited_for then
-    get diagnostics claimed = row_count;
     -- Members that were reserved here had their room before.
     if not finished.refillable or claimed < cardinality(finished.done)
-      or (select count(*) from gangq.live_jobs j where j.incarnation = complete_and_claim.incarnation and j.token is not null and j.gang_id is not null) > 0 then
+      or exists (
+        select 1 from gangq.live_jobs j
+        where j.incarnation = complete_and_claim.incarnation and j.token is not null and j.gang_id is not null) then
       -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
       -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
       if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from drive import STALE, TOO_LARGE, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Row, Worker, gpus, refused
+from test_earmarks import HOUR, keep
 
 
 def both(worker: Worker, *finished: Claim, **named: Any) -> tuple[dict[int, str], list[Claim]]:
@@ -223,7 +225,7 @@ def test_quiet_says_only_what_is_not_plainly_done(q: Q) -> None:
     outcomes, (third,) = both(worker, first, second, quiet=True)
     assert outcomes == {first.job_id: "repeated"}
     assert [q.state(job.job_id) for job in (second, third)] == ["done", "running"]
-    assert both(worker, second, third, quiet=True, max_jobs=1) == ({second.job_id: "repeated"}, [])
+    assert both(worker, second, third, quiet=None)[0] == {second.job_id: "repeated", third.job_id: "done"}
 
 
 def test_it_needs_read_committed_like_claim(q: Q) -> None:
@@ -333,6 +335,16 @@ def test_it_is_not_overtaken_where_room_is_kept_for_a_gang_that_comes_later(q: Q
     assert amid(worker, first, max_jobs=5) == []
 
 
+@pytest.mark.parametrize("kind", ["plan", "escrow"])
+def test_amid_others_a_slot_that_is_kept_for_a_gang_stays_free(q: Q, kind: str) -> None:
+    worker = q.worker(slots=2, prefetch=10, cpus=4)
+    q.submit(count=3)
+    first, *_ = worker.claim(3)
+    keep(q, worker, q.submit_gang(1, cpus=1), kind, slots=1, cpus=1)
+    q.submit(cpus=1, budget_s=2 * HOUR)
+    assert amid(worker, first, max_jobs=5) == []
+
+
 @pytest.fixture
 def asked(q: Q, dsn: str) -> Iterator[Callable[[], int]]:
     """How often a tick has been asked for since it was last called."""
@@ -379,39 +391,94 @@ def test_of_those_who_finish_while_a_gang_waits_one_asks_for_a_tick_and_a_caller
         assert asked() == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "asks"),
-    [
-        ("as much is claimed again", False),
-        ("less is claimed", True),
-        ("nothing is claimed", True),
-        ("what is done had resources of its own", True),
-        ("what is done was told to stop", True),
-        ("a queue has a limit", True),
-        ("a member is claimed, which had its room before", True),
-    ],
-)
-def test_a_tick_is_asked_for_where_a_gang_waits_and_there_may_be_more_room_than_before(
-    q: Q, asked: Callable[[], int], change: str, asks: bool
-) -> None:
-    member = change.startswith("a member")
-    again = {"less is claimed": 1, "nothing is claimed": 0}.get(change, 2)
-    worker = q.worker("w1", slots=3 if member else 2, cpus=4)
-    jobs = q.submit(count=2, cpus=1 if "of its own" in change else 0)
-    claims = worker.claim(2)
-    if member:
-        gang = q.submit_gang(1)
-        q.tick()
-        assert gang.state == "reserved"
-    elif again:
+def refilled(q: Q, jobs: int = 2, again: int = 2, **options: Any) -> tuple[Worker, list[Claim]]:
+    """A worker with its claims, as many jobs for it to claim afterwards, and a gang that waits."""
+    worker = q.worker("w1", slots=2, cpus=4)
+    q.submit(count=jobs, **options)
+    claims = worker.claim(jobs)
+    if again:
         q.submit(count=again)
     q.submit_gang(2, gpus=1, wait_for_hardware=True)
-    if change.endswith("stop"):
-        q.call("cancel", job_ids=jobs[:1])
-    if change.endswith("limit"):
-        q.call("set_queue", name="elsewhere", max_running_jobs=1)
+    return worker, claims
+
+
+@pytest.mark.parametrize(("again", "asks"), [(2, False), (1, True), (0, True)])
+def test_while_a_gang_waits_a_tick_is_asked_for_where_less_is_claimed_than_is_done(
+    q: Q, asked: Callable[[], int], again: int, asks: bool
+) -> None:
+    worker, claims = refilled(q, again=again)
     asked()
-    finished = claims[:1] if member else claims
-    _, claimed = both(worker, *finished, max_jobs=len(finished))
-    assert len(claimed) == (1 if member else again)
+    _, claimed = both(worker, *claims, max_jobs=2)
+    assert len(claimed) == again
     assert (asked() > 0) is asks
+
+
+@pytest.mark.parametrize("left", ["resources", "what it was told to leave", "a limit", "a guarantee"])
+def test_a_tick_is_asked_for_where_what_is_done_may_have_left_more_than_its_place(
+    q: Q, asked: Callable[[], int], left: str
+) -> None:
+    worker, claims = refilled(q, cpus=1 if left == "resources" else 0)
+    if left == "what it was told to leave":
+        q.call("cancel", job_ids=[claims[0].job_id])
+    if left == "a limit":
+        q.call("set_queue", name="elsewhere", max_running_jobs=1)
+    if left == "a guarantee":
+        q.call("set_queue", name="elsewhere", guaranteed={"jobs": 1})
+    asked()
+    assert len(both(worker, *claims, max_jobs=2)[1]) == 2
+    assert asked() > 0
+
+
+def test_a_tick_is_asked_for_where_what_is_claimed_had_its_room_before(
+    q: Q, asked: Callable[[], int]
+) -> None:
+    worker = q.worker("w1", slots=2)
+    q.submit()
+    claim = worker.take()
+    gang = q.submit_gang(1)
+    q.tick()
+    assert gang.state == "reserved"
+    q.submit_gang(2, gpus=1, wait_for_hardware=True)
+    asked()
+    assert [claimed["gang_id"] for claimed in both(worker, claim)[1]] == [gang.id]
+    assert asked() > 0
+
+
+def test_a_tick_is_asked_for_where_an_earlier_call_claimed_what_is_claimed(
+    q: Q, asked: Callable[[], int]
+) -> None:
+    worker, (one, other) = refilled(q)
+    request_id = uuid.uuid4()
+    _, claimed = both(worker, one, request_id=request_id)
+    asked()
+    _, again = both(worker, one, other, request_id=request_id)
+    assert [claim.job_id for claim in again] == [claim.job_id for claim in claimed]
+    assert asked() > 0
+
+
+def test_a_tick_is_asked_for_where_another_workers_job_is_done(q: Q, asked: Callable[[], int]) -> None:
+    _, claims = refilled(q, jobs=1, again=1)
+    other = q.worker("w2")
+    asked()
+    assert len(both(other, *claims)[1]) == 1
+    assert asked() > 0
+
+
+def test_a_tick_is_asked_for_where_a_gang_comes_while_the_report_waits_for_its_own(
+    q: Q, dsn: str, asked: Callable[[], int]
+) -> None:
+    one, two = q.workers(2)
+    gang, (member, _) = q.running_gang(one, two)
+    with q.connected(dsn) as reporting, ThreadPoolExecutor() as pool:
+        with held(dsn, "select from gangq.live_gangs where id = %(id)s for update", id=gang.id):
+            said = {"incarnation": member.incarnation, "job_ids": [member.job_id], "tokens": [member.token]}
+            reported = pool.submit(reporting.call, "complete_and_claim", **said)
+            while not q.sql(
+                "select pid from pg_locks where pid = %(pid)s and not granted",
+                pid=reporting.db.info.backend_pid,
+            ):
+                assert not reported.done()
+            q.submit_gang(2, gpus=1, wait_for_hardware=True)
+            asked()
+        assert [row["outcome"] for row in reported.result()] == ["done"]
+    assert asked() > 0

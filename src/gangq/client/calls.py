@@ -747,8 +747,9 @@ def complete_and_claim(
 
     The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
     nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing: say
-    the two apart. `quiet`: `outcomes` leaves out the jobs that are plainly done. `amid`: other small jobs
-    still run here; a job that needs their slot for itself, and whose turn it is, is not overtaken.
+    the two apart. `quiet`: `outcomes` leaves out the jobs that are done by this call. `amid`: other plain
+    jobs (those that need nothing but a slot) still run here; a job that needs that slot for itself, and whose turn it
+    is, is not overtaken.
     """
     text, given = _call(
         "complete_and_claim",

@@ -112,8 +112,8 @@ class Reporter:
         self.flowing = False
         """Jobs are small: the last claim had one gone ahead before it."""
         self.ahead_after = _NEVER
-        """How many have to be done for that before the thread looks: what takes longer is no small job, and takes
-        nothing.
+        """How many have to be done before a call goes ahead. Where the thread here looks sooner, these are no small
+        jobs, and none goes.
         """
         self.more: Callable[[], object] = bool
         """Whether jobs have been claimed that wait to be run."""
