@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/,$(wildcard tests/*/))
-ALONE := tests/process/
+TIMED := tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py
+ALONE := tests/process/ $(TIMED)
 # Of those that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
 # A file is not shared out: the long ones begin first.
@@ -44,7 +45,7 @@ demo: $(VENV)/.demo
 
 # What waits for a database runs four at a time; what measures time or kills processes has a core to itself.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(ALONE) $(LONG),$(ROOMS))
+	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(ALONE) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
 	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 2 --dist loadfile $(ALONE) $(addprefix --ignore=,$(PATIENT))
 
 test-servers: $(VENV)/.dev
