@@ -214,7 +214,9 @@ begin
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
     and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
-  delete from gangq.leases l using gangq.incarnations i where i.id = l.incarnation and i.ended_at is not null;
+  -- Who ended over a trip keeps its lease as long as its jobs: until it is over, their devices are nobody's.
+  delete from gangq.leases l using gangq.incarnations i
+  where i.id = l.incarnation and i.ended_at is not null and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
   -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset 0): no join reads all jobs.
   delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
     and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);

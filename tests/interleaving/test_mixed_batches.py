@@ -51,12 +51,12 @@ def test_a_mixed_batch_and_another_in_the_opposite_order_both_end(meeting, verb,
         blocker.execute("select 1 from gangq.live_gangs where id = %s for update", (batch.gang_id,))
     else:
         blocker.execute("select 1 from gangq.live_jobs where id = %s for update", (batch.low[0],))
-    first = Later(meeting.connect(**ROW_BY_ROW), lambda conn: OTHERS[other](conn, batch)).start(meeting.db)
+    # Both connected before either waits: a verb waits for a lock for 2 s.
+    one, two = meeting.connect(**ROW_BY_ROW), meeting.connect(**ROW_BY_ROW)
+    first = Later(one, lambda conn: OTHERS[other](conn, batch)).start(meeting.db)
     mixed = [batch.high, batch.members[1], batch.low, batch.members[0]]
     lenient = {"strict": False} if verb == "complete" else {}
-    second = Later(meeting.connect(**ROW_BY_ROW), lambda conn: give_up(conn, verb, mixed, **lenient)).start(
-        meeting.db
-    )
+    second = Later(two, lambda conn: give_up(conn, verb, mixed, **lenient)).start(meeting.db)
     assert second.waited
     blocker.rollback()
     for later in (first.join(), second.join()):

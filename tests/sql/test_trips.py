@@ -397,6 +397,15 @@ def test_other_slots_of_a_command_worker_keep_their_jobs_until_the_process_is_go
     assert health(q) == {"G0": "ok", "G1": "ok"}
 
 
+def test_housekeeping_before_the_process_is_gone_gives_no_device_back(q: Q) -> None:
+    q.submit(count=2, gpus=1)
+    q.worker(slots=2, devices=gpus(1, 1)).claim()[0].trip(80, exit_in_s=5)
+    q.sql("select gangq.keep_partitions(true)")
+    q.later(5)
+    q.tick()
+    assert health(q) == {"G0": "exiting", "G1": "exiting"}
+
+
 def test_proof_of_death_frees_the_other_slots_at_once(q: Q) -> None:
     first, second = q.submit(count=2)
     worker = q.worker(slots=2)
