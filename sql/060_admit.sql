@@ -1316,5 +1316,5 @@ begin
 end $$;
 comment on function gangq.admit(integer, integer) is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
-  'transaction. budget_ms: once something is placed, and not busy, it looks no further after so long. again: something was '
-  'busy, or the time was up; ask again soon. Raises GQ008.';
+  'transaction. budget_ms: after so long it looks no further, if it has placed or displaced something by then. again: '
+  'something was busy, or the time was up; ask again soon. Raises GQ008.';

@@ -451,6 +451,7 @@ begin
             return query select c.* from gangq.claimed(taken) c;
             taken := '{}';
           end if;
+          -- In the order of the places, because each is looked up by itself; a test holds the plan to that.
           return query
           update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
             claimed_at = t, due_at = null, request_id = take.request_id

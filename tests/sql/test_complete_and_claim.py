@@ -217,6 +217,17 @@ def test_a_report_is_taken_after_the_lease_has_ended_and_nothing_is_claimed(q: Q
     assert q.state(second) == "pending"
 
 
+@pytest.mark.parametrize("count", [5, 900])
+def test_jobs_come_in_the_order_in_which_they_are_to_run_wherever_their_rows_lie(q: Q, count: int) -> None:
+    worker = q.worker(prefetch=1000)
+    q.submit()
+    claim = worker.take()
+    low, middle, high = (q.submit(count=count // 3 or 1, priority=priority) for priority in (-1, 0, 1))
+    _, claims = both(worker, claim, max_jobs=1000)
+    order = [job for ids in (high, middle, low) for job in (ids if isinstance(ids, list) else [ids])]
+    assert [one.job_id for one in claims] == order
+
+
 def test_quiet_says_only_what_is_not_plainly_done(q: Q) -> None:
     q.submit(count=3)
     worker = q.worker(prefetch=3)
