@@ -481,6 +481,21 @@ def test_the_next_call_goes_out_before_the_answer_of_the_one_before_is_read(
     assert not source.unsure
 
 
+def test_a_call_that_goes_ahead_claims_nothing_past_a_job_that_needs_the_slot_for_itself(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t", payloads=[{}] * 4)
+    session = session_of(client, tmp_path, prefetch=4)
+    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    got = next_ahead(session, source, reporter, after=1)
+    first, _ = claimed(session, source), claimed(session, source)
+    client.submit(task="t", memory_mb=1, priority=1)
+    end(reporter, first)
+    reporter.flush()
+    assert client.job(id=first.id).state == "done"
+    assert got == []
+
+
 def test_an_answer_that_is_read_when_the_next_claim_is_under_way_does_not_settle_that_one(
     client: Client, tmp_path: Path
 ) -> None:
