@@ -791,7 +791,7 @@ comment on function gangq.explain_job(bigint) is
 
 -- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for that.
 create function gangq.waiting_later() returns table (shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
-language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
   select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), min(j.due_at)
   from gangq.live_jobs j where j.state = 'scheduled' group by j.shape_id, j.state, j.priority
   union all

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from interleaving.sessions import Arena, Connection, Later, call, value
+from interleaving.sessions import ROW_BY_ROW, Arena, Connection, Later, call, value
 
 SECONDS = 8.0
 AT_MOST_S = 40.0  # on a machine that is busy with other things
@@ -28,9 +28,8 @@ def test_a_batch_completed_in_any_order_meets_a_batch_locked_in_order_without_a_
     ).start(meeting.db)
     assert in_order.waited
     # Given backwards: taken as given, it would hold the high one and wait for the low one.
-    # The plan of a large table: row by row from the index, in the order of the arrays.
     backwards = Later(
-        meeting.connect(enable_seqscan="off", enable_hashjoin="off", enable_mergejoin="off"),
+        meeting.connect(**ROW_BY_ROW),
         lambda conn: call(conn, "complete", job_ids=[high[0], low[0]], tokens=[high[1], low[1]]),
     ).start(meeting.db)
     assert backwards.waited

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from interleaving.sessions import Arena, Connection, Later, call
+from interleaving.sessions import ROW_BY_ROW, Arena, Connection, Later, call
 
 Pair = tuple[int, int]
-# The plan of a large table: row by row from the index, in the order of the arrays.
-ROW_BY_ROW = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 
 
 class Batch:

@@ -200,6 +200,14 @@ def test_every_security_definer_and_every_plpgsql_function_pins_its_search_path(
     assert loose == []
 
 
+def test_a_function_that_rules_out_sequential_scans_is_never_compiled(q: Q) -> None:
+    """Before PostgreSQL 18 what it has to scan all the same looks dear enough for that, at every call."""
+    ruled = {row["signature"]: row["proconfig"] or [] for row in q.sql(FUNCTIONS)}
+    ruled = {name: settings for name, settings in ruled.items() if "enable_seqscan=off" in settings}
+    assert ruled
+    assert [name for name, settings in ruled.items() if "jit=off" not in settings] == []
+
+
 def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) -> None:
     definers = {row["proname"] for row in q.sql(FUNCTIONS) if row["prosecdef"]}
     assert (
