@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -193,32 +194,34 @@ def test_entering_starts_unless_it_was_started_and_leaving_stops() -> None:
     assert not dog.watching
 
 
+def calls(act: Callable[[], object]) -> int:
+    """How many functions of Python and of C it calls: the same on every machine, whatever else runs there."""
+    seen: list[str] = []
+
+    def see(_frame: object, event: str, _arg: object) -> None:
+        if event in ("call", "c_call"):
+            seen.append(event)
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return len(seen) - 1  # the one that ended it
+
+
 @pytest.mark.parametrize("kind", [Watchdog, StallWatchdog, GpuHealthWatchdog])
-def test_bracketing_a_job_costs_a_few_locks_and_a_beat_fewer(kind: Any) -> None:
-    # In passes through an idle lock, taken in turn with what is measured: 0.4 us where a bracket took 1 to 2.5 us.
+def test_bracketing_a_job_costs_a_few_calls_and_a_beat_fewer(kind: Any) -> None:
+    # A call is 0.05 to 0.2 us.
     dog = kind(on_trip=Record().trip)
-    lock = threading.Condition()
-
-    def once(act: Callable[[], object], times: int = 2000) -> float:
-        began = time.perf_counter()
-        for _ in range(times):
-            act()
-        return (time.perf_counter() - began) / times
-
-    def take() -> None:
-        with lock:
-            pass
-
-    def locks(act: Callable[[], object]) -> float:
-        rounds = [(once(act), once(take)) for _ in range(7)]
-        return min(cost for cost, _ in rounds) / min(lock_cost for _, lock_cost in rounds)
-
     dog.start()
-    assert locks(lambda: (dog.start(), dog.stop())) < 10
+    costs = {"bracket": calls(lambda: (dog.start(), dog.stop()))}
     if hasattr(dog, "beat"):
         dog.start()
-        assert locks(lambda: dog.beat(1, 10)) < 5
+        costs["beat"] = calls(lambda: dog.beat(1, 10))
     dog.close()
+    assert costs["bracket"] <= 12
+    assert costs.get("beat", 0) <= 8
 
 
 def test_beating_takes_no_lock() -> None:
