@@ -162,7 +162,7 @@ create function gangq.set_queue(
   max_running_gangs integer default null, max_running_jobs integer default null, submitter_maximum jsonb default null,
   placement_timeout_s real default null, timeout_style text default null, preempts boolean default null,
   preemptible boolean default null, min_run_s real default null, reset text[] default '{}'
-) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   resources constant text[] := '{gpus,memory_mb,cpus,jobs}';

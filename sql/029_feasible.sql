@@ -3,7 +3,7 @@
 -- Takes no locks.
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false) returns text language plpgsql stable
-security definer set search_path = '' as $$
+security definer set search_path = '' set jit = off as $$
 #variable_conflict use_column
 declare
   s gangq.shapes;

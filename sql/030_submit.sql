@@ -14,7 +14,7 @@ create function gangq.configure(
   bounces_per_hour integer default null, warm_s real default null, notify_only text[] default null,
   topology text[] default null, reservations integer default null, placement_timeout_s real default null,
   preemptions_per_pass integer default null, record_decisions boolean default null
-) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   used record;
@@ -89,7 +89,7 @@ create function gangq.set_task(
   task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
   health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
   forget boolean default false
-) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
   if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
@@ -293,7 +293,7 @@ create function gangq.submit(
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', wake text default 'commit', model text default null,
   selector jsonb default null, tolerates text[] default null
-) returns setof bigint language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+) returns setof bigint language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -517,7 +517,7 @@ create function gangq.submit_gang(
   completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true,
   wait_for_hardware boolean default false
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -712,7 +712,7 @@ comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integ
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'
 ) returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   missing bigint;

@@ -12,7 +12,7 @@ create function gangq.register_worker(
 ) returns table (
   incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
   tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -147,7 +147,7 @@ create function gangq.heartbeat(
   incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null,
   readings jsonb default null
 ) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = '' set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -304,7 +304,7 @@ comment on function gangq.end_incarnation(bigint, text, timestamptz) is
   'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by free_orphans.';
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -334,7 +334,7 @@ comment on function gangq.retire_worker(bigint, boolean) is
   'harmless. Raises GQ002.';
 
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -385,7 +385,7 @@ comment on function gangq.report_dead(text, bigint, jsonb) is
   'Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
-returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -439,7 +439,7 @@ comment on function gangq.quarantine(text, text, text) is
   'For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -486,7 +486,7 @@ comment on function gangq.unquarantine(text, text) is
   'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.set_taints(worker text, taints text[]) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   i gangq.incarnations;

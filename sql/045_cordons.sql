@@ -34,7 +34,7 @@ comment on function gangq.refuse_unknown(text, text) is 'Internal. Raises GQ002 
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false, deadline timestamptz default null,
   reason text default null
-) returns void language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -90,7 +90,7 @@ comment on function gangq.cordon(text, text, boolean, timestamptz, text) is
   'hosts or workers like it).';
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -33,10 +33,10 @@ comment on function gangq.free_capacity(bigint[], bigint) is
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
-language sql stable security definer set search_path = '' as
+language sql stable rows 1 security definer set search_path = '' set jit = off as
 $$ select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams from gangq.free_capacity(incarnations) f $$;
 comment on function gangq.capacity_of(bigint[]) is
-  'free_capacity for views: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
+  'free_capacity for views, which ask for one worker at a time: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
 
 create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable as $$
   select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels

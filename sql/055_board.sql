@@ -553,7 +553,7 @@ comment on function gangq.look_at_work(gangq.board, boolean) is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it (unless not priced: only if something could be displaced); escrows; hosts of gangs to be kept apart from.';
 
 create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer
-set search_path = '' set plan_cache_mode = auto as $$
+set search_path = '' set jit = off set plan_cache_mode = auto as $$
 declare
   b gangq.board;
 begin

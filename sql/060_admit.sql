@@ -983,7 +983,7 @@ comment on function gangq.decide_on(gangq.board, integer, integer, integer, bool
   'also for those of a kind that has been judged; it changes no other.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
-language sql volatile security definer set search_path = '' as $$
+language sql volatile security definer set search_path = '' set jit = off as $$
   select d.* from gangq.decide_on(gangq.look(decide.max_gangs), decide.max_gangs) d
 $$;
 comment on function gangq.decide(integer) is
@@ -1240,7 +1240,7 @@ comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) i
   'that were reserved. The caller holds no locks.';
 
 create function gangq.admit(max_gangs integer default 200, budget_ms integer default null) returns table (placed integer, again boolean)
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

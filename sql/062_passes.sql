@@ -25,7 +25,7 @@ comment on function gangq.record_pass(gangq.board, gangq.decision[], integer) is
 
 create function gangq.replay(since timestamptz default null, until timestamptz default null)
 returns table (at timestamptz, digest text, decisions integer, same boolean, difference text)
-language plpgsql stable security definer set search_path = '' set timezone = 'UTC' set extra_float_digits = 1 as $$
+language plpgsql stable security definer set search_path = '' set jit = off set timezone = 'UTC' set extra_float_digits = 1 as $$
 #variable_conflict use_column
 declare
   p gangq.passes;

@@ -78,7 +78,7 @@ comment on function gangq.take_places(bigint[], bigint[], bigint[], integer[], b
   'ranks: in the epoch. digest: of what the pass saw, null without one.';
 
 create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -193,7 +193,7 @@ comment on function gangq.reserve_members(bigint, bigint[], bigint[]) is
   'again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -214,7 +214,7 @@ comment on function gangq.reserve_gang(bigint, bigint[]) is
   'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -139,7 +139,7 @@ comment on function gangq.timed_out(gangq.live_gangs, timestamptz, text) is
   'single jobs. too_large: why no worker there is could hold its kind, empty if some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

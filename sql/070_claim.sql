@@ -8,6 +8,7 @@
 -- each session remembers, in a setting of its own, which stretches of the order it has seen the end of, per shape and
 -- priority. It is knowledge, not a promise to one worker: whoever else uses the session may build on it, a rolled back
 -- claim takes it back, and a session without it begins at the head. Who puts nonsense there misleads himself.
+-- Sessions keep the setting across an upgrade: who changes what its numbers mean gives it another name.
 -- The setting is a bigint[]: the incarnation asked for last, the lowest token it may hold, the transaction that wrote it (a
 -- prepared one leaves the setting behind and may yet be rolled back: only what is committed is known) and when it was
 -- begun (ms); then for each shape and priority seven numbers: shape, key >> 50, and
@@ -940,7 +941,7 @@ comment on function gangq.open_barriers(gangq.incarnations, bigint[], bigint[], 
 create function gangq.barrier(job_id bigint, token bigint, port integer default null) returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
   node_rank integer, local_world_size integer, master_addr text, master_port integer, role text, role_rank integer
-) language plpgsql volatile security definer set search_path = '' set lock_timeout = '2s' as $$
+) language plpgsql volatile security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   mine gangq.live_jobs;

@@ -357,7 +357,7 @@ comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[]
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
-) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+) returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
@@ -407,7 +407,7 @@ comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
   'says: by default the gang drains with it as the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
-returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
@@ -450,7 +450,7 @@ comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -524,7 +524,7 @@ comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz, ti
   'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
-language sql volatile security definer set search_path = '' as $$
+language sql volatile security definer set search_path = '' set jit = off as $$
   insert into gangq.logs (job_id, token, seq, at, chunk)
   select l.id, l.token, l.seq, gangq.now(), l.chunk
   from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks) as l(id, token, seq, chunk)

@@ -16,7 +16,7 @@ comment on function gangq.restore_step(gangq.live_gangs) is
   'was rank 0 at the time: nobody else''s bytes are kept); null: none.';
 
 create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea, epoch integer default null) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -71,7 +71,7 @@ comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea, integer
   'epoch: the one this member knows of; in mode each what is saved from an older one is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;

@@ -199,7 +199,7 @@ comment on function gangq.go_on_without(gangq.live_gangs, bigint[], jsonb, text,
   'another one from now on, it says by barrier where it is to be found.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -303,7 +303,7 @@ comment on function gangq.stopped(gangq.live_jobs, jsonb, timestamptz, text) is
   'force (it never confirmed, and its lease is over).';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 declare
   j gangq.live_jobs;
 begin
@@ -346,7 +346,7 @@ comment on function gangq.member_ended(bigint, bigint, bigint, text, timestamptz
   'during a drain may complete the drain.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -470,7 +470,7 @@ comment on function gangq.end_gang(bigint, text, text, timestamptz) is
   'Internal. The gang and all its members leave for history together.';
 
 create function gangq.preempt_gang(gang_id bigint, trigger_job bigint default null, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -492,7 +492,7 @@ comment on function gangq.preempt_gang(bigint, bigint, text) is
 
 create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;  -- read under the locks: an ending must not be dated before the retry it ends
@@ -575,7 +575,7 @@ comment on function gangq.check_open(text) is 'Internal. Raises GQ004 if this qu
 
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

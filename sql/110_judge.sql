@@ -46,7 +46,7 @@ $$ select greatest(expires_at, coalesce(outage_ended_at + make_interval(secs => 
 comment on function gangq.lease_end(timestamptz, real, timestamptz) is 'Internal. When a lease may be judged, outages considered.';
 
 create function gangq.reap_expired(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -208,7 +208,7 @@ comment on function gangq.keep_doubtful(gangq.live_jobs, timestamptz) is
   'Internal. Before a job of an ended incarnation is freed: withholds its devices unless that incarnation is proven gone.';
 
 create function gangq.flag_dead_workers() returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -272,7 +272,7 @@ comment on view gangq.flagged is
   'reads (where host = ''...'') to know which of its workers to restart. One that was judged dead stays half an hour.';
 
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -326,7 +326,7 @@ comment on function gangq.bounce(bigint, text, boolean) is
   'report_only: only answers.';
 
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}') returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set jit = off as $$
 begin
   if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
     perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
@@ -388,7 +388,7 @@ comment on function gangq.rollback_stale(integer) is
   'over for a while. A running gang that has missed a member for its whole timeout drains, to be placed as a whole.';
 
 create function gangq.promote_due(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   n integer := 0;

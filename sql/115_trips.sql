@@ -214,7 +214,7 @@ comment on view gangq.device_trips is
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb, evidence jsonb default '{}',
   devices text[] default '{}', exit_in_s real default null, class text default null
-) returns text language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+) returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -464,7 +464,7 @@ comment on function gangq.lift_withheld(bigint, timestamptz, integer) is
 create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false
 ) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -490,7 +490,7 @@ comment on function gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean) 
 
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = '' set jit = off as $$
   select i.id, i.host, i.boot_id, i.pid, i.identity, i.exits_at, i.exit_code::integer
   from gangq.incarnations i where i.name = unproven.worker and i.exits_at is not null order by i.id
 $$;
@@ -499,7 +499,7 @@ comment on function gangq.unproven(text) is
   'every process of it is gone, says so with report_dead, which gives their devices back.';
 
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;

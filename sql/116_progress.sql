@@ -6,7 +6,7 @@ create function gangq.watch_terms(task text, device_class text default '', queue
 returns table (
   budget_s real, budget_gpu_s real, stall_timeout_s real, load_grace_s real, health_window_s real, long_phase_s real,
   notify_only text[], learned boolean
-) language sql stable security definer set search_path = '' as $$
+) language sql stable security definer set search_path = '' set jit = off as $$
   select coalesce(ts.budget_s, q.budget_s, s.budget_s), coalesce(ts.budget_s, q.budget_s, s.budget_gpu_s),
     -- Five times the longest honest gap, never under the installation's number: a floor that no lucky run lowers.
     coalesce(ts.stall_timeout_s, greatest(s.stall_timeout_s, 5 * b.longest_s)),
@@ -25,7 +25,7 @@ comment on function gangq.watch_terms(text, text, text) is
   'and grows with them.';
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200 or length(learn_gap.device_class) > 200 then
@@ -53,7 +53,7 @@ comment on function gangq.learn_gap(text, text, real, bigint) is
 -- A gang is judged about once a heartbeat: nothing new is known in between. One call looks at a hundred gangs at most
 -- and goes on from there at the next.
 create function gangq.judge_progress(most integer default 100) returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms'
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare

@@ -4,7 +4,7 @@
 create function gangq.predecessor(worker text)
 returns table (incarnation bigint, state text, host text, boot_id text, pid bigint, identity jsonb, ended_at timestamptz,
   quarantined text, reboot_needed boolean, exits_at timestamptz, exit_code integer, devices text[])
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = '' set jit = off as $$
   select i.id, i.state, i.host, i.boot_id, i.pid, i.identity, i.ended_at, i.quarantined, i.reboot_needed, i.exits_at, i.exit_code::integer,
     array(
       select r.uuid from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id

@@ -2,7 +2,7 @@
 -- Locks: gangs by id, jobs by id. move_away takes them with skip locked. Never a worker row.
 
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;

@@ -3,7 +3,7 @@
 
 create function gangq.tick(force boolean default false)
 returns table (ran boolean, again boolean, next_in_s real, detail jsonb)
-language plpgsql security definer set search_path = '' set lock_timeout = '10s' as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '10s' as $$
 #variable_conflict use_column
 declare
   next_lock constant bigint := 4873961273421;
@@ -134,7 +134,7 @@ end $$;
 comment on function gangq.finish_drains(integer) is 'Internal. Drains whose last member stopped without anybody completing them.';
 
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = '' set jit = off as $$
   select p.name, p.key, p.class, case p.class when 'short' then s.retention_short else s.retention_long end
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
@@ -147,7 +147,7 @@ comment on function gangq.kept_by_day() is
 -- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
 -- waits 100 ms at most for its lock, and is tried again by a later tick.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
-security definer set search_path = '' set lock_timeout = '100ms' as $$
+security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   cfg gangq.settings;

@@ -11,7 +11,7 @@ create function gangq.queue_load()
 returns table (
   queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
   waiting_gangs bigint, waiting_jobs bigint
-) language sql stable security definer set search_path = '' as $$
+) language sql stable security definer set search_path = '' set jit = off as $$
   with used as (
     select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs, sum(u.gpus)::bigint as gpus,
       sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
@@ -55,6 +55,25 @@ select coalesce(ts.task, b.task) as task, ts.budget_s, ts.stall_timeout_s, ts.lo
 from gangq.task_settings ts full join gangq.beat_gaps b on b.task = ts.task;
 comment on view gangq.tasks is 'What was set for each task and what has been learned of its beats, one row per class of devices it ran on; null: the installation''s number.';
 
+-- What these two look up for each row is in functions, because it makes a query of many days of history look so dear that
+-- PostgreSQL compiles it, which takes seconds, where it would read a handful of rows.
+create function gangq.role_of(gang_id bigint, rank integer) returns text language plpgsql stable security definer set search_path = '' set jit = off as $$
+declare
+  kind integer := (select g.kind_id from gangq.live_gangs g where g.id = role_of.gang_id);
+begin
+  if kind is null then
+    kind := (select h.kind_id from gangq.gang_history h where h.gang_id = role_of.gang_id order by h.finished_at desc limit 1);
+  end if;
+  return (select r.name from gangq.kind_roles r where r.kind_id = kind and r.first_rank <= role_of.rank order by r.first_rank desc limit 1);
+end $$;
+comment on function gangq.role_of(bigint, integer) is 'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
+
+create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable security definer set search_path = '' set jit = off as $$
+  select array(
+    select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = hosts_of.gang_id order by 1)
+$$;
+comment on function gangq.hosts_of(bigint) is 'Internal, for the view gangs: the hosts where members of a live gang are placed.';
+
 -- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50 reads 50 rows.
 create view gangq.jobs as
 select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host, k.attempts, k.max_attempts,
@@ -63,11 +82,7 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   case when (select gangq.may_read_payloads()) then k.payload end as payload,
   case when (select gangq.may_read_payloads()) then k.result end as result,
   case when (select gangq.may_read_payloads()) then k.error end as error, s.model,
-  case when k.gang_id is not null then (
-    select r.name from gangq.kind_roles r
-    where r.kind_id = coalesce((select g.kind_id from gangq.live_gangs g where g.id = k.gang_id),
-        (select g.kind_id from gangq.gang_history g where g.gang_id = k.gang_id order by g.finished_at desc limit 1))
-      and r.first_rank <= k.rank order by r.first_rank desc limit 1) end as role, k.epoch_rank
+  case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
     j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
@@ -92,8 +107,7 @@ create view gangq.gangs as
 select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts, k.max_attempts, k.crashes, k.trips, k.placement_misses,
   k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at,
   k.drain_cause, k.note, k.reason, k.submitter,
-  case when k.finished_at is null then array(
-    select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = k.id order by 1) else '{}' end as hosts,
+  case when k.finished_at is null then gangq.hosts_of(k.id) else '{}' end as hosts,
   k.world_size, k.failure_policy, k.completion, k.missing_since
 from (
   select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,

@@ -370,7 +370,7 @@ comment on function gangq.kind_spec(integer, integer) is 'Internal. What a gang 
 -- The answers --------------------------------------------------------------------------------------------------------
 
 create function gangq.explain_gang(gang_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -655,7 +655,7 @@ comment on function gangq.explain_gang(bigint) is
   'what that rests on) and unblock (what would help). Asks the real decision; several rows per role. Raises GQ002.';
 
 create function gangq.explain_job(job_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -850,7 +850,7 @@ comment on view gangq.waiting is
   'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '
   'when the first of them was submitted). gate: what the last pass found for gangs of its kind; starts_at: its planned start, if it has one. explain_gang and explain_job say more.';
 
-create function gangq.schema_version() returns text language sql stable security definer set search_path = '' as $$
+create function gangq.schema_version() returns text language sql stable security definer set search_path = '' set jit = off as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'
 $$;
 comment on function gangq.schema_version() is 'The newest migration applied; the library refuses to work with another.';

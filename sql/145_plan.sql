@@ -629,7 +629,7 @@ comment on function gangq.look_changed(timestamptz, integer, jsonb) is
 create function gangq.plan(changes jsonb default '[]', max_gangs integer default 200)
 returns table (gang_id bigint, queue text, task text, priority integer, size integer, before text, after text, starts_before timestamptz,
   starts_after timestamptz, place integer, members integer, hosts jsonb, victims bigint[], gate text, numbers jsonb, changed boolean, why text)
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

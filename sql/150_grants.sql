@@ -31,7 +31,7 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 grant select on gangq.logs, gangq.evidence to gangq_submitter, gangq_worker, gangq_admin;
 grant execute on function gangq.now(), gangq.schema_version(), gangq.explain_gang(bigint), gangq.explain_job(bigint), gangq.plan(jsonb, integer),
-  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.kept_by_day(), gangq.waiting_later(), gangq.capacity_of(bigint[]), gangq.serves(gangq.incarnations, gangq.shapes),
+  gangq.caller(), gangq.may_read_payloads(), gangq.queue_load(), gangq.kept_by_day(), gangq.waiting_later(), gangq.capacity_of(bigint[]), gangq.role_of(bigint, integer), gangq.hosts_of(bigint), gangq.serves(gangq.incarnations, gangq.shapes),
   gangq.in_epoch(gangq.live_jobs, gangq.live_gangs),
   gangq.infeasible(integer, integer, boolean), gangq.gate_text(text, jsonb)
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_admin;

@@ -408,7 +408,7 @@ class Server:
         if template:
             statement += sql.SQL(" template {}").format(sql.Identifier(template))
             if not self.durable and self.binaries.major >= 15:
-                # Its two checkpoints cost nothing where nothing is flushed, and the rest is half of what logging it costs.
+                # Its two checkpoints cost nothing where nothing is flushed; the rest is half of what logging costs.
                 statement += sql.SQL(" strategy file_copy")
         self._administer(statement, f"create database {name!r}")
         return self.dsn(name)

@@ -17,6 +17,8 @@ LOOK = {
     "caller",
     "may_read_payloads",
     "capacity_of",
+    "hosts_of",
+    "role_of",
     "serves",
     "in_epoch",
     "infeasible",
@@ -200,12 +202,14 @@ def test_every_security_definer_and_every_plpgsql_function_pins_its_search_path(
     assert loose == []
 
 
-def test_a_function_that_rules_out_sequential_scans_is_never_compiled(q: Q) -> None:
-    """Before PostgreSQL 18 what it has to scan all the same looks dear enough for that, at every call."""
-    ruled = {row["signature"]: row["proconfig"] or [] for row in q.sql(FUNCTIONS)}
-    ruled = {name: settings for name, settings in ruled.items() if "enable_seqscan=off" in settings}
-    assert ruled
-    assert [name for name, settings in ruled.items() if "jit=off" not in settings] == []
+def test_nothing_that_is_called_is_ever_compiled(q: Q) -> None:
+    """A planner takes arrays and days of history for large, and compiling a query takes up to seconds each time."""
+    called = [
+        row
+        for row in q.sql(FUNCTIONS)
+        if row["prosecdef"] or "enable_seqscan=off" in (row["proconfig"] or [])
+    ]
+    assert [row["signature"] for row in called if "jit=off" not in row["proconfig"]] == []
 
 
 def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) -> None:
