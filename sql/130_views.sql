@@ -69,8 +69,10 @@ end $$;
 comment on function gangq.role_of(bigint, integer) is 'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
 
 create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable security definer set search_path = '' set jit = off as $$
+  -- Not a join: it would read the whole fleet for each gang.
   select array(
-    select distinct i.host from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation where j.gang_id = hosts_of.gang_id order by 1)
+    select distinct (select i.host from gangq.incarnations i where i.id = j.incarnation) as host
+    from gangq.live_jobs j where j.gang_id = hosts_of.gang_id and j.incarnation is not null order by host)
 $$;
 comment on function gangq.hosts_of(bigint) is 'Internal, for the view gangs: the hosts where members of a live gang are placed.';
 
