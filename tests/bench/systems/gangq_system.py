@@ -37,7 +37,7 @@ class Gangq(System):
 
     name = "gangq"
     unfinished = "select exists (select 1 from gangq.live_jobs)"
-    best = 500
+    best = 1000
 
     def version(self) -> str:
         return f"gangq {version('gangq')} (psycopg {version('psycopg')})"
