@@ -38,7 +38,7 @@ from systems import NAMES, Absent, System, load
 from gangq.embedded import Binaries, Server, find_binaries
 
 SETTINGS = {
-    "shared_buffers": "256MB",
+    "shared_buffers": "1GB",
     "max_wal_size": "4GB",
     "checkpoint_timeout": "30min",
     "max_connections": "300",
