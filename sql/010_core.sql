@@ -6,8 +6,8 @@
 -- that planning is more than half of the whole cost. tests/sql/test_plans.py holds the generic plans to account.
 -- Those that find jobs by id or key also set enable_seqscan = off: a session that made its plans while the queue was
 -- nearly empty would keep them, and scan the whole table, long after it has grown.
--- All that people and workers call set jit = off: a planner that cannot know how long an array is, or is forbidden a scan, takes
--- a few rows for very many, and a server that can compile queries did so at every call: 0.05 to 0.5 s for a pass of placement.
+-- Whatever runs with its owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a scan,
+-- takes a few rows for very many, and a server that can compile queries did so at every call: over a second for a pass of placement.
 
 create function gangq.now() returns timestamptz language sql volatile as
 $$ select pg_catalog.clock_timestamp() $$;
