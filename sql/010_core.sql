@@ -9,14 +9,29 @@
 -- Whatever runs with its owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a scan,
 -- takes a few rows for very many, and a server that can compile queries did so at every call: over a second for a pass of placement.
 
-create function gangq.now() returns timestamptz language sql volatile as
-$$ select pg_catalog.clock_timestamp() $$;
-comment on function gangq.now() is
+--
+-- Whose names count. A function with its owner's rights, and every PL/pgSQL function, runs with search_path = pg_catalog, pg_temp,
+-- whatever the caller's is: an empty path would look for types in pg_temp first. A plain SQL function in quotes is inlined, and its
+-- names are then looked up where it is used: so none of those is granted to a role, they are reached from the former only. The
+-- few that views need for each row have a body without quotes (return ...): its names were looked up when it was created.
+
+create function gangq.now() returns timestamptz language sql volatile
+return pg_catalog.clock_timestamp();
+comment on function gangq.now is
   'The database''s clock, read once per verb. Tests replace this function as the schema''s owner; no setting moves it.';
 
-create function gangq.caller() returns text language sql stable as
-$$ select coalesce(nullif(pg_catalog.current_setting('role'::text), 'none'), session_user::text) $$;
-comment on function gangq.caller() is 'The login or role on whose behalf a verb runs, also inside security definer functions.';
+-- `set role` to one of gangq's own roles gives rights and no name: limits and shares per submitter cannot be evaded by it.
+create function gangq.caller() returns text language sql stable
+return case when current_setting('role') = any
+     ('{none,gangq_viewer,gangq_submitter,gangq_worker,gangq_decider,gangq_host,gangq_admin}'::text[])
+     then session_user::text else current_setting('role') end;
+comment on function gangq.caller is
+  'The role on whose behalf a verb runs, also inside security definer functions: the one set by `set role`, and the login '
+  'itself where none or one of gangq''s own is set.';
+
+create function gangq.actor() returns text language sql stable
+return case when gangq.caller() = session_user then session_user::text else session_user::text || ' as ' || gangq.caller() end;
+comment on function gangq.actor is 'Internal. What events say of who caused them: the login, and "login as role" where it had set another role.';
 
 -- SQLSTATEs of class GQ, each one Python exception:
 --   GQ001 invalid input           GQ002 no such job, gang, queue, worker or device
@@ -26,14 +41,64 @@ comment on function gangq.caller() is 'The login or role on whose behalf a verb 
 -- Retryable by nature and left as PostgreSQL raises them: 55P03 lock not available, 40P01 deadlock, 40001.
 
 create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception using errcode = refuse.sqlstate, message = refuse.message, hint = refuse.hint;
 end $$;
-comment on function gangq.refuse(text, text, text) is 'Internal. Raises a typed error whose hint says what to do.';
+comment on function gangq.refuse is 'Internal. Raises a typed error whose hint says what to do.';
+
+create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
+begin
+  if not (at >= '0002-01-01 00:00:00+00' and at < '9999-01-01 00:00:00+00') then
+    perform gangq.refuse('GQ001', format('%s is %s', what, at), 'It is a moment from the year 2 to the year 9998.');
+  end if;
+end $$;
+comment on function gangq.check_moment is
+  'Internal. Raises GQ001 for infinity and for years that a client in any time zone could not read: many know no year 10000.';
+
+create function gangq.check_most(most integer) returns void language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  if most < 0 then
+    perform gangq.refuse('GQ001', format('most is %s', most), 'It is how many at most: 0 or more, or null for no limit.');
+  end if;
+end $$;
+comment on function gangq.check_most is 'Internal. Raises GQ001 for a negative limit.';
+
+-- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it; what must not fail, because it
+-- says how an attempt ended, is cut and says so.
+create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+begin
+  if bytes > most then
+    perform gangq.refuse('GQ007', format('%s has %s bytes, and %s are the most', what, bytes, most),
+      'Put large data in shared storage and pass its address.');
+  end if;
+end $$;
+comment on function gangq.refuse_larger is 'Internal. Raises GQ007, naming the limit.';
+
+create function gangq.cut(said jsonb, most integer) returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  bytes integer := pg_column_size(cut.said);
+begin
+  if bytes is null or bytes <= most then
+    return cut.said;
+  end if;
+  return jsonb_build_object('cut', format('it had %s bytes, and %s are the most', bytes, most)) || case jsonb_typeof(cut.said)
+    when 'object' then (
+      select coalesce(jsonb_object_agg(left(e.key, 100), case
+        when jsonb_typeof(e.value) in ('number', 'boolean', 'null') and pg_column_size(e.value) < 100 then e.value
+        when jsonb_typeof(e.value) = 'string' and length(e.value #>> '{}') <= most / 50 then e.value
+        when jsonb_typeof(e.value) = 'string' then to_jsonb(left(e.value #>> '{}', most / 100) || ' [cut]')
+        else '"[cut]"' end), '{}')
+      from (select x.key, x.value from jsonb_each(cut.said) x order by x.key = any ('{type,message,step,phase,reason,code,by}') desc, x.key limit 20) e)
+    else '{}' end;
+end $$;
+comment on function gangq.cut is
+  'Internal. What was said, if it is not too large; else as much of its first keys as fits, and under "cut" how large it was.';
 
 create function gangq.require_read_committed(verb text) returns void language plpgsql stable
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     perform gangq.refuse('GQ008',
@@ -42,46 +107,61 @@ begin
       'It must see what others committed while it waited for a lock. Call it on an autocommit connection.');
   end if;
 end $$;
-comment on function gangq.require_read_committed(text) is
+comment on function gangq.require_read_committed is
   'Internal. claim, admit and tick count capacity after taking a lock; an older snapshot would count wrongly.';
 
 -- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One index column
 -- then serves ORDER BY and range conditions both, and a gang's place can be compared with a job's.
 create function gangq.order_key(priority integer, pos bigint) returns bigint language sql immutable as
 $$ select ((1000 - priority)::bigint << 50) + pos $$;
-comment on function gangq.order_key(integer, bigint) is 'Internal. Ascending key: higher priority first, then lower position.';
+comment on function gangq.order_key is 'Internal. Ascending key: higher priority first, then lower position.';
 
-create function gangq.next_pos() returns bigint language sql volatile as
-$$ select 562949953421312 + nextval('gangq.positions'::regclass) $$;
-comment on function gangq.next_pos() is 'Internal. A position behind all others; positions start in the middle so that there is room in front.';
+-- A standby that is promoted may lack the last part of the primary's log: its sequences would give out again what clients of the
+-- old primary have seen. So whatever a sequence gives is shifted by a base that grows by 2^25 with every timeline.
+-- 1. The base is computed from the server's timeline and the row of gangq.sequence_base, which the tick writes once a timeline.
+--    Until it is written every session computes the same base, so nobody has to wait and no first call is special.
+-- 2. 2^25 are 14 minutes of replication lag at 38,000 claims a second. Tokens stay under 2^53 for 4,000 failovers.
+-- 3. A timeline lower than the one written is a cluster that was restored from a dump: it counts as one step, too.
+create function gangq.id_base() returns table (base bigint, timeline bigint) language sql stable rows 1 as $$
+  select s.base + 33554432 * case when n.timeline >= s.timeline then n.timeline - s.timeline else 1 end, n.timeline
+  from gangq.sequence_base s
+  cross join (select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint as timeline offset 0) n
+$$;
+comment on function gangq.id_base is
+  'Internal. What every value of a sequence is shifted by on this timeline. Read it once per call: (select b.base from gangq.id_base() b).';
 
-create function gangq.front_pos() returns bigint language sql volatile as
-$$ select 562949953421312 - nextval('gangq.positions'::regclass) $$;
-comment on function gangq.front_pos() is 'Internal. A position before all others of the same priority.';
+create function gangq.next_pos(base bigint) returns bigint language sql volatile as
+$$ select 562949953421312 + (base + nextval('gangq.positions'::regclass)) $$;
+comment on function gangq.next_pos is 'Internal. A position behind all others; positions start in the middle so that there is room in front.';
 
-create function gangq.new_token() returns bigint language sql volatile as
-$$ select (nextval('gangq.tokens'::regclass) << 16) + floor(random() * 65536)::bigint $$;
-comment on function gangq.new_token() is
-  'Internal. Monotone, under 2^53, and not repeated even when an asynchronous failover loses the sequence''s tail.';
+create function gangq.front_pos(base bigint) returns bigint language sql volatile as
+$$ select 562949953421312 - (base + nextval('gangq.positions'::regclass)) $$;
+comment on function gangq.front_pos is 'Internal. A position before all others of the same priority.';
+
+create function gangq.new_token(base bigint) returns bigint language sql volatile as
+$$ select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint $$;
+comment on function gangq.new_token is
+  'Internal. Under 2^53, and larger than any before, also when an asynchronous failover loses the sequence''s tail (base: gangq.id_base).';
 
 create function gangq.backoff(base_s real, max_s real, nth integer) returns interval language sql volatile as
 $$ select make_interval(secs =>
      least(max_s, base_s * power(2, least(greatest(nth, 1), 30) - 1)) * (0.5 + random() / 2)) $$;
-comment on function gangq.backoff(real, real, integer) is
+comment on function gangq.backoff is
   'Internal. Delay before the nth repetition: doubles from base_s to max_s, with half of it random.';
 
 create function gangq.log_event(
   at timestamptz, kind text, gang_id bigint default null, epoch integer default null, job_id bigint default null,
   token bigint default null, incarnation bigint default null, reason text default null, data jsonb default null
-) returns void language plpgsql set search_path = '' as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into gangq.events (at, kind, gang_id, epoch, job_id, token, incarnation, worker, reason, data)
+  insert into gangq.events (id, at, kind, gang_id, epoch, job_id, token, incarnation, worker, reason, data, actor)
   values (
-    log_event.at, log_event.kind, log_event.gang_id, log_event.epoch, log_event.job_id, log_event.token,
+    (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass), log_event.at, log_event.kind, log_event.gang_id, log_event.epoch, log_event.job_id, log_event.token,
     log_event.incarnation, (select i.name from gangq.incarnations i where i.id = log_event.incarnation),
-    log_event.reason, log_event.data);
+    case when length(log_event.reason) > 4000 then left(log_event.reason, 4000) || ' [cut]' else log_event.reason end,
+    case when pg_column_size(log_event.data) > 262144 then gangq.cut(log_event.data, 262144) else log_event.data end, gangq.actor());
 end $$;
-comment on function gangq.log_event(timestamptz, text, bigint, integer, bigint, bigint, bigint, text, jsonb) is
+comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened.';
 
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, stop, go or tick), gangq_wake for
@@ -89,10 +169,10 @@ comment on function gangq.log_event(timestamptz, text, bigint, integer, bigint, 
 
 create function gangq.wake(incarnations bigint[], what text) returns void language sql volatile as
 $$ select pg_notify('gangq_' || i, what) from (select distinct i from unnest(incarnations) i where i is not null) w $$;
-comment on function gangq.wake(bigint[], text) is 'Internal. Notifies each of these workers on its own channel.';
+comment on function gangq.wake is 'Internal. Notifies each of these workers on its own channel.';
 
 create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void language plpgsql
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   woken bigint[];
 begin
@@ -115,13 +195,13 @@ begin
     end if;
   end if;
 end $$;
-comment on function gangq.wake_sleepers(text, bigint, text) is
+comment on function gangq.wake_sleepers is
   'Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies those, or nobody, so a '
   'busy fleet never pays for NOTIFY''s commit lock; commit: notifies at commit whoever sleeps by then (in a caller''s '
   'transaction the list would be stale); never: leaves it to the poll.';
 
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
-set search_path = '' set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   heard timestamptz;
   first bigint;
@@ -149,6 +229,6 @@ begin
     perform gangq.wake(asked, 'tick');
   end if;
 end $$;
-comment on function gangq.wake_tick(boolean) is
+comment on function gangq.wake_tick is
   'Internal. When a gang waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
   'process delays nothing. Never runs admit itself.';

@@ -3,7 +3,7 @@
 
 -- No unique key, for the reason given at intern_shape.
 create function gangq.intern_kind(queue text, roles jsonb, require text, prefer text, apart text) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   said text;
   found_id integer;
@@ -23,12 +23,12 @@ begin
   end if;
   return found_id;
 end $$;
-comment on function gangq.intern_kind(text, jsonb, text, text, text) is
+comment on function gangq.intern_kind is
   'Internal. The kind of a gang whose demand has been validated. roles: [{"name", "shape", "min", "max", "strategy", '
   '"require", "prefer", "balanced"}], in rank order, every key present.';
 
 create function gangq.kind_avoiding(kind_id integer, old_shape integer, new_shape integer) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   k gangq.gang_kinds;
 begin
@@ -39,5 +39,20 @@ begin
         'balanced', r.balanced) order by r.ordinal)
       from gangq.kind_roles r where r.kind_id = k.id), k.require, k.prefer, k.apart);
 end $$;
-comment on function gangq.kind_avoiding(integer, integer, integer) is
+comment on function gangq.kind_avoiding is
   'Internal. The kind like this one in which every role of one shape has the other.';
+
+create function gangq.kind_for(kind_id integer, submitter text, login text) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  k gangq.gang_kinds;
+begin
+  select x.* into k from gangq.gang_kinds x where x.id = kind_for.kind_id;
+  return gangq.intern_kind(k.queue, (
+      select jsonb_agg(jsonb_build_object('name', r.name, 'shape', gangq.shape_for(r.shape_id, kind_for.submitter, kind_for.login),
+        'min', r.min_members, 'max', r.max_members, 'strategy', r.strategy, 'require', r.require, 'prefer', r.prefer,
+        'balanced', r.balanced) order by r.ordinal)
+      from gangq.kind_roles r where r.kind_id = k.id), k.require, k.prefer, k.apart);
+end $$;
+comment on function gangq.kind_for is
+  'Internal. The kind like this one whose shapes are those of this submitter (shape_for, charged to login).';

@@ -2,7 +2,7 @@
 -- once, when a shape is interned; gangq.serves then costs one predicate for a worker, and nothing where there are none.
 -- Takes no locks.
 
-create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql set search_path = '' as $$
+create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   c jsonb;
@@ -64,10 +64,10 @@ begin
     select jsonb_agg(d.condition order by d.condition ->> 'key' collate "C", d.condition ->> 'op' collate "C", d.condition)
     from (select distinct e.condition from jsonb_array_elements(checked) as e(condition)) d);
 end $$;
-comment on function gangq.check_selector(jsonb) is
+comment on function gangq.check_selector is
   'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
 
-create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql set search_path = '' as $$
+create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   wrong text;
 begin
@@ -80,13 +80,13 @@ begin
   end if;
   return array(select distinct w.taint from unnest(taints) as w(taint) order by w.taint);
 end $$;
-comment on function gangq.check_taints(text[], text, boolean) is
+comment on function gangq.check_taints is
   'Internal. Taints or tolerations, sorted and each once; wildcard: * is one too. Raises GQ001.';
 
 -- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an inlined function. Inside a
 -- filter what cannot be compared is not met, and exists() is never unknown: so != holds for whoever lacks the label.
 create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath language plpgsql immutable
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   c record;
@@ -118,5 +118,5 @@ begin
   end if;
   return case when terms = '{}' then 'true' else array_to_string(terms, ' && ') end;
 end $$;
-comment on function gangq.selector_path(jsonb, text[]) is
+comment on function gangq.selector_path is
   'Internal. A checked selector and tolerations as one predicate on a worker''s labels, with $host, $worker and $taints.';

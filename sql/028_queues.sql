@@ -8,11 +8,11 @@ create function gangq.queue_path(name text) returns text[] language sql stable a
   cross join lateral generate_series(1, cardinality(p.parts)) n
   join gangq.queues_table q on q.name = array_to_string(p.parts[1:n], '.')
 $$;
-comment on function gangq.queue_path(text) is 'Internal. A queue and its ancestors that exist, itself first.';
+comment on function gangq.queue_path is 'Internal. A queue and its ancestors that exist, itself first.';
 
 create function gangq.below(queue text, names text[]) returns boolean language sql immutable as
 $$ select exists (select 1 from unnest(names) as a(name) where queue = a.name or starts_with(queue, a.name || '.')) $$;
-comment on function gangq.below(text, text[]) is 'Internal. Whether a queue is one of these or below one of them.';
+comment on function gangq.below is 'Internal. Whether a queue is one of these or below one of them.';
 
 -- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole backlog whenever the
 -- table's statistics are older than it. A job is only ever placed on a worker that serves its queue.
@@ -33,7 +33,7 @@ language sql stable as $$
   join unnest(queue_usage.names) as n(name) on s.queue = n.name or starts_with(s.queue, n.name || '.')
   group by n.name, h.submitter
 $$;
-comment on function gangq.queue_usage(text[]) is
+comment on function gangq.queue_usage is
   'Internal. What is placed (reserved, running, preempting) in each of these queues and their children, by submitter.';
 
 create function gangq.limits_of(names text[])
@@ -51,10 +51,10 @@ language sql stable as $$
   ) as l(gate, resource, by_submitter, most)
   where q.limited and q.name = any (limits_of.names)
 $$;
-comment on function gangq.limits_of(text[]) is 'Internal. Every limit set on these queues themselves, one row each.';
+comment on function gangq.limits_of is 'Internal. Every limit set on these queues themselves, one row each.';
 
 create function gangq.lock_limited(names text[]) returns void language plpgsql
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   wanted text[];
 begin
@@ -67,7 +67,7 @@ begin
     perform 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update;
   end if;
 end $$;
-comment on function gangq.lock_limited(text[]) is
+comment on function gangq.lock_limited is
   'Internal. Locks the queues on the paths of these that have a limit, by name, so that nobody else places work there '
   'until this transaction ends. Count in a later statement.';
 
@@ -93,13 +93,38 @@ create function gangq.limit_hit(
   where h.used + h.asked > h.most
   order by length(h.queue) desc, h.gate, h.resource limit 1
 $$;
-comment on function gangq.limit_hit(text, text, integer, integer, bigint, bigint, numeric) is
+comment on function gangq.limit_hit is
   'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, running_limit or '
   'submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. Binding only after lock_limited.';
 
+-- A claim looks at every shape that waits, so the claims of all workers take longer with each. The number is asked only when
+-- a shape is new, and without a lock: submissions at the same time do not see each other's new shapes.
+create function gangq.check_new_shape(login text, for_submitter boolean) returns void language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+declare
+  most integer := (select s.new_shapes_per_day from gangq.settings s);
+begin
+  if exists (
+    select 1 from gangq.shapes s
+    where s.login = check_new_shape.login and s.added_at > gangq.now() - interval '1 day'
+      and (s.submitter is not null) = check_new_shape.for_submitter
+    offset most - 1)
+    and not gangq.roles_of(login) && array['gangq_admin', (
+      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')] then
+    perform gangq.refuse('GQ007', format('%s has submitted %s new combinations of queue, task, devices, memory, CPUs, labels, selector and '
+        'model within a day, which is the most', login, most),
+      'Each new combination makes every claim slower. Use fewer different labels and selectors, and round memory_mb and cpus up; '
+      'what tells single jobs apart belongs in their payload. An admin can raise the limit: '
+      'gangq.configure(new_shapes_per_day => ...).');
+  end if;
+end $$;
+comment on function gangq.check_new_shape is
+  'Internal. Raises GQ007 if this login, unless it is an admin, has added settings.new_shapes_per_day shapes within a day. '
+  'for_submitter: counts the copies that shape_for makes, else the shapes that intern_shape makes.';
+
 -- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
 -- every one, and does not read through the backlog of those who may have no more.
-create function gangq.shape_for(shape_id integer, submitter text) returns integer language plpgsql set search_path = '' as $$
+create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   found_id integer;
 begin
@@ -112,23 +137,27 @@ begin
   from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
     and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
     and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
-  where s.id = shape_for.shape_id and n.avoid is null and n.submitter = shape_for.submitter
+  where s.id = shape_for.shape_id and n.avoid is not distinct from s.avoid and n.submitter = shape_for.submitter
   order by n.id limit 1;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, shape_for.submitter
+    perform gangq.check_new_shape(shape_for.login, true);
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter,
+      avoid, login, added_at)
+    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects,
+      shape_for.submitter, s.avoid, shape_for.login, gangq.now()
     from gangq.shapes s where s.id = shape_for.shape_id
     returning id into found_id;
   end if;
   return found_id;
 end $$;
-comment on function gangq.shape_for(integer, text) is
-  'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself.';
+comment on function gangq.shape_for is
+  'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself. '
+  'A new copy is charged to login (GQ007).';
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 
 create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   r record;
 begin
@@ -151,7 +180,30 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.check_resources(text, text, jsonb, text[]) is 'Internal. Raises GQ001 unless this is an object of these resources.';
+comment on function gangq.check_resources is 'Internal. Raises GQ001 unless this is an object of these resources.';
+
+create function gangq.check_ceilings(queue text, ceilings jsonb) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  e record;
+begin
+  if ceilings is null then
+    return;
+  end if;
+  if jsonb_typeof(ceilings) <> 'object' then
+    perform gangq.refuse('GQ001', format('queue %L: ceilings is %s; it must be a JSON object', queue, left(ceilings::text, 200)),
+      'The highest priority by role, for example {"alice": 100, "gangq_submitter": 10}.');
+  end if;
+  for e in select x.key, x.value from jsonb_each(ceilings) x order by x.key loop
+    if jsonb_typeof(e.value) <> 'number' or e.value::numeric <> trunc(e.value::numeric) or e.value::numeric not between -1000 and 1000 then
+      perform gangq.refuse('GQ001', format('queue %L: the ceiling of %L is %s', queue, left(e.key, 100), left(e.value::text, 100)), 'A priority is a whole number, -1000 to 1000.');
+    end if;
+    if not exists (select 1 from pg_roles r where r.rolname = e.key) then
+      perform gangq.refuse('GQ001', format('queue %L: ceilings names %L, which is no role', queue, left(e.key, 100)),
+        'Name logins or roles of this server; gangq_submitter stands for every submitter.');
+    end if;
+  end loop;
+end $$;
+comment on function gangq.check_ceilings is 'Internal. Raises GQ001 unless this is an object of priorities by role.';
 
 create function gangq.set_queue(
   name text, paused boolean default null, policy text default null, max_attempts integer default null,
@@ -161,12 +213,13 @@ create function gangq.set_queue(
   guaranteed jsonb default null, maximum jsonb default null, weight real default null,
   max_running_gangs integer default null, max_running_jobs integer default null, submitter_maximum jsonb default null,
   placement_timeout_s real default null, timeout_style text default null, preempts boolean default null,
-  preemptible boolean default null, min_run_s real default null, reset text[] default '{}'
-) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+  preemptible boolean default null, min_run_s real default null, reset text[] default '{}', others text default null,
+  ceilings jsonb default null
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   resources constant text[] := '{gpus,memory_mb,cpus,jobs}';
-  resettable constant text[] := '{budget_s,guaranteed,maximum,max_running_gangs,max_running_jobs,submitter_maximum,placement_timeout_s,timeout_style}';
+  resettable constant text[] := '{budget_s,guaranteed,maximum,max_running_gangs,max_running_jobs,submitter_maximum,placement_timeout_s,timeout_style,ceilings}';
   parts text[] := string_to_array(set_queue.name, '.');
   names text[];
   wrong text;
@@ -190,7 +243,7 @@ begin
   from (values ('budget_s', set_queue.budget_s is null), ('guaranteed', set_queue.guaranteed is null), ('maximum', set_queue.maximum is null),
     ('max_running_gangs', set_queue.max_running_gangs is null), ('max_running_jobs', set_queue.max_running_jobs is null),
     ('submitter_maximum', set_queue.submitter_maximum is null), ('placement_timeout_s', set_queue.placement_timeout_s is null),
-    ('timeout_style', set_queue.timeout_style is null)) as g(setting, absent)
+    ('timeout_style', set_queue.timeout_style is null), ('ceilings', set_queue.ceilings is null)) as g(setting, absent)
   where not g.absent and g.setting = any (set_queue.reset) limit 1;
   if found then
     perform gangq.refuse('GQ001', format('queue %L: %s is both set and reset', set_queue.name, wrong), 'Give it a value or put it back to its default, not both.');
@@ -202,6 +255,7 @@ begin
   perform gangq.check_resources(set_queue.name, 'guaranteed', set_queue.guaranteed, resources);
   perform gangq.check_resources(set_queue.name, 'maximum', set_queue.maximum, resources);
   perform gangq.check_resources(set_queue.name, 'submitter_maximum', set_queue.submitter_maximum, '{gpus,jobs,gangs}');
+  perform gangq.check_ceilings(set_queue.name, set_queue.ceilings);
   names := case when '' = any (parts) then array[set_queue.name]
     else array(select array_to_string(parts[1:n], '.') from generate_series(1, cardinality(parts)) n) end;
   insert into gangq.queues_table (name) select n.name from unnest(names) as n(name) order by n.name on conflict do nothing;
@@ -230,7 +284,9 @@ begin
     timeout_style = case when 'timeout_style' <> all (set_queue.reset) then coalesce(set_queue.timeout_style, q.timeout_style) end,
     preempts = coalesce(set_queue.preempts, q.preempts),
     preemptible = coalesce(set_queue.preemptible, q.preemptible),
-    min_run_s = coalesce(set_queue.min_run_s, q.min_run_s)
+    min_run_s = coalesce(set_queue.min_run_s, q.min_run_s),
+    others = coalesce(set_queue.others, q.others),
+    ceilings = case when 'ceilings' = any (set_queue.reset) then '{}' else coalesce(set_queue.ceilings, q.ceilings) end
   where q.name = set_queue.name;
   select g.key, g.value::numeric as guaranteed, q.maximum ->> g.key as maximum into broken
   from gangq.queues_table q cross join lateral jsonb_each_text(q.guaranteed) g
@@ -258,13 +314,15 @@ begin
 exception
   when check_violation or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
-      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; timeout_style is requeue, hard or soft; '
+      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; timeout_style is requeue, hard or soft; others is owner or shared; '
       'max_attempts, max_crashes and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than 0 and at most 1e6, '
       'a budget more than 0 and at most 1e9, a placement timeout more than 0 and at most 1e7.');
 end $$;
-comment on function gangq.set_queue(text, boolean, text, integer, integer, integer, real, real, real, integer, text, text, boolean, jsonb, jsonb, real, integer, integer, jsonb, real, text, boolean, boolean, real, text[]) is
+comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings given; null leaves a setting as it is, reset '
   'names those to put back to none (budget_s, guaranteed, maximum, max_running_gangs, max_running_jobs, '
-  'submitter_maximum, placement_timeout_s, timeout_style). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
+  'submitter_maximum, placement_timeout_s, timeout_style, ceilings). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
   'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is already exceeded stops '
-  'nothing that runs. For gangq_admin. Raises GQ001.';
+  'nothing that runs. others: who may cancel, retry, reprioritise and read the work of others in it, owner (admins only) or shared '
+  '(all submitters). ceilings: the highest priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
+  'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. Raises GQ001.';

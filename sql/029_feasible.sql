@@ -3,7 +3,7 @@
 -- Takes no locks.
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false) returns text language plpgsql stable
-security definer set search_path = '' set jit = off as $$
+security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
   s gangq.shapes;
@@ -16,16 +16,28 @@ begin
     coalesce(sum(least(i.slots,
       case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
       case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end,
-      case when s.gpus > 0 then d.enough / s.gpus else i.slots end)) filter (where v.able), 0) as room
+      case when s.gpus > 0 then d.enough / s.gpus else i.slots end)) filter (where v.able), 0) as room,
+    coalesce(sum(i.slots) filter (where v.able), 0) as slots,
+    -- What there would be room for if each worker had as many slots as it likes.
+    coalesce(sum(least(infeasible.size,
+      case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else infeasible.size end,
+      case when s.cpus > 0 then floor(i.cpus / s.cpus) else infeasible.size end,
+      case when s.gpus > 0 then d.enough / s.gpus else infeasible.size end)) filter (where v.able), 0) as bare
   into n
   from gangq.fleet(infeasible.known) i
-  cross join lateral (select gangq.serves(i, s) as able) v
+  -- An operator's taint is not for ever.
+  cross join lateral (select gangq.serves(i, s) or (infeasible.known and i.operator_taints <> '{}' and s.labels <@ i.labels) as able) v
   cross join lateral (
     select count(*) as enough from gangq.devices_of(i.id, i.ended_at is not null) r
     where s.gpus > 0 and r.vram_mb >= s.vram_mb and (s.avoid is null or r.id <> all (s.avoid))) d
   where s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks));
-  if n.room >= size or (infeasible.known and n.able = 0) then
+  if n.room >= size or (infeasible.known and not gangq.known_workers(s.queue)) then
     return null;
+  end if;
+  if n.serving = 0 and infeasible.known then
+    return format('no worker known of queue %s, ended ones included, runs task %s; they run %s', s.queue, s.task, (
+      select left(string_agg(distinct t.task, ', ' order by t.task), 300)
+      from gangq.fleet(true) i cross join lateral unnest(i.tasks) as t(task) where s.queue = any (i.queues)));
   end if;
   if n.serving = 0 then
     return format('no registered worker serves queue %s with task %s', s.queue, s.task);
@@ -47,17 +59,21 @@ begin
       select count(r.id) as devices, max(r.vram_mb) as vram_mb from gangq.devices_of(i.id, i.ended_at is not null) r
       where s.avoid is null or r.id <> all (s.avoid)) d
     where gangq.serves(i, s)) w;
-  whose := format(case when infeasible.known then 'all %s workers known that serve queue %s, ended ones included,' else 'the %s workers of queue %s' end, n.able, s.queue);
+  whose := format(case when not infeasible.known then 'the %s of queue %s' when n.able = 1 then 'the %s known that serves queue %s, ended ones included,'
+    else 'all %s known that serve queue %s, ended ones included,' end, gangq.counted(n.able, 'worker'), s.queue);
   return format(
-    '%s could hold %s of %s members even when idle (each needs %s GPUs of %s MiB, %s MiB memory, %s CPUs; the largest worker offers %s GPUs of %s MiB, %s MiB, %s CPUs)',
-    whose, n.room, size, s.gpus, s.vram_mb, s.memory_mb, s.cpus, best.devices, coalesce(best.vram_mb, 0), best.memory_mb, best.cpus);
+    '%s could hold %s of %s even when idle (each needs %s of %s MiB, %s MiB memory, %s; the largest worker offers %s of %s MiB, %s MiB, %s)',
+    whose, n.room, gangq.counted(size, 'member'), gangq.counted(s.gpus, 'GPU'), s.vram_mb, s.memory_mb, gangq.counted(s.cpus, 'CPU'),
+    gangq.counted(best.devices, 'GPU'), coalesce(best.vram_mb, 0), best.memory_mb, gangq.counted(best.cpus, 'CPU'))
+    || case when n.bare > n.room then format('; slots are short: %s in all, and each job takes one (gangq worker --slots)',
+      gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
-comment on function gangq.infeasible(integer, integer, boolean) is
+comment on function gangq.infeasible is
   'Internal. Why the workers registered now could never hold this many members of this shape, or null when they could. '
-  'known: the same of all workers known, ended ones included; null also when none of them serves the shape.';
+  'known: the same of all workers known, ended ones included; null also when none of its queue is known.';
 
 -- Nearly every gang fits into a corner of the fleet: a place found there settles it without counting the rest.
-create function gangq.fits_at_once(kind_id integer) returns boolean language plpgsql stable set search_path = '' as $$
+create function gangq.fits_at_once(kind_id integer) returns boolean language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   o record;
@@ -109,12 +125,12 @@ begin
   end loop;
   return false;
 end $$;
-comment on function gangq.fits_at_once(integer) is
+comment on function gangq.fits_at_once is
   'Internal. Whether the minimum of this kind of gang finds its place, one after the other, on the first 100 workers of its '
   'queue if they are idle. False says nothing.';
 
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text language plpgsql stable
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   k gangq.gang_kinds;
@@ -225,12 +241,12 @@ begin
       else format('the best %s, %s, has room for ', k.require, best.domain) end,
     best.has);
 end $$;
-comment on function gangq.kind_infeasible(integer, boolean) is
+comment on function gangq.kind_infeasible is
   'Internal. Why the workers registered now, or all known, could never hold the minimum of this kind of gang, or null. '
   'Roles, strict strategies and required levels are checked each for itself and in sum: what passes may still not fit.';
 
 create function gangq.check_limits(queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric) returns void
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   over record;
@@ -256,5 +272,5 @@ begin
         else 'Ask for less, or for another queue; ' end || 'an administrator can raise the limit: gangq queue set.');
   end if;
 end $$;
-comment on function gangq.check_limits(text, integer, bigint, bigint, bigint, numeric) is
+comment on function gangq.check_limits is
   'Internal. Refuses (GQ001) what alone exceeds a limit of its queue or of an ancestor of it, and so could never run.';

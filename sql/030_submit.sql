@@ -1,5 +1,25 @@
 -- Work enters: settings, tasks, submit, submit_gang, set_priority.
--- Locks: submit takes a share lock on the jobs it waits for (after), nothing else that a worker could meet.
+-- Locks: submit and submit_gang take none that another verb but configure could meet, also not on the jobs they wait for (after):
+-- submit_gang, where it names levels, the settings, shared; configure, where it changes levels, the settings.
+-- set_priority: gangs by id, jobs by id.
+
+-- A worker stops its work when less than the margin and the grace are left of its lease. A lease that is not longer than both
+-- and two heartbeats leaves no time to work in: one heartbeat may fail, and the next must still come in time.
+create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  least_s real := margin_s + grace_s + 2 * heartbeat_s;
+begin
+  if lease_s > least_s then
+    return;
+  end if;
+  perform gangq.refuse('GQ001', format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s it must be longer than %s s',
+      lease_s, margin_s, grace_s, heartbeat_s, least_s),
+    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must fit before that. Set lease_s above %s, '
+      'or lower lease_margin_s, grace_s or heartbeat_s (gangq.configure takes them in one call).', least_s));
+end $$;
+comment on function gangq.check_lease is
+  'Internal. Raises GQ001 unless the lease is longer than its margin, the grace and two heartbeats together.';
 
 create function gangq.configure(
   heartbeat_s real default null, lease_s real default null, lease_margin_s real default null, grace_s real default null,
@@ -13,8 +33,9 @@ create function gangq.configure(
   straggler_s real default null, brake_share real default null, device_trips integer default null,
   bounces_per_hour integer default null, warm_s real default null, notify_only text[] default null,
   topology text[] default null, reservations integer default null, placement_timeout_s real default null,
-  preemptions_per_pass integer default null, record_decisions boolean default null
-) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+  preemptions_per_pass integer default null, record_decisions boolean default null, brake_hold_s real default null,
+  new_shapes_per_day integer default null
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   used record;
@@ -23,6 +44,10 @@ begin
     or cardinality(configure.topology) <> (select count(distinct l.level) from unnest(configure.topology) as l(level)) then
     perform gangq.refuse('GQ001', format('topology is %s', configure.topology), 'Name each level once, broad to narrow: array[''zone'', ''rack'', ''host''].');
   end if;
+  if configure.topology is not null then
+    -- After this no gang that names a level is on its way.
+    perform from gangq.settings s for no key update;
+  end if;
   select g.id as gang, l.level into used
   from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.kind_roles r on r.kind_id = k.id
   cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
@@ -30,10 +55,12 @@ begin
   if found then
     perform gangq.refuse('GQ004', format('gang %s asks for the topology level %s', used.gang, used.level), 'Leave the level in, or cancel the gang first.');
   end if;
-  -- A retention that ends in the future would drop today's history with the next tick.
-  if least(configure.retention_short, configure.retention_long, configure.incarnation_retention) < '0' then
+  -- A retention that ends in the future would drop today's history with the next tick; one of 5,000 years ends before the calendar begins.
+  if least(configure.retention_short, configure.retention_long, configure.incarnation_retention) < '0'
+    or greatest(configure.retention_short, configure.retention_long, configure.incarnation_retention) > '100 years' then
     perform gangq.refuse('GQ001', format('retention_short is %s, retention_long %s and incarnation_retention %s',
-      configure.retention_short, configure.retention_long, configure.incarnation_retention), 'None may be negative: retention_short => ''7 days''.');
+      configure.retention_short, configure.retention_long, configure.incarnation_retention),
+      'Each is from 0 to 100 years: retention_short => ''7 days''. A queue''s retention_done => ''forever'' keeps its history for good.');
   end if;
   update gangq.settings s set
     heartbeat_s = coalesce(configure.heartbeat_s, s.heartbeat_s),
@@ -63,6 +90,7 @@ begin
     gang_stall_s = coalesce(configure.gang_stall_s, s.gang_stall_s),
     straggler_s = coalesce(configure.straggler_s, s.straggler_s),
     brake_share = coalesce(configure.brake_share, s.brake_share),
+    brake_hold_s = coalesce(configure.brake_hold_s, s.brake_hold_s),
     device_trips = coalesce(configure.device_trips, s.device_trips),
     bounces_per_hour = coalesce(configure.bounces_per_hour, s.bounces_per_hour),
     warm_s = coalesce(configure.warm_s, s.warm_s),
@@ -71,17 +99,15 @@ begin
     reservations = coalesce(configure.reservations, s.reservations),
     placement_timeout_s = coalesce(configure.placement_timeout_s, s.placement_timeout_s),
     preemptions_per_pass = coalesce(configure.preemptions_per_pass, s.preemptions_per_pass),
-    record_decisions = coalesce(configure.record_decisions, s.record_decisions);
-  if exists (select 1 from gangq.settings s where s.lease_s <= s.lease_margin_s + s.heartbeat_s) then
-    perform gangq.refuse('GQ001', 'the lease must be longer than its margin and one heartbeat together',
-      'Else work would be killed before a renewal can come. Raise lease_s, or lower lease_margin_s or heartbeat_s in the same call.');
-  end if;
+    record_decisions = coalesce(configure.record_decisions, s.record_decisions),
+    new_shapes_per_day = coalesce(configure.new_shapes_per_day, s.new_shapes_per_day);
+  perform gangq.check_lease(s.lease_s, s.lease_margin_s, s.grace_s, s.heartbeat_s) from gangq.settings s;
 exception
   when check_violation or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', sqlerrm, 'Seconds, bytes and counts are positive numbers, brake_share is at most 1, and notify_only '
       'takes budget, stall, health, fault and gang; topology has 1 to 8 levels, host among them; see \d+ gangq.settings.');
 end $$;
-comment on function gangq.configure(real, real, real, real, real, real, real, real, real, real, real, real, integer, integer, interval, interval, interval, integer, real, real, real, real, real, real, real, real, real, integer, integer, real, text[], text[], integer, real, integer, boolean) is
+comment on function gangq.configure is
   'Changes the installation''s settings given; null leaves one as it is. For gangq_admin. Raises GQ001, GQ004 (a level of '
   'topology that a live gang asks for would go).';
 
@@ -89,7 +115,7 @@ create function gangq.set_task(
   task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
   health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
   forget boolean default false
-) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
   if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
@@ -118,15 +144,15 @@ exception
     perform gangq.refuse('GQ001', format('task %L: %s', set_task.task, sqlerrm),
       'Seconds are positive numbers, a budget at most 1e9 and the others at most 1e7; notify_only takes budget, stall, health, fault and gang.');
 end $$;
-comment on function gangq.set_task(text, real, real, real, real, real, text[], boolean) is
+comment on function gangq.set_task is
   'Sets what the watchdogs allow the jobs of one task; null leaves a setting as it is. forget: first drops what was set '
   'for it before and what has been learned of its beats. Workers read it when they start and now and then; a budget '
   'is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
 
 create function gangq.shape_of(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
-) returns table (id integer) language sql stable as $$
-  select s.id from gangq.shapes s
+) returns table (id integer, fits boolean) language sql stable as $$
+  select s.id, s.fits from gangq.shapes s
   where s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
     and s.memory_mb = shape_of.memory_mb and s.labels = shape_of.labels
     -- Out of these bounds it may be rounded to a number that it is not.
@@ -135,15 +161,16 @@ create function gangq.shape_of(
     and s.selector is not distinct from shape_of.selector and s.tolerates is not distinct from shape_of.tolerates
   order by s.id limit 1
 $$;
-comment on function gangq.shape_of(text, text, integer, integer, bigint, numeric, jsonb, text, jsonb, text[]) is
-  'Internal. The shape of this requirement, if there is one already: then it was found right before. selector and tolerates as shapes keep them.';
+comment on function gangq.shape_of is
+  'Internal. The shape of this requirement, if there is one already: then it was found right before. fits: a worker that could '
+  'run it has been known. selector and tolerates as shapes keep them.';
 
 -- Checks what submit and submit_gang have in common and interns the requirement. No unique key on shapes: a caller's
 -- transaction that holds a new shape uncommitted must not make other submitters wait for it.
 create function gangq.intern_shape(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text,
-  selector jsonb default null, tolerates text[] default null
-) returns integer language plpgsql set search_path = '' as $$
+  selector jsonb default null, tolerates text[] default null, login text default session_user
+) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   found_id integer;
@@ -171,6 +198,9 @@ begin
     perform gangq.refuse('GQ001', format('memory_mb is %s and cpus is %s; neither may be negative, memory_mb is 1e12 at most and cpus 9999999',
       coalesce(intern_shape.memory_mb::text, 'null'), coalesce(intern_shape.cpus::text, 'null')), 'Leave them at 0 when the job needs none to itself.');
   end if;
+  perform gangq.refuse_larger('labels', pg_column_size(intern_shape.labels), 8192);
+  perform gangq.refuse_larger('selector', pg_column_size(intern_shape.selector), 65536);
+  perform gangq.refuse_larger('tolerates', pg_column_size(intern_shape.tolerates), 65536);
   if intern_shape.labels is null or jsonb_typeof(intern_shape.labels) <> 'object' then
     perform gangq.refuse('GQ001', format('labels is %s; it must be a JSON object', coalesce(intern_shape.labels::text, 'null')),
       'For example {"gpu": "h100"}; a worker fits when it carries each label with that value.');
@@ -189,27 +219,29 @@ begin
   from gangq.shape_of(intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb, intern_shape.cpus,
     intern_shape.labels, intern_shape.model, conditions, tolerated) s;
   if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects)
+    perform gangq.check_new_shape(intern_shape.login, false);
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, login, added_at)
     values (intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
-      intern_shape.cpus, intern_shape.labels, intern_shape.model, conditions, tolerated, gangq.selector_path(conditions, tolerated))
+      intern_shape.cpus, intern_shape.labels, intern_shape.model, conditions, tolerated, gangq.selector_path(conditions, tolerated),
+      intern_shape.login, gangq.now())
     returning id into found_id;
   end if;
   return found_id;
 end $$;
-comment on function gangq.intern_shape(text, text, integer, integer, bigint, numeric, jsonb, text, jsonb, text[]) is
+comment on function gangq.intern_shape is
   'Internal. Validates a requirement (GQ001, GQ002) and returns its shape, which avoids no device: only a trip makes one '
-  'that does (shape_avoiding).';
+  'that does (shape_avoiding). A new shape is charged to login (GQ007).';
 
-create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql set search_path = '' as $$
+create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform gangq.refuse('GQ004', format('queue %s is draining', draining) || case when queue <> draining then format(', and %s is below it', queue) else '' end,
     'It takes no new work: use another queue, or wait until it is opened again.');
 end $$;
-comment on function gangq.refuse_draining(text, text) is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
+comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
 create function gangq.check_submission(
   q gangq.queues_table, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
-) returns gangq.queues_table language plpgsql set search_path = '' as $$
+) returns gangq.queues_table language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   above gangq.queues_table;
   too_large record;
@@ -254,13 +286,13 @@ begin
   end if;
   return q;
 end $$;
-comment on function gangq.check_submission(gangq.queues_table, integer, jsonb[], real, integer, integer, integer) is
+comment on function gangq.check_submission is
   'Internal. Validates what is not part of a shape (GQ001, GQ004, GQ007) and returns the queue''s row, with the budget, '
   'placement timeout and timeout style of its nearest ancestor where it has none.';
 
--- How many of `after` are still live, each now share-locked so that it cannot end before this transaction does:
--- its ending then sees the dependency. Ones already done do not count; ones that failed refuse the submission.
-create function gangq.await(after bigint[]) returns bigint[] language plpgsql set search_path = '' as $$
+-- Which of `after` are still live. Takes no lock: one of them may end before this transaction does and not see the dependency;
+-- see settle_dependents. Ones already done do not count; ones that failed refuse the submission.
+create function gangq.await(after bigint[]) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   live bigint[];
   other record;
@@ -268,8 +300,7 @@ begin
   if coalesce(cardinality(after), 0) = 0 then
     return '{}';
   end if;
-  select coalesce(array_agg(p.id), '{}') into live from (
-    select j.id from gangq.live_jobs j where j.id = any (after) order by j.id for key share) p;
+  live := array(select j.id from gangq.live_jobs j where j.id = any (after) order by j.id);
   for other in
     select a.id, gangq.ended_as(a.id) as state
     from unnest(after) as a(id) where a.id is null or a.id <> all (live)
@@ -284,16 +315,73 @@ begin
   end loop;
   return live;
 end $$;
-comment on function gangq.await(bigint[]) is 'Internal. Live jobs among those to wait for, share-locked. Raises GQ001, GQ002.';
+comment on function gangq.await is 'Internal. Live jobs among those to wait for. Raises GQ001, GQ002.';
+
+-- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends this moment was
+-- submitted before it ended.
+create function gangq.submitter_of(job_id bigint, token bigint, out submitter text, out login text) language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
+declare
+  j gangq.live_jobs;
+begin
+  if not (gangq.may_act_as('gangq_worker') or gangq.is_admin()) then
+    perform gangq.refuse('42501', format('%s may not submit for job %s', gangq.caller(), submitter_of.job_id),
+      'Only the worker that runs a job submits for it: leave parent out.');
+  end if;
+  select x.* into j from gangq.live_jobs x
+  where x.id = submitter_of.job_id and x.token = submitter_of.token and x.state in ('running', 'preempting');
+  if not found then
+    perform gangq.refuse_stale(submitter_of.job_id, submitter_of.token);
+  end if;
+  perform gangq.check_login(j.incarnation);
+  submitter := j.submitter;
+  login := j.login;
+end $$;
+comment on function gangq.submitter_of is
+  'Internal. Who submitted the job that holds this claim, and by which login: its children are submitted on behalf of the same. '
+  'Raises GQ002, GQ003, 42501.';
+
+-- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not make others wait.
+create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  why text;
+begin
+  if not gangq.known_workers(check_fit.queue) then
+    perform gangq.note_unserved(check_fit.queue);
+    return;
+  end if;
+  why := gangq.infeasible(check_fit.shape_id, 1, true);
+  if why is not null then
+    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or say wait_for_hardware => true '
+      '(--wait-for-hardware) if one is still to come.');
+  end if;
+  update gangq.shapes s set fits = true
+  where s.id = (select z.id from gangq.shapes z where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
+end $$;
+comment on function gangq.check_fit is
+  'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones included, could ever run.';
+
+create function gangq.known_workers(queue text) returns boolean language sql stable as $$
+  select exists (select 1 from gangq.incarnations i where known_workers.queue = any (i.queues))
+$$;
+comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
+
+-- A notice, not a warning: it belongs to the caller, and not into the server's log.
+create function gangq.note_unserved(queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: its jobs wait until one starts', note_unserved.queue);
+end $$;
+comment on function gangq.note_unserved is 'Internal. Tells the caller (GQ100, a notice) that nobody serves this queue yet.';
 
 create function gangq.submit(
-  task text, queue text default 'default', payloads jsonb[] default array['{}'::jsonb], priority integer default 0,
-  gpus integer default 0, vram_mb integer default 0, memory_mb bigint default 0, cpus numeric default 0,
-  labels jsonb default '{}', due_at timestamptz default null, budget_s real default null,
+  task text, queue text default null, payloads jsonb[] default array['{}'::jsonb], priority integer default null,
+  gpus integer default null, vram_mb integer default null, memory_mb bigint default null, cpus numeric default null,
+  labels jsonb default null, due_at timestamptz default null, budget_s real default null,
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', wake text default 'commit', model text default null,
-  selector jsonb default null, tolerates text[] default null
-) returns setof bigint language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+  selector jsonb default null, tolerates text[] default null, wait_for_hardware boolean default false,
+  parent bigint default null, parent_token bigint default null
+) returns setof bigint language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -309,59 +397,103 @@ declare
   ids bigint[];
   first_state text := 'pending';
   number xid8;
+  base bigint;  -- see gangq.id_base
+  submitter text := gangq.caller();
+  login text := session_user;
+  declared gangq.task_options;
+  waits_in text;
+  rank integer;
+  served boolean;
 begin
-  -- Most submissions ask for nothing that needs a closer look: for them this finds all there is to know.
-  if submit.priority between -1000 and 1000 and submit.wake in ('commit', 'sleepers', 'never')
-    and cardinality(submit.payloads) > 0 and cardinality(submit.after) = 0
-    and num_nonnulls(submit.due_at, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips, submit.selector, submit.tolerates) = 0 then
-    select (
-        select z.id from gangq.shape_of(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
-          submit.model, null, null) z),
-      coalesce((select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), x.budget_s),
-      x.max_attempts, x.max_crashes, x.max_trips
-    into shape, budget, attempts, crashes, trips
-    from gangq.queues_table x
-    where x.name = submit.queue and strpos(x.name, '.') = 0 and not (x.draining or x.limited) and x.policy <> 'fair'
-      and pg_column_size(submit.payloads) <= x.max_payload_bytes;
+  if submit.parent is not null then
+    select p.submitter, p.login into submitter, login from gangq.submitter_of(submit.parent, submit.parent_token) p;
   end if;
-  if shape is null then
+  -- Most submissions ask for nothing that needs a closer look: for them this finds all there is to know.
+  -- What the caller leaves open is as workers declare the task, then as usual.
+  if (submit.priority between -1000 and 1000) is not false and submit.wake in ('commit', 'sleepers', 'never')
+    and cardinality(submit.payloads) > 0 and cardinality(submit.after) = 0 and submit.wait_for_hardware is not null
+    and num_nonnulls(submit.due_at, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips, submit.selector, submit.tolerates) = 0 then
+    select z.id, z.fits, x.name, coalesce(submit.priority, o.priority, 0),
+      coalesce(o.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), x.budget_s),
+      coalesce(o.max_attempts, x.max_attempts), coalesce(o.max_crashes, x.max_crashes), coalesce(o.max_trips, x.max_trips),
+      (select b.base from gangq.id_base() b)
+    into shape, served, waits_in, rank, budget, attempts, crashes, trips, base
+    from (select 1) as one
+    left join gangq.task_options o on o.task = submit.task
+    join gangq.queues_table x on x.name = coalesce(submit.queue, o.queue, 'default')
+    cross join lateral gangq.shape_of(x.name, submit.task, coalesce(submit.gpus, o.gpus, 0),
+      coalesce(submit.vram_mb, case when submit.gpus = 0 then 0 else o.vram_mb end, 0), coalesce(submit.memory_mb, o.memory_mb, 0),
+      coalesce(submit.cpus, o.cpus, 0), coalesce(submit.labels, o.labels, '{}'), coalesce(submit.model, o.model), o.selector, o.tolerates) z
+    where strpos(x.name, '.') = 0 and not (x.draining or x.limited) and x.policy <> 'fair' and x.ceilings = '{}'
+      and pg_column_size(submit.payloads) <= x.max_payload_bytes
+      and (z.fits or submit.wait_for_hardware or not gangq.known_workers(x.name));
+  end if;
+  if shape is not null then
+    if not (served or submit.wait_for_hardware) then
+      -- As note_unserved says it: a call would be one more statement of every submission.
+      raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: its jobs wait until one starts', waits_in);
+    end if;
+  else
+    select o.* into declared from gangq.task_options o where o.task = submit.task;
+    waits_in := coalesce(submit.queue, declared.queue, 'default');
+    rank := coalesce(submit.priority, declared.priority, 0);
+    submit.vram_mb := coalesce(submit.vram_mb, case when submit.gpus = 0 then 0 else declared.vram_mb end, 0);
+    submit.gpus := coalesce(submit.gpus, declared.gpus, 0);
+    submit.memory_mb := coalesce(submit.memory_mb, declared.memory_mb, 0);
+    submit.cpus := coalesce(submit.cpus, declared.cpus, 0);
+    submit.labels := coalesce(submit.labels, declared.labels, '{}');
+    submit.model := coalesce(submit.model, declared.model);
+    submit.selector := coalesce(submit.selector, declared.selector);
+    submit.tolerates := coalesce(submit.tolerates, declared.tolerates);
+    submit.budget_s := coalesce(submit.budget_s, declared.budget_s);
+    submit.max_attempts := coalesce(submit.max_attempts, declared.max_attempts);
+    submit.max_crashes := coalesce(submit.max_crashes, declared.max_crashes);
+    submit.max_trips := coalesce(submit.max_trips, declared.max_trips);
     if coalesce(cardinality(submit.payloads), 0) = 0 then
       perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
     end if;
-    if not isfinite(submit.due_at) then
-      perform gangq.refuse('GQ001', format('due_at is %s', submit.due_at), 'It is a moment in time, or null for at once.');
+    perform gangq.check_moment('due_at', submit.due_at);
+    if submit.wait_for_hardware is null then
+      perform gangq.refuse('GQ001', 'wait_for_hardware is true or false', 'Leave it out for what is usual.');
     end if;
     if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
       perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
     end if;
-    select x as queue, z.id as shape, ts.budget_s into known
+    select x as queue, z.id as shape, z.fits, ts.budget_s, (select b.base from gangq.id_base() b) as base into known
     from gangq.queues_table x left join gangq.task_settings ts on ts.task = submit.task
     left join lateral gangq.shape_of(x.name, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels, submit.model,
       null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
-    where x.name = submit.queue;
+    where x.name = waits_in;
     shape := known.shape;
     q := known.queue;
+    base := known.base;
     if shape is null then
-      shape := gangq.intern_shape(submit.queue, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
-        submit.model, submit.selector, submit.tolerates);
-      select x.* into q from gangq.queues_table x where x.name = submit.queue;  -- It may have been made only now.
+      shape := gangq.intern_shape(waits_in, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
+        submit.model, submit.selector, submit.tolerates, login);
+      select x.* into q from gangq.queues_table x where x.name = waits_in;  -- It may have been made only now.
     end if;
     -- Asked here before the function that refuses is called: that costs as much as the insert.
-    if q.draining or strpos(q.name, '.') > 0 or (submit.priority between -1000 and 1000) is not true
+    if q.draining or strpos(q.name, '.') > 0 or (rank between -1000 and 1000) is not true
       or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0
       or pg_column_size(submit.payloads) > q.max_payload_bytes then
-      q := gangq.check_submission(q, submit.priority, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
+      q := gangq.check_submission(q, rank, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
+    end if;
+    if not (known.fits is true or submit.wait_for_hardware) then
+      perform gangq.check_fit(shape, waits_in);
+    end if;
+    if q.ceilings <> '{}' or strpos(q.name, '.') > 0 then
+      perform gangq.check_ceiling(waits_in, rank, submitter, login);
     end if;
     if q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
-      shape := gangq.shape_for(shape, gangq.caller());
-      perform gangq.check_limits(submit.queue, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
+      shape := gangq.shape_for(shape, submitter, login);
+      perform gangq.check_limits(waits_in, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
     end if;
     if submit.after <> '{}' then
       awaited := gangq.await(submit.after);
     end if;
     if awaited <> '{}' then
       first_state := 'waiting';
-      ids := array(select nextval('gangq.job_ids'::regclass) from unnest(submit.payloads));
+      ids := array(select base + nextval('gangq.job_ids'::regclass) from unnest(submit.payloads));
     elsif submit.due_at > t then
       first_state := 'scheduled';
     end if;
@@ -373,9 +505,9 @@ begin
   number := pg_current_xact_id();  -- Places are drawn by transactions that have their number already: see gangq.seen.
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
-    max_attempts, max_crashes, max_trips, state, submitter, payload)
-  select coalesce(ids[p.n], nextval('gangq.job_ids'::regclass)), gangq.order_key(submit.priority, gangq.next_pos()), t, submit.due_at,
-    shape, budget, coalesce(cardinality(awaited), 0), submit.priority, attempts, crashes, trips, first_state, gangq.caller(), p.payload
+    max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+  select coalesce(ids[p.n], base + nextval('gangq.job_ids'::regclass)), gangq.order_key(rank, gangq.next_pos(base)), t, submit.due_at,
+    shape, budget, coalesce(cardinality(awaited), 0), rank, attempts, crashes, trips, first_state, submitter, login, submit.parent, p.payload
   from unnest(submit.payloads) with ordinality as p(payload, n)
   returning id;
   if awaited <> '{}' then
@@ -383,8 +515,8 @@ begin
     select i.id, a.id from unnest(ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
   elsif first_state = 'pending' then
     if submit.wake = 'commit' or submit.wake = 'sleepers'
-      and exists (select 1 from gangq.sleepers z where z.queues @> array[submit.queue]) then
-      perform gangq.wake_sleepers(submit.queue, cardinality(submit.payloads), submit.wake);
+      and exists (select 1 from gangq.sleepers z where z.queues @> array[waits_in]) then
+      perform gangq.wake_sleepers(waits_in, cardinality(submit.payloads), submit.wake);
     end if;
   elsif first_state = 'scheduled' and submit.wake <> 'never'
     and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
@@ -392,7 +524,7 @@ begin
     perform gangq.wake_tick(true);
   end if;
 end $$;
-comment on function gangq.submit(text, text, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, text, jsonb, text[]) is
+comment on function gangq.submit is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a transaction they appear '
   'when it commits. gpus, vram_mb (each), memory_mb, cpus, labels: what a worker must have free. due_at: not before. '
   'after: jobs that must be done first; if one fails or is cancelled, these are cancelled. wake: commit (notify at '
@@ -400,14 +532,26 @@ comment on function gangq.submit(text, text, jsonb[], integer, integer, integer,
   'model: what it needs loaded; a worker that has it is preferred, any other may take it. '
   'selector: conditions on labels, and on host and worker, [{"key", "op", "values"}] with =, !=, in, notin, exists, absent, '
   '<, <=, >, >=; what is compared as more or less must be a number on both sides, in text or not. tolerates: taints it may '
-  'run in spite of: key, key=value or *. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007.';
+  'run in spite of: key, key=value or *. What is left null is as the workers declare the task (gangq.tasks), then: queue default, '
+  'and no needs. What no worker of the queue that is known, ended ones included, could ever run is refused, unless with '
+  'wait_for_hardware; while none is known a notice (GQ100) says so. parent, parent_token: see submit_child. Raises GQ001, GQ002, GQ004 (a draining queue), '
+  'GQ007 (a payload, or more new distinct requirements than settings.new_shapes_per_day), 42501 (priority above the submitter''s ceiling).';
+
+create function gangq.declared_needs(task text) returns jsonb language sql stable set search_path = pg_catalog, pg_temp as $$
+  select coalesce((
+    select jsonb_object_agg(e.key, e.value)
+    from gangq.task_options o cross join lateral jsonb_each(to_jsonb(o)) e
+    where o.task = declared_needs.task and e.value <> 'null'
+      and e.key in ('gpus', 'vram_mb', 'memory_mb', 'cpus', 'labels', 'selector', 'tolerates', 'model')), '{}')
+$$;
+comment on function gangq.declared_needs is 'Internal. What a member of this task needs, as far as workers declare it.';
 
 -- The roles of a gang with what they leave to the gang filled in, one row each, in rank order.
 create function gangq.read_roles(roles jsonb, gang jsonb) returns table (
   name text, most integer, least_members integer, task text, payload jsonb, payloads jsonb, gpus integer, vram_mb integer, memory_mb bigint,
   cpus numeric, labels jsonb, selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean,
   budget_s real
-) language plpgsql set search_path = '' as $$
+) language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   role jsonb;
@@ -435,8 +579,12 @@ begin
         'strategy, require, prefer, balanced and budget_s.');
     end if;
     begin
-      select x.* into r from jsonb_to_record(read_roles.gang
-        -- What needs no device needs no memory on it either, whatever the other roles do.
+      select x.* into r from jsonb_to_record(
+        '{"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}}'
+        || gangq.declared_needs(coalesce(role ->> 'task', read_roles.gang ->> 'task'))
+        -- What needs no device needs no memory on it either, whatever the task or the other roles do.
+        || case when read_roles.gang -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
+        || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(read_roles.gang) e where e.value <> 'null')
         || case when role -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
         || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(role) e where e.value <> 'null')) as x(
         name text, count integer, min integer, task text, payload jsonb, payloads jsonb, gpus integer, vram_mb integer, memory_mb bigint,
@@ -460,7 +608,7 @@ begin
       perform gangq.refuse('GQ001', format('role %s has both payload and payloads', r.name), 'payload goes to every member of it, payloads one to each.');
     end if;
     if r.payloads is not null and (jsonb_typeof(r.payloads) <> 'array' or jsonb_array_length(r.payloads) <> r.count) then
-      perform gangq.refuse('GQ001', format('role %s has %s members and its payloads are %s', r.name, r.count,
+      perform gangq.refuse('GQ001', format('role %s has %s and its payloads are %s', r.name, gangq.counted(r.count, 'member'),
         case jsonb_typeof(r.payloads) when 'array' then jsonb_array_length(r.payloads)::text else left(r.payloads::text, 100) end), 'Pass one payload for each of its members.');
     end if;
     if r.budget_s is not null and not (r.budget_s > 0 and r.budget_s <= 1e9) then
@@ -477,12 +625,12 @@ begin
     return next;
   end loop;
 end $$;
-comment on function gangq.read_roles(jsonb, jsonb) is
+comment on function gangq.read_roles is
   'Internal. Roles as submit_gang takes them, checked each for itself (GQ001); gang holds what absent keys stand for.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
 create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   levels text[] := (select c.topology from gangq.settings c);
@@ -502,22 +650,22 @@ begin
       'strict_spread and that level exclude each other: leave one out, or use spread.');
   end if;
 end $$;
-comment on function gangq.check_level(text, text, text, boolean) is
+comment on function gangq.check_level is
   'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; spread: a host for each member.';
 
 create function gangq.submit_gang(
-  task text default null, size integer default null, queue text default 'default', payload jsonb default '{}', payloads jsonb[] default null,
-  priority integer default 0, gpus integer default 0, vram_mb integer default 0, memory_mb bigint default 0,
-  cpus numeric default 0, labels jsonb default '{}', due_at timestamptz default null, budget_s real default null,
+  task text default null, size integer default null, queue text default null, payload jsonb default '{}', payloads jsonb[] default null,
+  priority integer default null, gpus integer default null, vram_mb integer default null, memory_mb bigint default null,
+  cpus numeric default null, labels jsonb default null, due_at timestamptz default null, budget_s real default null,
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', checkpoint_mode text default null, claim_deadline_s real default null,
   name text default null, model text default null, roles jsonb default null, require text default null, prefer text default null,
   strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
   tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
   completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true,
-  wait_for_hardware boolean default false
+  wait_for_hardware boolean default false, parent bigint default null, parent_token bigint default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -541,7 +689,22 @@ declare
   hint text;
   mode text := submit_gang.checkpoint_mode;
   awaited bigint[];
+  base bigint;  -- see gangq.id_base
+  submitter text := gangq.caller();
+  login text := session_user;
+  declared gangq.task_options;
 begin
+  if submit_gang.parent is not null then
+    select p.submitter, p.login into submitter, login from gangq.submitter_of(submit_gang.parent, submit_gang.parent_token) p;
+  end if;
+  -- Roles have what each one's task is declared with (read_roles); what is the gang's is as its own task says, or the first role's.
+  select o.* into declared from gangq.task_options o
+  where o.task = coalesce(submit_gang.task, case jsonb_typeof(submit_gang.roles) when 'array' then submit_gang.roles -> 0 ->> 'task' end);
+  submit_gang.queue := coalesce(submit_gang.queue, declared.queue, 'default');
+  submit_gang.priority := coalesce(submit_gang.priority, declared.priority, 0);
+  submit_gang.max_attempts := coalesce(submit_gang.max_attempts, declared.max_attempts);
+  submit_gang.max_crashes := coalesce(submit_gang.max_crashes, declared.max_crashes);
+  submit_gang.max_trips := coalesce(submit_gang.max_trips, declared.max_trips);
   if submit_gang.roles is null and (submit_gang.size is null or submit_gang.size not between 1 and 100000) then
     perform gangq.refuse('GQ001', format('size is %s; a gang has 1 to 100000 members', coalesce(submit_gang.size::text, 'null')),
       'size is the world size: how many members must start together. Or pass roles.');
@@ -557,9 +720,7 @@ begin
     perform gangq.refuse('GQ001', format('checkpoint_mode is %L', mode),
       'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for an elastic gang.');
   end if;
-  if not isfinite(submit_gang.due_at) then
-    perform gangq.refuse('GQ001', format('due_at is %s', submit_gang.due_at), 'It is a moment in time, or null for at once.');
-  end if;
+  perform gangq.check_moment('due_at', submit_gang.due_at);
   if submit_gang.claim_deadline_s is not null and not (submit_gang.claim_deadline_s > 0 and submit_gang.claim_deadline_s <= 1e6) then
     perform gangq.refuse('GQ001', format('claim_deadline_s is %s', submit_gang.claim_deadline_s), 'It is a positive number of seconds, a million at most.');
   end if;
@@ -568,7 +729,7 @@ begin
   end if;
   if submit_gang.timeout_style not in ('requeue', 'hard', 'soft') then
     perform gangq.refuse('GQ001', format('timeout_style is %L', left(submit_gang.timeout_style, 100)),
-      'requeue: it backs off and waits on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
+      'requeue: it backs off if no worker could hold it or its planned start is overdue, else it waits on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
   end if;
   if submit_gang.strategy is null or submit_gang.strategy not in ('pack', 'spread', 'strict_pack', 'strict_spread') then
     perform gangq.refuse('GQ001', format('strategy is %L', left(submit_gang.strategy, 100)),
@@ -578,12 +739,17 @@ begin
     perform gangq.refuse('GQ001', format('failure_policy is %L', left(submit_gang.failure_policy, 100)),
       'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or fail.');
   end if;
+  perform gangq.refuse_larger('the name of a gang', octet_length(submit_gang.name), 1000);
   if submit_gang.apart = '' or length(submit_gang.apart) > 200 then
     perform gangq.refuse('GQ001', format('apart is %L; it must have 1 to 200 characters', left(submit_gang.apart, 220)),
       'Gangs of one such name never share a host; leave it out when it may.');
   end if;
   if num_nulls(submit_gang.balanced, submit_gang.preemptible, submit_gang.wait_for_hardware) > 0 then
     perform gangq.refuse('GQ001', 'balanced, preemptible and wait_for_hardware are true or false', 'Leave them out for what is usual.');
+  end if;
+  if num_nonnulls(submit_gang.roles::text, submit_gang.require, submit_gang.prefer) > 0 then
+    -- Shared, so that submitters do not wait for each other, and configure takes no level away before this gang can be seen.
+    perform from gangq.settings c for share;
   end if;
   said := jsonb_build_object('task', submit_gang.task, 'gpus', submit_gang.gpus, 'vram_mb', submit_gang.vram_mb,
     'memory_mb', submit_gang.memory_mb, 'cpus', submit_gang.cpus, 'labels', submit_gang.labels, 'selector', submit_gang.selector,
@@ -600,7 +766,8 @@ begin
     begin
       -- A pass looks at so many gangs of each kind: who waits at his limit must not keep those of others out of its sight.
       shape := gangq.shape_for(
-        gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model, r.selector, r.tolerates), gangq.caller());
+        gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model,
+          r.selector, r.tolerates, login), submitter, login);
     exception
       when sqlstate 'GQ001' then
         get stacked diagnostics why = message_text, hint = pg_exception_hint;
@@ -613,7 +780,8 @@ begin
     names := names || r.name;
     shapes := shapes || shape;
     mosts := mosts || r.most;
-    budgets := budgets || coalesce(r.budget_s, submit_gang.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
+    budgets := budgets || coalesce(r.budget_s, submit_gang.budget_s, (select o.budget_s from gangq.task_options o where o.task = r.task),
+      (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
     one_for_all := one_for_all || array[coalesce(r.payload, submit_gang.payload)];
     one_each := one_each || array[r.payloads];
     least_members := least_members + r.least_members;
@@ -644,6 +812,7 @@ begin
     coalesce(submit_gang.payloads, array_remove(one_for_all, null) || array(
       select p.payload from unnest(one_each) as e(list) cross join lateral jsonb_array_elements(e.list) as p(payload))),
     submit_gang.budget_s, submit_gang.max_attempts, submit_gang.max_crashes, submit_gang.max_trips);
+  perform gangq.check_ceiling(submit_gang.queue, submit_gang.priority, submitter, login);
   kind := gangq.intern_kind(submit_gang.queue, placed, submit_gang.require, submit_gang.prefer, submit_gang.apart);
   select sum(k.min_members * s.gpus::bigint)::bigint as gpus, sum(k.min_members * s.memory_mb)::bigint as memory_mb, sum(k.min_members * s.cpus) as cpus
   into needs from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id where k.kind_id = kind;
@@ -656,10 +825,11 @@ begin
     end if;
   end if;
   awaited := gangq.await(submit_gang.after);
-  gang_id := nextval('gangq.gang_ids'::regclass);
+  base := (select b.base from gangq.id_base() b);
+  gang_id := base + nextval('gangq.gang_ids'::regclass);
   insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
-    submitted_at, not_before, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name, note, submitter)
-  select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos()), kind, shapes[1], members, submit_gang.priority,
+    submitted_at, not_before, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name, note, submitter, login)
+  select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos(base)), kind, shapes[1], members, submit_gang.priority,
     coalesce(submit_gang.max_attempts, q.max_attempts), coalesce(submit_gang.max_crashes, q.max_crashes),
     coalesce(submit_gang.max_trips, q.max_trips), case when awaited <> '{}' then 'waiting' else 'blocked' end,
     coalesce(mode, case when least_members < members then 'rank0' else 'each' end), coalesce(submit_gang.claim_deadline_s, c.claim_deadline_s),
@@ -669,14 +839,14 @@ begin
       select max(coalesce(b.budget_s, q.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end))
       from unnest(budgets, shapes) as b(budget_s, shape) join gangq.shapes s on s.id = b.shape) end,
     w.timeout_s, coalesce(submit_gang.timeout_style, q.timeout_style, 'requeue'),
-    greatest(t, submit_gang.due_at) + make_interval(secs => w.timeout_s), submit_gang.name, submit_gang.note, gangq.caller()
+    greatest(t, submit_gang.due_at) + make_interval(secs => w.timeout_s), submit_gang.name, submit_gang.note, submitter, login
   from gangq.settings c
   cross join lateral (select coalesce(submit_gang.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
   with born as (
     insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, waits_on, priority,
-      max_attempts, max_crashes, max_trips, state, submitter, payload)
-    select nextval('gangq.job_ids'::regclass), g.order_key, g.id, m.rank, m.role, t, m.shape, coalesce(m.budget_s, q.budget_s),
-      cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter,
+      max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+    select base + nextval('gangq.job_ids'::regclass), g.order_key, g.id, m.rank, m.role, t, m.shape, coalesce(m.budget_s, q.budget_s),
+      cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter, g.login, submit_gang.parent,
       case when submit_gang.payloads is null then coalesce(m.list -> m.nth, m.payload) else submit_gang.payloads[m.rank + 1] end
     from gangq.live_gangs g cross join (
       select k.n as role, k.shape, k.budget_s, k.payload, k.list, s.nth, row_number() over (order by k.n, s.nth) - 1 as rank
@@ -696,32 +866,157 @@ begin
   perform gangq.wake_tick();
   return next;
 end $$;
-comment on function gangq.submit_gang(text, integer, text, jsonb, jsonb[], integer, integer, integer, bigint, numeric, jsonb, timestamptz, real, integer, integer, integer, bigint[], text, real, text, text, jsonb, text, text, text, boolean, text, jsonb, text[], integer, text, text, real, text, boolean, boolean) is
+comment on function gangq.submit_gang is
   'Submits a gang: members that start together or not at all, written as blocked in one transaction. size members alike, '
   'ranks 0 to size-1, with min_size of them enough to start; or roles, ranks in their order: [{"name", "count", "min", "task", '
   '"payload", "payloads", "gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "strategy", "require", "prefer", '
   '"balanced", "budget_s"}], where what a role does not say is the gang''s. Each member needs gpus, vram_mb, memory_mb, cpus and '
-  'labels for itself; selector and tolerates as in submit. strategy: pack, spread, strict_pack, strict_spread. require, prefer: a '
+  'labels for itself; selector and tolerates as in submit. What neither says is as the workers declare the task. strategy: pack, spread, strict_pack, strict_spread. require, prefer: a '
   'topology level of which all must, or should, share one domain. apart: gangs of one such name never share a host. '
   'failure_policy: restart_gang, restart_member, shrink, fail. completion: the role whose end is the gang''s. timeout_s, '
-  'timeout_style (requeue, hard, soft): how long it may wait while eligible, and what then. preemptible: whether others may '
+  'timeout_style (requeue, hard, soft): how long it may wait while eligible, and what then (requeue does nothing to a gang that waits for capacity). preemptible: whether others may '
   'displace it. checkpoint_mode: each or rank0 (what an elastic gang has). note is set when the workers registered now could '
   'never hold it, with the numbers; it then waits for better ones. What all workers known, ended ones included, could not hold '
-  'is taken only with wait_for_hardware. Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007.';
+  'is taken only with wait_for_hardware. parent, parent_token: see submit_child_gang. Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, 42501.';
+
+create function gangq.submit_child(
+  job_id bigint, token bigint, task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
+  priority integer default null, gpus integer default null, vram_mb integer default null,
+  memory_mb bigint default null, cpus numeric default null, labels jsonb default null,
+  due_at timestamptz default null, budget_s real default null, max_attempts integer default null,
+  max_crashes integer default null, max_trips integer default null, after bigint[] default '{}',
+  wake text default 'commit', model text default null, selector jsonb default null, tolerates text[] default null,
+  wait_for_hardware boolean default false
+) returns setof bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+#variable_conflict use_column
+begin
+  return query select gangq.submit(
+    task => submit_child.task, queue => submit_child.queue, payloads => submit_child.payloads,
+    priority => submit_child.priority, gpus => submit_child.gpus, vram_mb => submit_child.vram_mb,
+    memory_mb => submit_child.memory_mb, cpus => submit_child.cpus, labels => submit_child.labels,
+    due_at => submit_child.due_at, budget_s => submit_child.budget_s, max_attempts => submit_child.max_attempts,
+    max_crashes => submit_child.max_crashes, max_trips => submit_child.max_trips, after => submit_child.after,
+    wake => submit_child.wake, model => submit_child.model, selector => submit_child.selector,
+    tolerates => submit_child.tolerates, wait_for_hardware => submit_child.wait_for_hardware,
+    parent => submit_child.job_id, parent_token => submit_child.token);
+end $$;
+comment on function gangq.submit_child is
+  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '
+  'job''s; the children keep its id as parent. Raises what submit raises, and GQ003 when the claim is over.';
+
+create function gangq.submit_child_gang(
+  job_id bigint, token bigint, task text default null, size integer default null, queue text default null,
+  payload jsonb default '{}', payloads jsonb[] default null, priority integer default null, gpus integer default null,
+  vram_mb integer default null, memory_mb bigint default null, cpus numeric default null, labels jsonb default null,
+  due_at timestamptz default null, budget_s real default null, max_attempts integer default null,
+  max_crashes integer default null, max_trips integer default null, after bigint[] default '{}',
+  checkpoint_mode text default null, claim_deadline_s real default null, name text default null,
+  model text default null, roles jsonb default null, require text default null, prefer text default null,
+  strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
+  tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
+  completion text default null, timeout_s real default null, timeout_style text default null,
+  preemptible boolean default true, wait_for_hardware boolean default false
+) returns table (gang_id bigint, job_ids bigint[], note text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+#variable_conflict use_column
+begin
+  return query select s.gang_id, s.job_ids, s.note from gangq.submit_gang(
+    task => submit_child_gang.task, size => submit_child_gang.size, queue => submit_child_gang.queue,
+    payload => submit_child_gang.payload, payloads => submit_child_gang.payloads,
+    priority => submit_child_gang.priority, gpus => submit_child_gang.gpus, vram_mb => submit_child_gang.vram_mb,
+    memory_mb => submit_child_gang.memory_mb, cpus => submit_child_gang.cpus, labels => submit_child_gang.labels,
+    due_at => submit_child_gang.due_at, budget_s => submit_child_gang.budget_s,
+    max_attempts => submit_child_gang.max_attempts, max_crashes => submit_child_gang.max_crashes,
+    max_trips => submit_child_gang.max_trips, after => submit_child_gang.after,
+    checkpoint_mode => submit_child_gang.checkpoint_mode, claim_deadline_s => submit_child_gang.claim_deadline_s,
+    name => submit_child_gang.name, model => submit_child_gang.model, roles => submit_child_gang.roles,
+    require => submit_child_gang.require, prefer => submit_child_gang.prefer, strategy => submit_child_gang.strategy,
+    balanced => submit_child_gang.balanced, apart => submit_child_gang.apart, selector => submit_child_gang.selector,
+    tolerates => submit_child_gang.tolerates, min_size => submit_child_gang.min_size,
+    failure_policy => submit_child_gang.failure_policy, completion => submit_child_gang.completion,
+    timeout_s => submit_child_gang.timeout_s, timeout_style => submit_child_gang.timeout_style,
+    preemptible => submit_child_gang.preemptible, wait_for_hardware => submit_child_gang.wait_for_hardware,
+    parent => submit_child_gang.job_id, parent_token => submit_child_gang.token) s;
+end $$;
+comment on function gangq.submit_child_gang is
+  'As submit_gang, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '
+  'job''s; the children keep its id as parent. Raises what submit_gang raises, and GQ003 when the claim is over.';
+
+-- What set_priority and cancel work on. A call for one job or one gang waits for it, as other verbs do. A call for several waits
+-- for nobody and locks some hundreds of rows at most: it must not hold up others for as long as its transaction is open.
+create function gangq.lock_batch(
+  job_ids bigint[], gang_ids bigint[], most integer default 500,
+  out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
+) language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  room integer := most;
+  gang record;
+  asked bigint[];
+  busy bigint[];
+begin
+  left_jobs := '{}';
+  left_gangs := '{}';
+  if coalesce(cardinality(lock_batch.job_ids), 0) + coalesce(cardinality(lock_batch.gang_ids), 0) <= 1 then
+    jobs := coalesce(lock_batch.job_ids, '{}');
+    gangs := coalesce(lock_batch.gang_ids, '{}');
+    perform 1 from gangq.live_gangs g where g.id = any (gangs) for update;
+    perform 1 from gangq.live_jobs j where j.id = any (jobs) or j.gang_id = any (gangs) order by j.id for update;
+    return;
+  end if;
+  jobs := array(select w.id from unnest(lock_batch.job_ids) with ordinality as w(id, n) group by w.id order by min(w.n));
+  gangs := array(select w.id from unnest(lock_batch.gang_ids) with ordinality as w(id, n) group by w.id order by min(w.n));
+  asked := gangs;
+  gangs := '{}';
+  for gang in
+    select w.id, w.n, g.size from unnest(asked) with ordinality as w(id, n) left join gangq.live_gangs g on g.id = w.id order by w.n
+  loop
+    if room <= 0 then
+      left_gangs := left_gangs || gang.id;
+      continue;
+    end if;
+    begin
+      if gang.size is not null and not gangq.try_lock_gang(gang.id)
+        and exists (select 1 from gangq.live_gangs g where g.id = gang.id) then
+        raise exception using errcode = 'GQ000';
+      end if;
+      gangs := gangs || gang.id;
+      room := room - coalesce(gang.size, 1);
+    exception when sqlstate 'GQ000' then
+      left_gangs := left_gangs || gang.id;  -- and those members that it had got are let go
+    end;
+  end loop;
+  left_jobs := jobs[greatest(room, 0) + 1:];
+  jobs := jobs[:greatest(room, 0)];
+  busy := array(select j.id from gangq.live_jobs j where j.id = any (jobs) order by j.id for update skip locked);
+  busy := array(select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (busy));
+  if busy <> '{}' then
+    jobs := array(select w.id from unnest(jobs) with ordinality as w(id, n) where w.id <> all (busy) order by w.n);
+    left_jobs := left_jobs || busy;
+  end if;
+end $$;
+comment on function gangq.lock_batch is
+  'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or not live; left_jobs, '
+  'left_gangs: for another call, first those beyond what one call locks, then those that another transaction holds.';
 
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'
 ) returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   missing bigint;
+  batch record;
 begin
   if set_priority.priority is null or set_priority.priority not between -1000 and 1000 then
     perform gangq.refuse('GQ001', format('priority is %s; it must be -1000 to 1000', coalesce(set_priority.priority::text, 'null')), 'Higher runs first; the default is 0.');
   end if;
-  perform 1 from gangq.live_gangs g where g.id = any (set_priority.gang_ids) order by g.id for update;
-  perform 1 from gangq.live_jobs j where j.id = any (set_priority.job_ids) or j.gang_id = any (set_priority.gang_ids) order by j.id for update;
+  perform gangq.check_owner('reprioritise', set_priority.job_ids, set_priority.gang_ids);
+  perform gangq.check_ceiling(n.queue, set_priority.priority, gangq.caller(), session_user) from (
+    select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (set_priority.job_ids)
+    union
+    select s.queue from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id where g.id = any (set_priority.gang_ids)) n;
+  batch := gangq.lock_batch(set_priority.job_ids, set_priority.gang_ids);
   select w.id into missing from unnest(set_priority.job_ids) as w(id)
   where not exists (select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null) limit 1;
   if found then
@@ -735,13 +1030,25 @@ begin
   end if;
   update gangq.live_gangs g set priority = set_priority.priority,
     order_key = gangq.order_key(set_priority.priority, g.order_key & 1125899906842623)
-  where g.id = any (set_priority.gang_ids);
+  where g.id = any (batch.gangs);
   return query
   update gangq.live_jobs j set priority = set_priority.priority,
     order_key = gangq.order_key(set_priority.priority, j.order_key & 1125899906842623)
-  where j.id = any (set_priority.job_ids) or j.gang_id = any (set_priority.gang_ids)
+  where j.id = any (batch.jobs) or j.gang_id = any (batch.gangs)
   returning j.id, j.gang_id, j.state;
+  return query
+  select null::bigint, l.id, 'left' from unnest(batch.left_gangs) as l(id)
+  union all
+  select l.id, null, 'left' from unnest(batch.left_jobs) as l(id);
+  -- One for the whole call; of a single job or gang it can be found by its number.
+  perform gangq.log_event(gangq.now(), 'priority',
+    gang_id => case when cardinality(batch.gangs) = 1 and batch.jobs = '{}' then batch.gangs[1] end,
+    job_id => case when cardinality(batch.jobs) = 1 and batch.gangs = '{}' then batch.jobs[1] end,
+    data => jsonb_build_object('priority', set_priority.priority, 'job_ids', batch.jobs, 'gang_ids', batch.gangs));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.set_priority(integer, bigint[], bigint[]) is
-  'Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped. Raises GQ001, GQ002.';
+comment on function gangq.set_priority is
+  'Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped. One job or gang is waited for; '
+  'of several those that another transaction holds, and those beyond 500 rows, come back with the state left and are as they '
+  'were: call again with them, in another transaction. One event for the call. Raises GQ001, GQ002, 42501 (another submitter''s in '
+  'a queue that is not shared, or above the caller''s ceiling).';

@@ -1,32 +1,108 @@
 -- Workers: register, heartbeat, retire, proof of death, quarantine.
 -- Worker rows are locked FOR NO KEY UPDATE everywhere: a foreign key may still point at one that somebody works on, as when
 -- a device passes to a worker that is claiming.
--- Locks: the worker's own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
+-- Locks: the worker's name (a row of worker_names), then its own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
 -- row, then frees its jobs with skip locked; what is locked by somebody else is freed by the next tick.
 
+create function gangq.lock_name(name text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- No worker has such a name, so nobody meets here.
+  if lock_name.name is null or length(lock_name.name) > 200 then
+    return;
+  end if;
+  loop
+    perform from gangq.worker_names n where n.name = lock_name.name for update;
+    exit when found;
+    -- Of two that both add it one waits for the other here, and locks what it finds then.
+    insert into gangq.worker_names (name) values (lock_name.name) on conflict do nothing;
+  end loop;
+end $$;
+comment on function gangq.lock_name is
+  'Internal. Locks a worker''s name until the transaction ends, whether there is such a worker or not.';
+
+create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  said record;
+  wrong text;
+  old gangq.task_options;
+  new gangq.task_options;
+begin
+  if declare_tasks.task_options is null then
+    return;
+  end if;
+  if jsonb_typeof(declare_tasks.task_options) <> 'object' or pg_column_size(declare_tasks.task_options) > 262144 then
+    perform gangq.refuse('GQ001', format('task_options of worker %L is no JSON object of 256 KiB at most', declare_tasks.worker),
+      'For example {"train": {"gpus": 1, "vram_mb": 16000}}.');
+  end if;
+  for said in select e.key as task, e.value as options from jsonb_each(declare_tasks.task_options) e order by e.key loop
+    if jsonb_typeof(said.options) <> 'object' then
+      perform gangq.refuse('GQ001', format('the options of task %s are %s', left(said.task, 220), left(said.options::text, 100)), 'Options are a JSON object: {"gpus": 1}.');
+    end if;
+    select k.key into wrong from jsonb_object_keys(said.options) as k(key)
+    where k.key <> all ('{queue,priority,gpus,vram_mb,memory_mb,cpus,labels,selector,tolerates,model,budget_s,max_attempts,max_crashes,max_trips}'::text[])
+    order by k.key limit 1;
+    if found then
+      perform gangq.refuse('GQ001', format('task %s is declared with the unknown option %s', left(said.task, 220), left(wrong, 100)),
+        'The options are queue, priority, gpus, vram_mb, memory_mb, cpus, labels, selector, tolerates, model, budget_s, max_attempts, max_crashes and max_trips.');
+    end if;
+    new := jsonb_populate_record(null::gangq.task_options, said.options);
+    new.task := said.task;
+    new.worker := declare_tasks.worker;
+    new.declared_at := declare_tasks.t;
+    new.selector := gangq.check_selector(new.selector);
+    new.tolerates := case when new.tolerates <> '{}' then gangq.check_taints(new.tolerates, 'tolerates', true) end;
+    select o.* into old from gangq.task_options o where o.task = said.task;
+    if jsonb_strip_nulls(to_jsonb(old) - '{worker,declared_at}'::text[]) = jsonb_strip_nulls(to_jsonb(new) - '{worker,declared_at}'::text[]) then
+      continue;  -- A fleet that starts again writes nothing.
+    end if;
+    delete from gangq.task_options o where o.task = said.task;
+    if jsonb_strip_nulls(said.options) <> '{}' then
+      insert into gangq.task_options values (new.*)
+      on conflict (task) do nothing;  -- Another worker registers at this moment, and is as new as this one.
+    end if;
+  end loop;
+end $$;
+comment on function gangq.declare_tasks is
+  'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. Raises GQ001.';
+
 create function gangq.register_worker(
-  name text, host text, queues text[], kind text default 'inline', slots integer default 1, prefetch integer default 1,
+  name text, host text, queues text[], kind text default 'inline', slots integer default null, prefetch integer default 1,
   memory_mb bigint default 0, cpus numeric default 0, labels jsonb default '{}', tasks text[] default null,
   devices jsonb default '[]', address text default null, boot_id text default null, pid bigint default null,
-  identity jsonb default '{}', lease_s real default null, taints text[] default '{}'
+  identity jsonb default '{}', lease_s real default null, taints text[] default '{}', task_options jsonb default null
 ) returns table (
   incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
   tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
-) language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+) language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   s gangq.settings;
   other record;
+  unlawful record;
   unknown_queue text;
   device record;
   ids bigint[];
   predecessor record;
 begin
   select x.* into s from gangq.settings x;
-  if coalesce(register_worker.name, '') = '' or coalesce(register_worker.host, '') = '' then
-    perform gangq.refuse('GQ001', 'a worker needs a name and a host', 'Pass name => ''host-1'', host => ''host-1''.');
+  select w.what, w.said into unlawful
+  from (values ('name', register_worker.name), ('host', register_worker.host),
+    ('address', coalesce(register_worker.address, register_worker.host))) as w(what, said)
+  where (w.said ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$') is not true limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('the %s of a worker cannot be %L', unlawful.what, coalesce(left(unlawful.said, 80), '')),
+      format('1 to 200 letters, digits, and . _ @ : - (no - first). Pass another %s, for example %s => ''host-1''.',
+        unlawful.what, unlawful.what));
   end if;
+  perform gangq.refuse_larger(format('%s of worker %s', w.what, register_worker.name), w.bytes, w.most)
+  from (values ('labels', pg_column_size(register_worker.labels), 8192), ('identity', pg_column_size(register_worker.identity), 65536),
+    ('devices', pg_column_size(register_worker.devices), 1048576), ('tasks', pg_column_size(register_worker.tasks), 262144),
+    ('queues', pg_column_size(register_worker.queues), 262144), ('taints', pg_column_size(register_worker.taints), 65536),
+    ('boot_id', octet_length(register_worker.boot_id), 200)) as w(what, bytes, most);
   if coalesce(cardinality(register_worker.queues), 0) = 0 then
     perform gangq.refuse('GQ001', format('worker %L serves no queue', register_worker.name), 'Pass queues => array[''default''].');
   end if;
@@ -36,18 +112,22 @@ begin
     perform gangq.refuse('GQ002', format('queue %L does not exist', unknown_queue),
       format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).', unknown_queue, unknown_queue));
   end if;
+  -- A device that no slot can use lies idle.
+  register_worker.slots := coalesce(register_worker.slots,
+    case when register_worker.kind = 'command' and jsonb_typeof(register_worker.devices) = 'array'
+      then greatest(1, jsonb_array_length(register_worker.devices)) else 1 end);
   if register_worker.kind = 'inline' and register_worker.slots <> 1 then
     perform gangq.refuse('GQ001', format('worker %L asks for %s slots and runs handlers inline', register_worker.name, register_worker.slots),
       'An inline worker has one slot. Start one worker per slot, or a command worker (kind => ''command'').');
   end if;
-  if register_worker.lease_s is not null and not (register_worker.lease_s > s.heartbeat_s and register_worker.lease_s <= 1e6) then
-    perform gangq.refuse('GQ001', format('lease_s is %s, heartbeats come every %s s', register_worker.lease_s, s.heartbeat_s),
-      'The lease must be longer than the heartbeat interval, best by a factor of ten or more, and a million seconds at most.');
+  if not register_worker.lease_s <= 1e6 then
+    perform gangq.refuse('GQ001', format('lease_s is %s', register_worker.lease_s), 'A worker''s own lease is a million seconds at most; null: the installation''s.');
   end if;
+  perform gangq.check_lease(coalesce(register_worker.lease_s, s.lease_s), s.lease_margin_s, s.grace_s, s.heartbeat_s);
   if jsonb_typeof(coalesce(register_worker.devices, '[]')) <> 'array' then
     perform gangq.refuse('GQ001', 'devices must be a JSON array', 'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
   end if;
-  perform pg_advisory_xact_lock(1734438257, hashtext(register_worker.name));
+  perform gangq.lock_name(register_worker.name);
   select i.*, l.expires_at, l.renewed_at into other
   from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
   where i.name = register_worker.name and i.ended_at is null;
@@ -58,19 +138,21 @@ begin
       hint = format('Give this one another name, stop the other, or wait %s s for its lease to end and a tick to judge it.',
         greatest(0, ceil(extract(epoch from other.expires_at - t)))),
       detail = jsonb_build_object('incarnation', other.id, 'host', other.host, 'boot_id', other.boot_id, 'pid', other.pid,
-        'identity', other.identity, 'silent_s', extract(epoch from t - other.renewed_at),
+        'identity', case when gangq.may_report(other.login) then other.identity end, 'silent_s', extract(epoch from t - other.renewed_at),
         'lease_left_s', extract(epoch from other.expires_at - t))::text;
   end if;
-  incarnation := nextval('gangq.incarnation_ids'::regclass);
+  incarnation := (select b.base from gangq.id_base() b) + nextval('gangq.incarnation_ids'::regclass);
   -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
   select i.quarantined, i.operator_taints into predecessor from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
   insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus, queues, tasks, labels,
-    boot_id, pid, identity, registered_at, quarantined, taints, operator_taints)
+    boot_id, pid, identity, registered_at, quarantined, taints, operator_taints, task_options)
   values (register_worker.incarnation, register_worker.name, register_worker.host, coalesce(register_worker.address, register_worker.host),
     register_worker.kind, register_worker.slots, register_worker.prefetch, register_worker.memory_mb, register_worker.cpus,
     register_worker.queues, register_worker.tasks, register_worker.labels, register_worker.boot_id, register_worker.pid,
     register_worker.identity, t, predecessor.quarantined,
-    gangq.check_taints(register_worker.taints, 'taints', false) || coalesce(predecessor.operator_taints, '{}'), coalesce(predecessor.operator_taints, '{}'));
+    gangq.check_taints(register_worker.taints, 'taints', false) || coalesce(predecessor.operator_taints, '{}'), coalesce(predecessor.operator_taints, '{}'),
+    register_worker.task_options);
+  perform gangq.declare_tasks(register_worker.task_options, register_worker.name, t);
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
   values (register_worker.incarnation, t + make_interval(secs => coalesce(register_worker.lease_s, s.lease_s)), t,
     coalesce(register_worker.lease_s, s.lease_s));
@@ -118,12 +200,15 @@ exception
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
       'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not negative; labels a JSON object.');
 end $$;
-comment on function gangq.register_worker(text, text, text[], text, integer, integer, bigint, numeric, jsonb, text[], jsonb, text, text, bigint, jsonb, real, text[]) is
+comment on function gangq.register_worker is
   'A worker starts: records what it offers and returns its incarnation, which every other worker verb carries, and the '
   'installation''s numbers. The lease runs from now. Devices that another live incarnation offers, or that are '
   'quarantined, come back in withheld; the former are offered as soon as that incarnation has ended. '
-  'taints: key or key=value, each keeps off what does not tolerate it; those an operator has set (set_taints) are added. '
-  'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead).';
+  'slots: null is one for each device, for kind inline one. taints: key or key=value, each keeps off what does not tolerate '
+  'it; those an operator has set (set_taints) are added. task_options: {"train": {"gpus": 1, "queue": "gpu"}}, what each task is '
+  'declared with, for submissions that do not say; the newest registration wins. '
+  'The incarnation belongs to the login that registers it: no other, but its members and admins, reports for it. '
+  'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead, to its login).';
 
 -- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
 -- it. An incarnation whose registration was held up may be older than the one that offers: it takes nothing away.
@@ -141,33 +226,34 @@ create function gangq.offer_devices(device_ids bigint[]) returns void language s
     from gangq.device_registry d where d.id = any (device_ids)) best
   where r.id = best.id and r.offered_by is distinct from best.incarnation
 $$;
-comment on function gangq.offer_devices(bigint[]) is 'Internal. Decides anew who offers these devices.';
+comment on function gangq.offer_devices is 'Internal. Decides anew who offers these devices.';
 
 create function gangq.heartbeat(
   incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null,
-  readings jsonb default null
+  readings jsonb default null, durable boolean default true
 ) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
-language plpgsql security definer set search_path = '' set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  -- What this may lose in a crash the outage rule covers: every lease gets a full period after a restart. (Said in a
+  -- What a heartbeat may lose in a crash the outage rule covers: every lease gets a full period after a restart. (Said in a
   -- declaration it is an expression, and not one more statement to start in every heartbeat of every worker.)
-  flushed text := set_config('synchronous_commit', 'off', true);
+  flushed text := case when durable is false then set_config('synchronous_commit', 'off', true) end;
   holds_work boolean;
   s gangq.settings;
 begin
   update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
   where l.incarnation = (
     select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
-    where z.incarnation = heartbeat.incarnation and i.ended_at is null for update of z skip locked)
+    where z.incarnation = heartbeat.incarnation and i.ended_at is null and gangq.may_report(i.login) for update of z skip locked)
   returning exists (
     select 1 from gangq.live_jobs j where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')) into holds_work;
   if holds_work is null then
     if not exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
       perform gangq.refuse_ended(heartbeat.incarnation);
     end if;
+    perform gangq.check_login(heartbeat.incarnation);
     -- A worker that took this for a renewal would count on time it does not have.
     raise exception using errcode = 'lock_not_available',
       message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
@@ -178,12 +264,20 @@ begin
     return;
   end if;
   if heartbeat.beats is not null then
+    -- One larger than this would be rewritten with every heartbeat. It is cut, and says so: the lease must be renewed.
+    if pg_column_size(heartbeat.beats) > 65536 then
+      heartbeat.beats := array(select gangq.cut(b.beat, 65536) from unnest(heartbeat.beats) with ordinality as b(beat, n) order by b.n);
+    end if;
     -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for the lease must be renewed.
     -- Nor may what a handler puts into its beat cost the lease: a step that is none is not an error (offset 0: worked out
     -- once, and not by a function, which would be planned anew in every heartbeat).
     update gangq.progress p set token = j.token, beat_at = t, data = b.beat,
       phase = n.phase,
       step = case when p.token = j.token then coalesce(n.step, p.step) else n.step end,
+      stride = case
+        when p.token <> j.token then null
+        when n.step > p.step then least(gcd(coalesce(p.stride, 0), n.step::numeric - p.step), 9e18)::bigint
+        else p.stride end,
       step_at = case when p.token = j.token and (n.step is null or n.step = p.step) then p.step_at when n.step is not null then t end,
       rate = case
         when p.token <> j.token then null
@@ -238,16 +332,18 @@ begin
     h.gang_id, (select g.epoch from gangq.live_gangs g where g.id = h.gang_id)
   from asked a full join held h on h.id = a.id and h.token = a.token;
 end $$;
-comment on function gangq.heartbeat(bigint, bigint[], bigint[], jsonb[], jsonb) is
+comment on function gangq.heartbeat is
   'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '
   'sent), stores the beats given (aligned with job_ids; null: no news), and returns per claim what to do: continue, '
   'preempt or cancel (stop within the grace, then ack_preempted), lost (kill it, report nothing). Claims the worker did '
   'not list are returned too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and is '
   'to be called again. readings: an array of {"uuid": ..., ...}, one per device that this worker offers; the latest is '
-  'kept, and what is malformed, unknown or over 4 KB is left out. Call it in autocommit. Raises GQ002, GQ005.';
+  'kept, and what is malformed, unknown or over 4 KB is left out. A beat over 64 KB is cut (its key "cut" says so). durable => false: the commit does not wait for the disk '
+  '(synchronous_commit off for this transaction), as gangq''s worker asks: never in a transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
+  'login registered it).';
 
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -273,10 +369,10 @@ begin
   where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
   on conflict (device_id) do nothing;
 end $$;
-comment on function gangq.keep_readings(bigint, jsonb, timestamptz) is
+comment on function gangq.keep_readings is
   'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers it; waits for no lock.';
 
-create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = '' as $$
+create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   i gangq.incarnations;
 begin
@@ -288,11 +384,11 @@ begin
   perform gangq.refuse('GQ005', format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
     'Kill what it still runs, report nothing, and register again.');
 end $$;
-comment on function gangq.refuse_ended(bigint) is 'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
+comment on function gangq.refuse_ended is 'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
 
 -- Ends an incarnation. The caller holds its worker row locked. cause: retire, crash.
 create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
   delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
@@ -300,11 +396,11 @@ begin
     select z.incarnation from gangq.earmarks z where z.incarnation = end_incarnation.incarnation for update skip locked);
   perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
 end $$;
-comment on function gangq.end_incarnation(bigint, text, timestamptz) is
+comment on function gangq.end_incarnation is
   'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by free_orphans.';
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -314,6 +410,7 @@ begin
   if not found then
     perform gangq.refuse_ended(retire_worker.incarnation);
   end if;
+  perform gangq.check_login(me.id, host => true);
   if me.ended_at is not null then
     return;
   end if;
@@ -328,13 +425,13 @@ begin
   end if;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.retire_worker(bigint, boolean) is
+comment on function gangq.retire_worker is
   'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final true: it is gone, '
   'and says so itself, so all it had started is dead; jobs it still held are free at once, uncharged. Repeats are '
-  'harmless. Raises GQ002.';
+  'harmless. Raises GQ002, 42501 (another login registered it).';
 
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -352,11 +449,12 @@ begin
     perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker, coalesce(report_dead.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
+  perform gangq.check_login(i.id, host => true);
   if i.ended_at is not null and i.exits_at is null then
     return 0;
   end if;
   perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death', data => gangq.for_events(report_dead.evidence));
-  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'dead', i.id, report_dead.evidence);
+  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'dead', i.id, gangq.cut(report_dead.evidence, 4194304));
   if i.ended_at is null then
     perform gangq.end_incarnation(i.id, 'dead', t);
   end if;
@@ -378,14 +476,14 @@ begin
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
 end $$;
-comment on function gangq.report_dead(text, bigint, jsonb) is
+comment on function gangq.report_dead is
   'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has confirmed gone every '
   'process it had started. Its jobs are free at once, also one that waits since a trip for its process to be gone, and so '
   'are devices withheld since then; returns how many jobs. Evidence is kept in events, its traceback and log_tail apart. '
-  'Repeats are harmless. Raises GQ001, GQ002.';
+  'Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, 42501.';
 
 create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
-returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -395,12 +493,13 @@ begin
   if (device_uuid is null) = (worker is null) then
     perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them', 'Pass device_uuid or worker.');
   end if;
+  perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
   if coalesce(reason, '') = '' then
     perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Whoever lifts it will want to know.');
   end if;
   if worker is not null then
     -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it here.
-    perform pg_advisory_xact_lock(1734438257, hashtext(quarantine.worker));
+    perform gangq.lock_name(quarantine.worker);
     select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for no key update;
     if not found then
       perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
@@ -434,12 +533,12 @@ begin
   perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by, reason => quarantine.reason,
     data => jsonb_build_object('device', d.uuid));
 end $$;
-comment on function gangq.quarantine(text, text, text) is
+comment on function gangq.quarantine is
   'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work goes on. '
   'For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -481,19 +580,19 @@ begin
   perform gangq.log_event(t, 'unquarantine', reason => coalesce(device_uuid, worker));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.unquarantine(text, text) is
+comment on function gangq.unquarantine is
   'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use it again. For '
   'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.set_taints(worker text, taints text[]) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   i gangq.incarnations;
   wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);
 begin
   -- As in quarantine: a registration of this name inherits them, or its incarnation gets them here.
-  perform pg_advisory_xact_lock(1734438257, hashtext(set_taints.worker));
+  perform gangq.lock_name(set_taints.worker);
   select x.* into i from gangq.incarnations x where x.name = set_taints.worker order by x.id desc limit 1 for no key update;
   if not found then
     perform gangq.refuse('GQ002', format('worker %L does not exist', set_taints.worker), 'Names are in gangq.workers.');
@@ -505,6 +604,6 @@ begin
   perform gangq.wake(array[i.id], 'claim');
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.set_taints(text, text[]) is
+comment on function gangq.set_taints is
   'Sets what an operator taints a worker with, by name and also after a restart, beside the taints it registers with; an empty '
   'array takes them off. What runs there runs on, what is reserved there still starts. For gangq_admin. Raises GQ001, GQ002.';

@@ -15,18 +15,19 @@ create function gangq.nearest(name text, known text[]) returns text language sql
   )
   select string_agg(a.word, ', ' order by a.shared desc, length(a.word), a.word) from alike a
 $$;
-comment on function gangq.nearest(text, text[]) is
+comment on function gangq.nearest is
   'Internal. The three of these names that share the most pairs of letters with one that was mistyped; null: none does.';
 
-create function gangq.refuse_unknown(what text, name text) returns void language plpgsql stable set search_path = '' as $$
+create function gangq.refuse_unknown(what text, name text) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  near text := gangq.nearest(refuse_unknown.name, array(
+  -- A name has 200 characters at most, and to compare a longer one takes as many looks as it has characters.
+  near text := gangq.nearest(left(refuse_unknown.name, 200), array(
     select distinct case what when 'host' then i.host else i.name end from gangq.incarnations i));
 begin
-  perform gangq.refuse('GQ002', format('%s %L does not exist', what, refuse_unknown.name) || coalesce('; there is ' || near, ''),
+  perform gangq.refuse('GQ002', format('%s %L does not exist', what, left(refuse_unknown.name, 200)) || coalesce('; there is ' || near, ''),
     'Names and hosts are in gangq.workers.');
 end $$;
-comment on function gangq.refuse_unknown(text, text) is 'Internal. Raises GQ002 for a host or worker nobody has heard of, with the names like it.';
+comment on function gangq.refuse_unknown is 'Internal. Raises GQ002 for a host or worker nobody has heard of, with the names like it.';
 
 -- A claim in flight holds its worker's row: with the rows locked here it has either taken its work when this returns, or
 -- sees the cordon. Whoever takes work looks for the cordon after it has the row. Only a worker that registers in this very
@@ -34,7 +35,7 @@ comment on function gangq.refuse_unknown(text, text) is 'Internal. Raises GQ002 
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false, deadline timestamptz default null,
   reason text default null
-) returns void language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -43,6 +44,7 @@ declare
   ids bigint[];
   c gangq.cordons;
 begin
+  perform gangq.refuse_larger('the reason', octet_length(cordon.reason), 4000);
   if (cordon.host is null) = (cordon.worker is null) then
     perform gangq.refuse('GQ001', 'cordon a host or a worker, one of them', 'Pass host or worker.');
   end if;
@@ -53,6 +55,7 @@ begin
     perform gangq.refuse('GQ001', format('the deadline %s has passed', cordon.deadline),
       'Give what runs there time to be moved: deadline => now() + interval ''30 minutes''. Leave it out to wait for as long as it takes.');
   end if;
+  perform gangq.check_moment('deadline', nullif(cordon.deadline, 'infinity'));
   ids := array(select i.id from gangq.incarnations i
     where case what when 'host' then i.host else i.name end = whose and i.ended_at is null
     order by i.id for no key update);
@@ -80,7 +83,7 @@ begin
     data => jsonb_build_object(what, whose, 'drain', c.drain, 'deadline', c.deadline, 'operator', c.operator));
   perform gangq.wake_tick(c.drain);
 end $$;
-comment on function gangq.cordon(text, text, boolean, timestamptz, text) is
+comment on function gangq.cordon is
   'Gives a host, or a worker by name, nothing new until uncordon; it outlives restarts. What runs there goes on, and members '
   'already reserved there are claimed. drain: what runs there, or is reserved, is moved away once it fits elsewhere, '
   'gangs as a whole, and what has found no other place at the deadline is told to stop; without one nothing is (a gang of '
@@ -90,7 +93,7 @@ comment on function gangq.cordon(text, text, boolean, timestamptz, text) is
   'hosts or workers like it).';
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -115,7 +118,7 @@ begin
     where case what when 'host' then i.host else i.name end = whose and i.ended_at is null), 'claim');
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.uncordon(text, text) is
+comment on function gangq.uncordon is
   'Lifts the cordon of a host or a worker, and with it a drain: it is given work again. What had been told to stop still '
   'stops. A worker stays cordoned while its host is, and the other way round. For gangq_admin. Repeats are harmless. '
   'Raises GQ001, GQ002.';

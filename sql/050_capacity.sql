@@ -27,23 +27,22 @@ language sql stable as $$
     where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
   where i.id = any (free_capacity.incarnations)
 $$;
-comment on function gangq.free_capacity(bigint[], bigint) is
+comment on function gangq.free_capacity is
   'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, free devices with their memory, smallest '
   'first, and the lowest token it holds. from_token: below it nothing is held any more, which the caller has to know.';
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
-language sql stable rows 1 security definer set search_path = '' set jit = off as
+language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp set jit = off as
 $$ select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams from gangq.free_capacity(incarnations) f $$;
-comment on function gangq.capacity_of(bigint[]) is
+comment on function gangq.capacity_of is
   'free_capacity for views, which ask for one worker at a time: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
 
-create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable as $$
-  select s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels
+create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable
+return s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels
     and case when s.selects is null then i.taints = '{}'
-      else coalesce(jsonb_path_match(i.labels, s.selects, jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end
-$$;
-comment on function gangq.serves(gangq.incarnations, gangq.shapes) is
+      else coalesce(jsonb_path_match(i.labels, s.selects, jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end;
+comment on function gangq.serves is
   'Internal. Whether this worker is for jobs of this shape at all, free or not: queue, task, labels, selector, and every '
   'taint of it tolerated.';
 
@@ -53,7 +52,7 @@ create function gangq.fleet(known boolean) returns setof gangq.incarnations lang
     and i.ended_at > (select gangq.now() - c.incarnation_retention from gangq.settings c)
     and not exists (select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
 $$;
-comment on function gangq.fleet(boolean) is
+comment on function gangq.fleet is
   'Internal. The live workers; known: also those that have ended, by their latest incarnation, as long as it is kept.';
 
 -- A device that nobody offers is counted with the last incarnation that saw it.
@@ -64,4 +63,4 @@ create function gangq.devices_of(incarnation bigint, ended boolean) returns tabl
   where devices_of.ended and c.incarnation = devices_of.incarnation and r.offered_by is null
     and not exists (select 1 from gangq.device_claimants later where later.device_id = r.id and later.incarnation > c.incarnation)
 $$;
-comment on function gangq.devices_of(bigint, boolean) is 'Internal. The devices of a worker; ended: those it had.';
+comment on function gangq.devices_of is 'Internal. The devices of a worker; ended: those it had.';

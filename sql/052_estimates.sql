@@ -1,20 +1,20 @@
 -- How long work will run: what planned starts rest on. A budget is enforced by the watchdog, so it is an upper bound; a
 -- task's own history lowers it.
--- Locks: a row of runtimes, with skip locked; takes nothing else and waits for nobody.
+-- Locks: a row of runtimes or the row 'runtimes' of lock_rows, with skip locked; takes nothing else and waits for nobody.
 
 create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real language sql stable as $$
   select least(
     coalesce(budget_s, (select case when gpus > 0 then c.budget_gpu_s else c.budget_s end from gangq.settings c)),
     (select r.p90_s from gangq.runtimes r where r.queue = $1 and r.task = $2 and r.samples >= 10))
 $$;
-comment on function gangq.estimate_s(text, text, integer, real) is
+comment on function gangq.estimate_s is
   'Internal. Seconds a job will run: its budget, else the installation''s; the 90th percentile of its task''s runs where at least ten are known and it is less.';
 
 -- A running estimate in one row: each end longer than it raises it by as much as nine shorter ones lower it. The first
 -- ten only raise it. In a caller's transaction the row may stay locked for long, so whoever meets it locked leaves it;
--- the advisory lock does the same for two who would both make it.
+-- the row of lock_rows does the same for two that would both insert the first estimate of a task.
 create function gangq.learn_runtimes(shape_ids integer[], runs double precision[], t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   seen record;
@@ -31,12 +31,14 @@ begin
         p90_s = least(1e9, case when r.samples < 10 then greatest(r.p90_s, seen.run_s)
           when seen.run_s > r.p90_s then greatest(r.p90_s, 0.001) * exp(0.18) else r.p90_s * exp(-0.02) end)
       where r.ctid = known_as;
-    elsif not exists (select 1 from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task)
-      and pg_try_advisory_xact_lock(hashtextextended('gangq.runtimes ' || seen.queue || ' ' || seen.task, 0)) then
-      insert into gangq.runtimes (queue, task, samples, p90_s, updated_at)
-      values (seen.queue, seen.task, 1, least(1e9, seen.run_s), learn_runtimes.t) on conflict do nothing;
+    elsif not exists (select 1 from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task) then
+      perform from gangq.lock_rows l where l.name = 'runtimes' for update skip locked;
+      if found then
+        insert into gangq.runtimes (queue, task, samples, p90_s, updated_at)
+        values (seen.queue, seen.task, 1, least(1e9, seen.run_s), learn_runtimes.t) on conflict do nothing;
+      end if;
     end if;
   end loop;
 end $$;
-comment on function gangq.learn_runtimes(integer[], double precision[], timestamptz) is
+comment on function gangq.learn_runtimes is
   'Internal. Jobs of these shapes have run so long and are done; of several of one task the longest counts, as of a gang.';

@@ -122,8 +122,13 @@ comment on type gangq.board is
   'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are. move: what '
   'runs on hosts and workers that are drained.';
 
+create function gangq.required_level(levels text[], level text) returns integer language sql immutable as
+$$ select case when required_level.level is null then 0 else coalesce(array_position(levels, required_level.level), cardinality(levels) + 1) end $$;
+comment on function gangq.required_level is
+  'Internal. The number of a required topology level, 0: none. One that does not exist is the one after the last, in which no worker lies.';
+
 -- Queues: all of them, in order of name, so that a parent comes before its children.
-create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer;
@@ -161,9 +166,9 @@ begin
   b.usage_submitters := '{}';
   return b;
 end $$;
-comment on function gangq.look_at_queues(gangq.board) is 'Internal. The tree of queues; nothing is counted yet.';
+comment on function gangq.look_at_queues is 'Internal. The tree of queues; nothing is counted yet.';
 
-create function gangq.look_at_usage(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_usage(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   per_submitter boolean := exists (select 1 from unnest(b.queue_submitter_maximum) as m where m is not null) or 'fair' = any (b.queue_policy);
@@ -198,11 +203,11 @@ begin
   end loop;
   return b;
 end $$;
-comment on function gangq.look_at_usage(gangq.board) is 'Internal. What each queue holds, children included: counted over all that is placed.';
+comment on function gangq.look_at_usage is 'Internal. What each queue holds, children included: counted over all that is placed.';
 
 -- What is to be moved: whole gangs that are placed, with a member on what is drained, and solo jobs that run there. Also
 -- who has not begun: it would load a model there only to be told to stop a moment later.
-create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   drained bigint[] := array(
@@ -233,10 +238,10 @@ begin
       select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state in ('reserved', 'running')))) m;
   return b;
 end $$;
-comment on function gangq.look_at_moves(gangq.board) is 'Internal. What runs, or is about to, on hosts and workers that are drained and could run elsewhere.';
+comment on function gangq.look_at_moves is 'Internal. What runs, or is about to, on hosts and workers that are drained and could run elsewhere.';
 
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   ids bigint[]; of_kind integer[]; running boolean[]; priorities integer[]; order_keys bigint[]; submitters text[]; budgets real[];
@@ -281,13 +286,13 @@ begin
     select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds) union select s from unnest(alone) as s order by 1);
   select array_agg(r.name order by r.kind_id, r.ordinal), array_agg(array_position(b.shape_ids, r.shape_id) order by r.kind_id, r.ordinal),
     array_agg(r.min_members order by r.kind_id, r.ordinal), array_agg(r.max_members order by r.kind_id, r.ordinal),
-    array_agg(r.strategy order by r.kind_id, r.ordinal), array_agg(coalesce(array_position(b.levels, r.require), 0) order by r.kind_id, r.ordinal),
+    array_agg(r.strategy order by r.kind_id, r.ordinal), array_agg(gangq.required_level(b.levels, r.require) order by r.kind_id, r.ordinal),
     array_agg(coalesce(array_position(b.levels, r.prefer), 0) order by r.kind_id, r.ordinal), array_agg(r.balanced order by r.kind_id, r.ordinal)
   into b.role_names, b.role_shape, b.role_min, b.role_max, b.role_strategy, b.role_require, b.role_prefer, b.role_balanced
   from gangq.kind_roles r
   where r.kind_id = any (kinds);
   select array_agg(k.id order by k.id), array_agg(array_position(b.queue_names, k.queue) order by k.id),
-    array_agg(coalesce(array_position(b.levels, k.require), 0) order by k.id),
+    array_agg(gangq.required_level(b.levels, k.require) order by k.id),
     array_agg(coalesce(array_position(b.levels, k.prefer), 0) order by k.id), array_agg(k.apart order by k.id),
     array_agg(k.first_role order by k.id), array_agg(k.roles order by k.id)
   into b.kind_ids, b.kind_queue, b.kind_require, b.kind_prefer, b.kind_apart, b.kind_first_role, b.kind_roles
@@ -338,13 +343,13 @@ begin
     order by f.order_key, f.id) x;
   return b;
 end $$;
-comment on function gangq.look_at_gangs(gangq.board, integer) is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
+comment on function gangq.look_at_gangs is 'Internal. Gangs that wait, of each kind the first so many, their kinds, roles and shapes.';
 
 create function gangq.domain_part(name text) returns text language sql immutable as
 $$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
-comment on function gangq.domain_part(text) is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
+comment on function gangq.domain_part is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
 
-create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   -- Not called queues: that would be the column of incarnations wherever it is asked for.
@@ -446,12 +451,12 @@ begin
     order by w.n) f;
   return b;
 end $$;
-comment on function gangq.look_at_workers(gangq.board, integer) is
+comment on function gangq.look_at_workers is
   'Internal. Live workers of the queues in which something waits, what they have free, which shapes each class of them serves.';
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board, priced boolean default true) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.look_at_work(b gangq.board, priced boolean default true) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   lowest integer;
@@ -549,11 +554,11 @@ begin
     where k.apart = any (b.kind_apart)) x;
   return b;
 end $$;
-comment on function gangq.look_at_work(gangq.board, boolean) is
+comment on function gangq.look_at_work is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it (unless not priced: only if something could be displaced); escrows; hosts of gangs to be kept apart from.';
 
 create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer
-set search_path = '' set jit = off set plan_cache_mode = auto as $$
+set search_path = pg_catalog, pg_temp set jit = off set plan_cache_mode = auto as $$
 declare
   b gangq.board;
 begin
@@ -586,6 +591,6 @@ begin
   end if;
   return b;
 end $$;
-comment on function gangq.look(integer, integer) is
+comment on function gangq.look is
   'Internal. The board as it is now, in the snapshot of the query that calls it, with at most so many gangs of each kind. '
   'sample: not all workers, but about so many. gang_ids is null when nothing waits, move_units when nothing is to be moved.';

@@ -23,7 +23,7 @@ create function gangq.rooms(
       and (b.shape_avoid[rooms.shape] is null or not b.shape_avoid[rooms.shape] @> to_jsonb(e.id))
     group by e.worker) d on d.worker = x.n
 $$;
-comment on function gangq.rooms(gangq.board, integer, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[]) is
+comment on function gangq.rooms is
   'Internal. How many members of a shape each worker has room for; devices are whole, and one it avoids is none.';
 
 -- How many members each worker of the chosen hosts takes: a host's share, from its roomiest workers first.
@@ -43,7 +43,7 @@ create function gangq.seats_of(
     where h.take > 0) w
   where w.seats > 0
 $$;
-comment on function gangq.seats_of(integer[], integer[], integer, integer[], integer[]) is
+comment on function gangq.seats_of is
   'Internal. The workers of these hosts that get members. nth: which of the hosts comes last.';
 
 -- The packing rules. hosts and rooms are aligned with the workers; paths, if any, name the topology domains of each worker,
@@ -53,7 +53,7 @@ comment on function gangq.seats_of(integer[], integer[], integer, integer[], int
 create function gangq.seat_role(
   size integer, strategy text, balanced boolean, hosts integer[], rooms integer[], paths text[] default null,
   levels integer default 1, host_level integer default 1
-) returns integer[] language plpgsql immutable set search_path = '' as $$
+) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   host_ids integer[];
@@ -156,21 +156,22 @@ begin
     select array_agg(s.worker order by k.key collate "C", s.room desc, s.worker)
     from seated s join keys k on k.worker = s.worker cross join lateral generate_series(1, s.seats));
 end $$;
-comment on function gangq.seat_role(integer, text, boolean, integer[], integer[], text[], integer, integer) is
+comment on function gangq.seat_role is
   'Internal. The worker of each member of one role, in rank order, or null when the rooms do not hold them. host_level: '
   'which of the levels is the host.';
 
 -- The domain of a level that each worker lies in; null: in none. A host has no label of its own: within a broader level
 -- it counts with that level's domain, and not at all where that is missing.
 create function gangq.domain_of(b gangq.board, level integer, within integer default 0) returns text[] language sql immutable as $$
-  select case when b.levels[domain_of.level] <> 'host' then array(
+  select case when domain_of.level > cardinality(b.levels) then array_fill(null::text, array[cardinality(b.worker_host)])
+    when b.levels[domain_of.level] <> 'host' then array(
       select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.level] from generate_series(1, cardinality(b.worker_host)) as x(n) order by x.n)
     when domain_of.within between 1 and domain_of.level - 1 then array(
       select b.worker_domains[(x.n - 1) * cardinality(b.levels) + domain_of.within] || '/' || b.hosts[x.host]
       from unnest(b.worker_host) with ordinality as x(host, n) order by x.n)
     else array(select b.hosts[x.host] from unnest(b.worker_host) with ordinality as x(host, n) order by x.n) end
 $$;
-comment on function gangq.domain_of(gangq.board, integer, integer) is
+comment on function gangq.domain_of is
   'Internal. The domain of a topology level that each worker lies in, broader ones included in its name. within: a broader '
   'level that is required too.';
 
@@ -185,12 +186,12 @@ create function gangq.roomy_domains(domains text[], rooms integer[], counts inte
   group by z.domain having min(z.room - counts[z.role]) >= 0
   order by sum(z.room), z.domain
 $$;
-comment on function gangq.roomy_domains(text[], integer[], integer[]) is
+comment on function gangq.roomy_domains is
   'Internal. Of the domains of one level those with room for each role by itself, tightest first. rooms: of each role, flat.';
 
 -- One role, by its own strategy and in the narrowest domain of the levels it names that holds it.
 create function gangq.seat_members(b gangq.board, role integer, members integer, rooms integer[]) returns integer[]
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -222,7 +223,7 @@ begin
   return gangq.seat_role(seat_members.members, b.role_strategy[seat_members.role], b.role_balanced[seat_members.role], b.worker_host, seat_members.rooms,
     b.worker_domains, levels, host_level);
 end $$;
-comment on function gangq.seat_members(gangq.board, integer, integer, integer[]) is
+comment on function gangq.seat_members is
   'Internal. The worker of each of so many members of a role (its number on the board) in these rooms, in rank order, or null.';
 
 -- Devices that some of several roles may use. Roles fit beside one another if each set of classes of them asks for no more
@@ -249,7 +250,7 @@ create function gangq.device_sets(
     where m.usable & x.classes <> 0
     group by m.worker, x.classes) c on c.worker = k.n and c.classes = s.classes
 $$;
-comment on function gangq.device_sets(gangq.board, integer, integer[], bigint[], integer[]) is
+comment on function gangq.device_sets is
   'Internal. Of each worker, for each set of classes of roles, how many free devices any of them may use, less those kept. '
   'classes: of each role the class of devices it may use, 0: it needs none.';
 
@@ -257,7 +258,7 @@ comment on function gangq.device_sets(gangq.board, integer, integer[], bigint[],
 create function gangq.rooms_beside(
   b gangq.board, first_role integer, role integer, roles integer, rooms integer[], seats integer[],
   slots integer[], memory bigint[], mcpus bigint[], classes integer[], sets integer[]
-) returns integer[] language plpgsql immutable set search_path = '' as $$
+) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -307,7 +308,7 @@ begin
   end loop;
   return beside;
 end $$;
-comment on function gangq.rooms_beside(gangq.board, integer, integer, integer, integer[], integer[], integer[], bigint[], bigint[], integer[], integer[]) is
+comment on function gangq.rooms_beside is
   'Internal. How many members of one role each worker has room for beside these of the other roles. sets: device_sets, or '
   'null when no two roles need devices.';
 
@@ -317,7 +318,7 @@ comment on function gangq.rooms_beside(gangq.board, integer, integer, integer, i
 create function gangq.seat_jointly(
   b gangq.board, first_role integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[],
   classes integer[], sets integer[], from_role integer, inout rooms integer[], inout budget integer, out seats integer[]
-) language plpgsql immutable set search_path = '' as $$
+) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -487,7 +488,7 @@ begin
     front := next_front;
   end loop;
 end $$;
-comment on function gangq.seat_jointly(gangq.board, integer, integer[], integer[], bigint[], bigint[], integer[], integer[], integer, integer[], integer) is
+comment on function gangq.seat_jointly is
   'Internal. Members of each role on each worker, flat, or null: there is no way, or the budget is spent. rooms: of each '
   'role, on return within the domains it was fixed to.';
 
@@ -496,7 +497,7 @@ comment on function gangq.seat_jointly(gangq.board, integer, integer[], integer[
 create function gangq.seat_roles(
   b gangq.board, kind integer, counts integer[], rooms integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], inside boolean[] default null
-) returns integer[] language plpgsql immutable set search_path = '' as $$
+) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -574,12 +575,12 @@ begin
     select e.value::integer from generate_series(1, roles) as r(role)
     cross join lateral jsonb_array_elements_text(seated -> r.role::text) with ordinality as e(value, n) order by r.role, e.n);
 end $$;
-comment on function gangq.seat_roles(gangq.board, integer, integer[], integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], boolean[]) is
+comment on function gangq.seat_roles is
   'Internal. The worker of each member, roles in order, within one set of workers (inside), or null. rooms: of each role, flat.';
 
 -- Rooms in the domain of a level where one of these incarnations is (inside), or in the others.
 create function gangq.beside_mates(b gangq.board, rooms integer[], level integer, mates bigint[], inside boolean) returns integer[]
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   names text[];
@@ -597,14 +598,14 @@ begin
     select case when (x.name = any (taken)) = beside_mates.inside then x.room else 0 end
     from unnest(beside_mates.rooms, names) with ordinality as x(room, name, n) order by x.n);
 end $$;
-comment on function gangq.beside_mates(gangq.board, integer[], integer, bigint[], boolean) is
+comment on function gangq.beside_mates is
   'Internal. These rooms, but only in the domains of a level where one of these incarnations is, or only in the others.';
 
 -- A whole gang: within one domain of the level it requires or prefers, from the tightest domain of the narrowest level up.
 create function gangq.seat_gang(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], mates jsonb default null
-) returns integer[] language plpgsql immutable set search_path = '' as $$
+) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -654,6 +655,6 @@ begin
   end if;
   return gangq.seat_roles(b, kind, counts, rooms, slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus);
 end $$;
-comment on function gangq.seat_gang(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], jsonb) is
+comment on function gangq.seat_gang is
   'Internal. The worker of each member of a gang of this kind, ranks in order, or null. counts: members of each role. mates: of '
   'a gang that runs the incarnations of the others, by role.';

@@ -31,10 +31,10 @@ create function gangq.first_held(b gangq.board, units bigint[]) returns integer[
   from unnest(first_held.units) with ordinality as u(unit, n)
   join (select x.unit, min(x.n)::integer as first from unnest(b.held_unit) with ordinality as x(unit, n) group by x.unit) h on h.unit = u.unit
 $$;
-comment on function gangq.first_held(gangq.board, bigint[]) is 'Internal. Where on the board the holdings of each of these units begin.';
+comment on function gangq.first_held is 'Internal. Where on the board the holdings of each of these units begin.';
 
 create function gangq.without(b gangq.board, firsts integer[], spare gangq.spare) returns gangq.spare
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   r gangq.spare := without.spare;
   slots integer[] := r.slots;
@@ -97,7 +97,7 @@ begin
   r.later_slots := later_slots; r.later_memory := later_memory; r.later_mcpus := later_mcpus; r.later_gpus := later_gpus;
   return r;
 end $$;
-comment on function gangq.without(gangq.board, integer[], gangq.spare) is
+comment on function gangq.without is
   'Internal. What is free once these units are gone, given by where their holdings begin.';
 
 create function gangq.seat_spare(b gangq.board, kind integer, counts integer[], spare gangq.spare) returns integer[]
@@ -105,13 +105,13 @@ language sql immutable as $$
   select gangq.seat_gang(b, kind, counts, (spare).slots, (spare).memory, (spare).mcpus, (spare).held,
     (spare).kept_slots, (spare).kept_memory, (spare).kept_mcpus, (spare).kept_gpus)
 $$;
-comment on function gangq.seat_spare(gangq.board, integer, integer[], gangq.spare) is 'Internal. seat_gang on what is free.';
+comment on function gangq.seat_spare is 'Internal. seat_gang on what is free.';
 
 -- The spare of a gang that would run until ends_at: planned starts before that must not be delayed, others do not concern it.
 create function gangq.spare_beside(
   b gangq.board, ends_at timestamptz, slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], plans jsonb[], plan_starts timestamptz[]
-) returns gangq.spare language plpgsql immutable set search_path = '' as $$
+) returns gangq.spare language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   n integer := coalesce(cardinality(b.worker_ids), 0);
   r gangq.spare;
@@ -144,10 +144,10 @@ begin
   end loop;
   return r;
 end $$;
-comment on function gangq.spare_beside(gangq.board, timestamptz, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], jsonb[], timestamptz[]) is
+comment on function gangq.spare_beside is
   'Internal. What is free for a gang that would run until ends_at, and what it must leave for planned starts before that.';
 
-create function gangq.lies_below(b gangq.board, queue integer, ancestor integer) returns boolean language plpgsql immutable set search_path = '' as $$
+create function gangq.lies_below(b gangq.board, queue integer, ancestor integer) returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   q integer := lies_below.queue;
 begin
@@ -156,12 +156,12 @@ begin
   end loop;
   return q is not null;
 end $$;
-comment on function gangq.lies_below(gangq.board, integer, integer) is 'Internal. Whether a queue is the other one or in its subtree.';
+comment on function gangq.lies_below is 'Internal. Whether a queue is the other one or in its subtree.';
 
 create function gangq.covered_by(
   b gangq.board, queue integer, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[]
-) returns integer language plpgsql immutable set search_path = '' as $$
+) returns integer language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   q integer := covered_by.queue;
 begin
@@ -178,14 +178,14 @@ begin
   end loop;
   return null;
 end $$;
-comment on function gangq.covered_by(gangq.board, integer, bigint, bigint, bigint, bigint, bigint[], bigint[], bigint[], bigint[]) is
+comment on function gangq.covered_by is
   'Internal. The nearest queue on the path that is guaranteed something of what is asked, and with it has no more than that; or null.';
 
 -- A queue that does not hold the gang too may lose what it has beyond its guarantee, and all of what it has none of.
 create function gangq.may_lose(
   b gangq.board, queue integer, own_path integer[], jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   stay_jobs bigint[], stay_gpus bigint[], stay_memory bigint[], stay_mcpus bigint[]
-) returns boolean language plpgsql immutable set search_path = '' as $$
+) returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   q integer := may_lose.queue;
 begin
@@ -202,7 +202,7 @@ begin
   end loop;
   return true;
 end $$;
-comment on function gangq.may_lose(gangq.board, integer, integer[], bigint, bigint, bigint, bigint, bigint[], bigint[], bigint[], bigint[]) is
+comment on function gangq.may_lose is
   'Internal. Whether no queue on this path, but for those on the other, falls below its guarantee by losing so much. stay_*: what each would keep.';
 
 -- One that suffices, if there is one; else several: added one by one in the order of their cost until the gang fits, then
@@ -210,7 +210,7 @@ comment on function gangq.may_lose(gangq.board, integer, integer[], bigint, bigi
 create function gangq.choose_victims(
   b gangq.board, gang integer, counts integer[], spare gangq.spare, claims_for integer,
   out victims bigint[], out seats integer[]
-) language plpgsql immutable set search_path = '' set plan_cache_mode = force_generic_plan as $$
+) language plpgsql immutable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   k integer := b.gang_kind[gang];
@@ -415,7 +415,7 @@ begin
     victims := array(select b.held_unit[f] from unnest(fixed) as f);
   end if;
 end $$;
-comment on function gangq.choose_victims(gangq.board, integer, integer[], gangq.spare, integer) is
+comment on function gangq.choose_victims is
   'Internal. The units (gangs; solo jobs as their negative id) to tell to stop so that a gang that does not fit does, and its '
   'seats then. {}: what is leaving already is enough; null: nobody may be, or it would not help. Of lower priority, or, if a '
   'queue''s guarantee covers the gang (claims_for), of other queues above theirs; never one of a queue that would fall below its guarantee.';
@@ -431,5 +431,5 @@ create function gangq.need_of(b gangq.board, kind integer, counts integer[], sea
       from unnest(need_of.counts) with ordinality as c(members, n)) r on e.n > r.before and e.n <= r.last
     group by e.worker) w
 $$;
-comment on function gangq.need_of(gangq.board, integer, integer[], integer[]) is
+comment on function gangq.need_of is
   'Internal. What a gang takes of each worker it sits on: [worker, slots, memory, mcpus, gpus].';

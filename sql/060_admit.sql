@@ -15,7 +15,7 @@ create function gangq.members_that_fit(
       else (select count(*) from unnest(free_vrams, free_ids) as d(vram, id) where d.vram >= s.vram_mb and d.id <> all (s.avoid)) / s.gpus
     end))::integer
 $$;
-comment on function gangq.members_that_fit(gangq.shapes, integer, bigint, numeric, integer[], bigint[]) is
+comment on function gangq.members_that_fit is
   'Internal. How many jobs of this shape fit into this much free capacity; devices are whole and never shared, and one '
   'it avoids is none.';
 
@@ -44,7 +44,7 @@ comment on type gangq.decision is
 create function gangq.limit_on(
   b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   used_gangs bigint[], used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[], submitters jsonb
-) returns jsonb language plpgsql immutable set search_path = '' as $$
+) returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   q integer := limit_on.queue;
   said text;
@@ -83,7 +83,7 @@ begin
   end loop;
   return null;
 end $$;
-comment on function gangq.limit_on(gangq.board, integer, text, bigint, bigint, bigint, bigint, bigint, bigint[], bigint[], bigint[], bigint[], bigint[], jsonb) is
+comment on function gangq.limit_on is
   'Internal. The first limit on the path of a queue that so much more would exceed, with its numbers.';
 
 -- When a gang will start if it waits: the first end of something that runs after which it fits. Promises made before
@@ -94,7 +94,7 @@ create function gangq.plan_start(
   plan_worker integer[], plan_slots integer[], plan_memory bigint[], plan_mcpus bigint[], plan_gpus integer[], plan_ends timestamptz[],
   end_at timestamptz[], end_worker integer[], end_slots integer[], end_memory bigint[], end_mcpus bigint[], device_ends timestamptz[],
   inout starts_at timestamptz, out seats integer[], out kept jsonb
-) language plpgsql immutable set search_path = '' set plan_cache_mode = force_generic_plan as $$
+) language plpgsql immutable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -234,7 +234,7 @@ begin
       from unnest(plan_worker, plan_slots, plan_memory, plan_mcpus, plan_gpus, plan_ends) as q(worker, slots, memory, mcpus, gpus, ends)
       where q.ends > plan_start.starts_at group by q.worker) p on p.worker = s.worker) k;
 end $$;
-comment on function gangq.plan_start(gangq.board, integer, integer[], integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], integer[], integer[], integer[], bigint[], bigint[], integer[], timestamptz[], timestamptz[], integer[], integer[], bigint[], bigint[], timestamptz[], timestamptz) is
+comment on function gangq.plan_start is
   'Internal. The earliest moment, not before starts_at, at which a gang fits, and what must stay free for it until then. end_*: what '
   'ends when on which worker, in that order. kept: [worker, slots, memory, mcpus, gpus to keep now, then the same in all].';
 
@@ -242,7 +242,7 @@ comment on function gangq.plan_start(gangq.board, integer, integer[], integer[],
 create function gangq.turns(
   b gangq.board, out turn_gang integer[], out turn_priority integer[],
   out lane_queue integer[], out lane_submitter text[], out lane_next integer[], out lane_last integer[], out lane_path jsonb[]
-) language plpgsql immutable set search_path = '' as $$
+) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   path jsonb;
@@ -284,7 +284,7 @@ begin
     lane_path[lane] := path;
   end loop;
 end $$;
-comment on function gangq.turns(gangq.board) is
+comment on function gangq.turns is
   'Internal. The gangs of a board by lanes, each a range of turn_gang (lane_next to lane_last), with what their priority counts as; '
   'lane_path: the queues from the root of the tree to the lane.';
 
@@ -293,7 +293,7 @@ comment on function gangq.turns(gangq.board) is
 -- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
 create function gangq.decide_on(
   b gangq.board, max_gangs integer default 200, budget_ms integer default null, max_turns integer default null, each_gang boolean default false
-) returns setof gangq.decision language plpgsql volatile set search_path = ''
+) returns setof gangq.decision language plpgsql volatile set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -976,17 +976,17 @@ begin
     return query select * from gangq.moves_on(b, gangq.spare_beside(b, 'infinity', slots, memory, mcpus, held, kept_slots, kept_memory, kept_mcpus, kept_gpus, plans, plan_starts));
   end if;
 end $$;
-comment on function gangq.decide_on(gangq.board, integer, integer, integer, boolean) is
+comment on function gangq.decide_on is
   'Internal. What a pass would do with this board: starts, planned starts, preemptions, moves, and for each kind that waits the gate that holds '
   'it. budget_ms: once something is placed, stop after so long and say so, for the rest the next pass is there; null: go '
   'through all of it. max_turns: look at so many gangs, as a pass that was stopped did. each_gang: a decision for every gang, '
   'also for those of a kind that has been judged; it changes no other.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
-language sql volatile security definer set search_path = '' set jit = off as $$
+language sql volatile security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   select d.* from gangq.decide_on(gangq.look(decide.max_gangs), decide.max_gangs) d
 $$;
-comment on function gangq.decide(integer) is
+comment on function gangq.decide is
   'What admit would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
   'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
@@ -996,10 +996,10 @@ create function gangq.takes_work(
   select i.state = 'live' and i.quarantined is null and (i.passed_over_until is null or i.passed_over_until <= t) and renewed_at > heard_since
     and i.host <> all (hosts) and i.name <> all (workers)
 $$;
-comment on function gangq.takes_work(gangq.incarnations, timestamptz, timestamptz, timestamptz, text[], text[]) is
+comment on function gangq.takes_work is
   'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
 
-create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable set search_path = '' as $$
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   heard_since timestamptz := t - (select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
@@ -1015,12 +1015,12 @@ begin
     select i.id from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
     where i.id = any (among) and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers) order by i.id);
 end $$;
-comment on function gangq.candidates(timestamptz, bigint[]) is
+comment on function gangq.candidates is
   'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, not passed over.';
 
 -- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
 -- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
-create function gangq.keep_promises(plans gangq.decision[], t timestamptz, unjudged bigint[] default '{}') returns void language plpgsql set search_path = '' as $$
+create function gangq.keep_promises(plans gangq.decision[], t timestamptz, unjudged bigint[] default '{}') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   delete from gangq.plans p where p.gang_id = any (array(
@@ -1073,12 +1073,12 @@ begin
   where not exists (select 1 from gangq.earmarks e where e.incarnation = w.incarnation and e.gang_id = w.gang_id)
   on conflict do nothing;
 end $$;
-comment on function gangq.keep_promises(gangq.decision[], timestamptz, bigint[]) is
+comment on function gangq.keep_promises is
   'Internal. Makes the planned starts and what workers keep free for them exactly these; those of gangs that were not judged '
   'stay as they are; lapsed escrows go.';
 
 -- One row per kind that waits. A row is written when its gate changes, not every pass.
-create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql set search_path = '' as $$
+create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   delete from gangq.verdicts v where v.kind_id = any (array(
@@ -1100,12 +1100,12 @@ begin
   order by x.kind_id, x.ordinality
   on conflict do nothing;
 end $$;
-comment on function gangq.keep_verdicts(gangq.decision[], integer[], timestamptz) is 'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
+comment on function gangq.keep_verdicts is 'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
 
 -- All the gangs of a pass in a few statements, each gang still whole or not at all: one that anything of is busy this moment
 -- (its row, a member, a worker that is claiming, a limited queue) is left for the next pass.
 create function gangq.reserve_decided(b gangq.board, starts gangq.decision[], digest text) returns bigint[]
-language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   ids bigint[] := array(select d.gang_id from unnest(reserve_decided.starts) d order by d.gang_id);
@@ -1235,12 +1235,12 @@ begin
   perform gangq.take_places(gang_ids, job_ids, incarnations, ranks, device_ids, device_jobs, digest, t);
   return ids;
 end $$;
-comment on function gangq.reserve_decided(gangq.board, gangq.decision[], text) is
+comment on function gangq.reserve_decided is
   'Internal. Carries out the starts of a pass: new epochs, claim deadlines, devices held, workers woken. Returns the gangs '
   'that were reserved. The caller holds no locks.';
 
 create function gangq.admit(max_gangs integer default 200, budget_ms integer default null) returns table (placed integer, again boolean)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -1314,7 +1314,7 @@ begin
   perform gangq.keep_verdicts(array(select x from unnest(ds) x where x.action not in ('start', 'stop', 'move')), b.kind_ids, t);
   return next;
 end $$;
-comment on function gangq.admit(integer, integer) is
+comment on function gangq.admit is
   'Decides and applies: places every gang that fits. Run by the tick, one runner at a time, never in a submitter''s '
   'transaction. budget_ms: after so long it looks no further, if it has placed or displaced something by then. again: '
   'something was busy, or the time was up; ask again soon. Raises GQ008.';

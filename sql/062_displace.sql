@@ -3,7 +3,7 @@
 
 -- What is drained and fits elsewhere: its own places there count as free, those on what is drained are closed anyway.
 create function gangq.moves_on(b gangq.board, spare gangq.spare) returns setof gangq.decision
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   r gangq.spare := moves_on.spare;
@@ -52,14 +52,14 @@ begin
     return next d;
   end loop;
 end $$;
-comment on function gangq.moves_on(gangq.board, gangq.spare) is
+comment on function gangq.moves_on is
   'Internal. What runs, or is about to, on drained hosts and workers and would fit elsewhere, with what is to be kept for it there. Gangs in '
   'gang_id, a solo job in victims. As many members of each role as it has now.';
 
 -- All or none of what one gang needs: if it, a victim or a worker is busy this moment or no longer what was seen, the next
 -- pass decides again. Victims drain through the same path as any gang; what they leave is kept in this very commit.
 create function gangq.displace_decided(ds gangq.decision[], digest text, t timestamptz) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   cfg gangq.settings;
@@ -162,7 +162,7 @@ begin
   end loop;
   return done;
 end $$;
-comment on function gangq.displace_decided(gangq.decision[], text, timestamptz) is
+comment on function gangq.displace_decided is
   'Internal. Carries out the preemptions and moves of a pass, uncharged, with an event for each unit told to stop, and keeps the places for whom '
   'they were meant. Returns how many decisions were carried out.';
 
@@ -191,4 +191,4 @@ create function gangq.explain_preempting(gang_id bigint) returns table (detail t
       having count(*) > 0) x) k
   where k.since is not null
 $$;
-comment on function gangq.explain_preempting(bigint) is 'Internal. Who was told to stop so that this gang can start, while their places are kept for it.';
+comment on function gangq.explain_preempting is 'Internal. Who was told to stop so that this gang can start, while their places are kept for it.';

@@ -4,10 +4,10 @@
 -- The board is hashed in its binary form: exact, the same whatever the session's settings, and cheaper than its text.
 create function gangq.digest_of(b gangq.board) returns text language sql immutable as
 $$ select md5(record_send(b)) $$;
-comment on function gangq.digest_of(gangq.board) is 'Internal. What a decision was made from, in 32 digits.';
+comment on function gangq.digest_of is 'Internal. What a decision was made from, in 32 digits.';
 
 create function gangq.record_pass(b gangq.board, ds gangq.decision[], max_gangs integer) returns text
-language plpgsql set search_path = '' set timezone = 'UTC' set extra_float_digits = 1 as $$
+language plpgsql set search_path = pg_catalog, pg_temp set timezone = 'UTC' set extra_float_digits = 1 as $$
 #variable_conflict use_column
 declare
   digest text := gangq.digest_of(b);
@@ -20,12 +20,12 @@ begin
   group by s.record_decisions;
   return digest;
 end $$;
-comment on function gangq.record_pass(gangq.board, gangq.decision[], integer) is
+comment on function gangq.record_pass is
   'Internal. Writes down a pass that decided something; turns: after how many gangs its time was up. Returns the digest of its board.';
 
 create function gangq.replay(since timestamptz default null, until timestamptz default null)
 returns table (at timestamptz, digest text, decisions integer, same boolean, difference text)
-language plpgsql stable security definer set search_path = '' set jit = off set timezone = 'UTC' set extra_float_digits = 1 as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set timezone = 'UTC' set extra_float_digits = 1 as $$
 #variable_conflict use_column
 declare
   p gangq.passes;
@@ -64,7 +64,7 @@ begin
     return next;
   end loop;
 end $$;
-comment on function gangq.replay(timestamptz, timestamptz) is
+comment on function gangq.replay is
   'Runs the recorded passes of a stretch once more and compares. same: it decides today what it decided then; null: its '
   'board was not recorded. difference: the first decision that is another. Reads only. For gangq_admin.';
 
@@ -73,4 +73,4 @@ create function gangq.said(d jsonb) returns text language sql immutable as $$
     '(' || (d ->> 'gate') || ')', 'for ' || (d ->> 'numbers')) || case when d ? 'devices' and d -> 'devices' <> '[]' then ' devices ' || (d ->> 'devices') else '' end
   where d is not null
 $$;
-comment on function gangq.said(jsonb) is 'Internal. A recorded decision in words.';
+comment on function gangq.said is 'Internal. A recorded decision in words.';

@@ -6,14 +6,14 @@
 -- in it; the others stay blocked, or are being stopped because they have just left it.
 create function gangq.elastic(kind_id integer) returns boolean language sql stable as
 $$ select exists (select 1 from gangq.kind_roles r where r.kind_id = elastic.kind_id and r.min_members < r.max_members) $$;
-comment on function gangq.elastic(integer) is 'Internal. Whether gangs of this kind may run with fewer members than they have.';
+comment on function gangq.elastic is 'Internal. Whether gangs of this kind may run with fewer members than they have.';
 
-create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean language sql immutable as
-$$ select j.epoch_rank is not null or g.world_size = g.size $$;
-comment on function gangq.in_epoch(gangq.live_jobs, gangq.live_gangs) is
+create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean language sql immutable
+return j.epoch_rank is not null or g.world_size = g.size;
+comment on function gangq.in_epoch is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
 
-create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql set search_path = '' as $$
+create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   g gangq.live_gangs;
 begin
@@ -24,12 +24,12 @@ begin
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   return g;
 end $$;
-comment on function gangq.lock_gang(bigint) is 'Internal. Locks a live gang and its members, and returns it. Raises GQ002.';
+comment on function gangq.lock_gang is 'Internal. Locks a live gang and its members, and returns it. Raises GQ002.';
 
 -- What it is to be placed, for whatever chose the places; under the caller's locks, and judged by him.
 create function gangq.take_places(
   gang_ids bigint[], job_ids bigint[], incarnations bigint[], ranks integer[], device_ids bigint[], device_jobs bigint[], digest text, t timestamptz
-) returns void language plpgsql set search_path = '' set plan_cache_mode = force_generic_plan as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   ids bigint[] := array(select distinct i from unnest(take_places.gang_ids) as i order by i);
@@ -56,8 +56,8 @@ begin
   delete from gangq.plans p where p.gang_id = any (ids);
   delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
     select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
-  insert into gangq.events (at, kind, gang_id, epoch, reason, data)
-  select t, 'reserve', g.id, g.epoch, null, jsonb_build_object(
+  insert into gangq.events (id, at, kind, gang_id, epoch, actor, data)
+  select (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass), t, 'reserve', g.id, g.epoch, gangq.actor(), jsonb_build_object(
     'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', take_places.digest,
     'replaces', case g.state when 'running' then (
       select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
@@ -73,12 +73,12 @@ begin
   order by g.id;
   perform gangq.wake(array(select distinct w from unnest(take_places.incarnations) as w), 'claim');
 end $$;
-comment on function gangq.take_places(bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text, timestamptz) is
+comment on function gangq.take_places is
   'Internal. Writes down that these members, one entry each, are placed: new epochs, claim deadlines, devices held, workers woken. '
   'ranks: in the epoch. digest: of what the pass saw, null without one.';
 
 create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -185,7 +185,7 @@ begin
     array(select n from generate_series(0, cardinality(reserve_members.job_ids) - 1) as n), devices, holders, null, t);
   return true;
 end $$;
-comment on function gangq.reserve_members(bigint, bigint[], bigint[]) is
+comment on function gangq.reserve_members is
   'Places members of a gang, given in rank order, each on the worker given for it; all of them or none. Of a blocked gang: '
   'the members of a new epoch (of each role the lowest ranks, from its minimum to its maximum), which get the claim '
   'deadline; of a running one: exactly those that are missing, while the others run on and are told of the new epoch. '
@@ -193,7 +193,7 @@ comment on function gangq.reserve_members(bigint, bigint[], bigint[]) is
   'again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -208,13 +208,13 @@ begin
   return gangq.reserve_members(reserve_gang.gang_id,
     array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank), reserve_gang.incarnations);
 end $$;
-comment on function gangq.reserve_gang(bigint, bigint[]) is
+comment on function gangq.reserve_gang is
   'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new epoch, sets the claim '
   'deadline, holds the devices, wakes the workers, all in one transaction. False when a worker is busy this moment or '
   'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -252,7 +252,7 @@ begin
     data => case g.state when 'running' then jsonb_build_object('members', back) end);
   return true;
 end $$;
-comment on function gangq.rollback_gang(bigint, text) is
+comment on function gangq.rollback_gang is
   'Takes back a reservation that nobody has started on: the whole gang is blocked again, or of a running gang the members '
   'that were to replace missing ones; nobody is charged, a miss is counted and backs the gang off; workers that missed the '
   'deadline are passed over for a while. False when a member of a reserved gang was claimed (then it drains) or nothing is '

@@ -3,26 +3,26 @@
 
 create function gangq.holds_back(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
-comment on function gangq.holds_back(text) is
+comment on function gangq.holds_back is
   'Internal. Whether a verdict of this gate means not eligible: such time does not count towards a placement timeout.';
 
 -- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how far it has run since
 -- the gang began to wait: pauses that began before and those nobody looked at count for as much as they lasted.
 -- PL/pgSQL, because SQL with a subquery is not inlined, and would be planned anew by every submit_gang.
 create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language plpgsql stable
-set search_path = '' as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return coalesce((
     select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id), 0);
 end $$;
-comment on function gangq.ineligible_s(integer, timestamptz) is
+comment on function gangq.ineligible_s is
   'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
 
 -- A trigger, because many verbs make a gang wait (submit_gang, retry, rollbacks, drains, dependencies that are done), and
 -- one that forgot would let it time out for the hours in which it ran.
-create function gangq.begin_waiting() returns trigger language plpgsql set search_path = '' as $$
+create function gangq.begin_waiting() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   t timestamptz := gangq.now();
 begin
@@ -43,7 +43,7 @@ begin
   new.held_s := gangq.ineligible_s(new.kind_id, t);
   return new;
 end $$;
-comment on function gangq.begin_waiting() is
+comment on function gangq.begin_waiting is
   'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off, '
   'until it begins: a place that was not claimed is none.';
 
@@ -57,7 +57,7 @@ execute function gangq.begin_waiting();
 -- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind: places are unique, and
 -- a short timeout must be no way to the front. A job keeps what it saved itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   ids bigint[];
@@ -66,7 +66,7 @@ begin
   update gangq.checkpoints c set gang_id = null
   where c.gang_id = (g).id and c.step <= gangq.restore_step(g);
   with placed as (
-    select m.id, case when m.nth = 1 then m.order_key else gangq.order_key(m.priority, gangq.next_pos()) end as order_key
+    select m.id, case when m.nth = 1 then m.order_key else gangq.order_key(m.priority, gangq.next_pos((select b.base from gangq.id_base() b))) end as order_key
     from (
       select j.id, j.order_key, j.priority, row_number() over (order by j.rank) as nth
       from gangq.live_jobs j where j.gang_id = (g).id and j.state = 'blocked' order by j.rank) m
@@ -86,10 +86,10 @@ begin
     perform gangq.wake_sleepers(wake.queue, wake.jobs, 'sleepers');
   end loop;
 end $$;
-comment on function gangq.split_gang(gangq.live_gangs, text, timestamptz) is
+comment on function gangq.split_gang is
   'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their ids, payloads and counters.';
 
-create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql set search_path = '' as $$
+create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   v gangq.verdicts;
@@ -133,13 +133,13 @@ begin
     perform gangq.wake(freed, 'claim');
   end if;
 end $$;
-comment on function gangq.timed_out(gangq.live_gangs, timestamptz, text) is
+comment on function gangq.timed_out is
   'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the plan back and backs off, if '
   'its planned start is overdue or nothing known could hold it; else it waits on. hard: it fails. soft: its members run as '
   'single jobs. too_large: why no worker there is could hold its kind, empty if some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -151,6 +151,7 @@ declare
   n integer := 0;
   later integer;
 begin
+  perform gangq.check_most(most);
   if not exists (select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
     return 0;
   end if;
@@ -200,6 +201,6 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.time_out(integer) is
+comment on function gangq.time_out is
   'Gangs that have waited for a place for their timeout, not counting time in which they were not eligible (paused, or over '
   'a limit): each is requeued, failed or split as it was submitted. Returns how many it looked at.';

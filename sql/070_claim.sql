@@ -23,7 +23,7 @@
 create function gangq.seen() returns bigint[] language sql stable as $$
   select coalesce(nullif(current_setting('gangq.seen', true), ''), '{0,0,0,0}')::bigint[]
 $$;
-comment on function gangq.seen() is 'Internal. What this session knows of the order of pending jobs: see the file.';
+comment on function gangq.seen is 'Internal. What this session knows of the order of pending jobs: see the file.';
 
 -- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for the worker's row and
 -- refuses what it must; else it waits for nobody and takes nothing where it would have to wait or refuse, because
@@ -36,7 +36,7 @@ create function gangq.take(
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql set search_path = ''
+) language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -98,6 +98,9 @@ begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     perform gangq.require_read_committed('claim');
   end if;
+  if length(take.model) > 200 then
+    perform gangq.refuse_larger('model', octet_length(take.model), 200);
+  end if;
   if take.max_jobs is null or take.max_jobs not between 1 and 1000 then
     perform gangq.refuse('GQ001', format('max_jobs is %s; it must be 1 to 1000', coalesce(take.max_jobs::text, 'null')), 'Claim in batches.');
   end if;
@@ -128,6 +131,9 @@ begin
     end if;
     perform gangq.refuse_ended(take.incarnation);
   end if;
+  if me.login <> session_user then
+    perform gangq.check_login(me.id);
+  end if;
   t := gangq.now();
   my_xid := pg_current_xact_id()::text::bigint;
   if seen[3] not in (0, my_xid) and pg_xact_status(seen[3]::text::xid8) is distinct from 'committed' then
@@ -147,7 +153,7 @@ begin
     exists (select 1 from gangq.device_registry r where r.offered_by = me.id) as equipped,
     exists (select 1 from gangq.live_jobs j where j.incarnation = me.id and j.token is null) as reserved,
     array(select z.id from gangq.shapes z order by z.id limit 33) as some_shapes,
-    (select p.last_value from gangq.positions p) as last_pos,
+    (select p.last_value from gangq.positions p) as last_pos, (select b.base from gangq.id_base() b) as base,
     h.held, h.plain, h.repeated,
     me.slots as slots, 0 as plain_room, me.memory_mb as memory_mb, me.cpus as cpus, '{}'::bigint[] as device_ids, '{}'::integer[] as vrams
   into room
@@ -190,7 +196,7 @@ begin
   end if;
   if gang_ids <> '{}' and me.state = 'live' and me.quarantined is null then
     with started as (
-      update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = j.attempts + 1, claimed_at = t,
+      update gangq.live_jobs j set state = 'running', token = gangq.new_token(room.base), attempts = j.attempts + 1, claimed_at = t,
         ran_on = me.id, deadline_at = null, request_id = take.request_id
       where j.id = any (array(
         select z.id from gangq.live_jobs z
@@ -454,7 +460,7 @@ begin
           end if;
           -- In the order of the places, because each is looked up by itself; a test holds the plan to that.
           return query
-          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(room.base), attempts = j.attempts + 1,
             claimed_at = t, due_at = null, request_id = take.request_id
           from unnest(places) as w(place) where j.ctid = w.place
           returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer, j.max_attempts::integer, j.priority::integer, j.budget_s,
@@ -463,7 +469,7 @@ begin
             case when j.final_token is not null then (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end, '[]'::jsonb,
             j.submitted_at, s.model;
         else
-          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(), attempts = j.attempts + 1,
+          update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(room.base), attempts = j.attempts + 1,
             claimed_at = t, due_at = null, request_id = take.request_id
           where j.ctid = any (places);
           taken := taken || picked;
@@ -530,7 +536,7 @@ begin
     if settles then
       seen[2] := coalesce(
         (select j.token from gangq.live_jobs j where j.incarnation = me.id and j.token >= seen[2] order by j.token limit 1), seen[2]);
-      marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.last_pos, my_xid)::text, false);
+      marker := set_config('gangq.seen', gangq.pass_seen(seen, moved_shapes, moved_keys, looked, firsts, room.base + room.last_pos, my_xid)::text, false);
     end if;
     if want = take.max_jobs and ahead then
       return query select c.* from gangq.take(take.incarnation, take.request_id, take.max_jobs, take.ports, take.sleep, take.model, patient, take.amid) c;
@@ -540,6 +546,9 @@ begin
 
   if taken <> '{}' then
     return query select c.* from gangq.claimed(taken) c;
+  end if;
+  if me.worked_at is null and want < take.max_jobs then
+    update gangq.incarnations i set worked_at = t where i.id = me.id;
   end if;
   if want = take.max_jobs then
     if take.sleep and open and take.amid is not true then
@@ -553,11 +562,11 @@ begin
       select y.incarnation from gangq.sleepers y where y.incarnation = me.id for update skip locked));
   end if;
 end $$;
-comment on function gangq.take(bigint, uuid, integer, integer[], boolean, text, boolean, boolean) is
+comment on function gangq.take is
   'Internal. Claims for a worker: see claim. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
 
-create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable set search_path = '' as $$
+create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return array(
     with recursive waiting(id) as (
@@ -573,13 +582,13 @@ begin
     )
     select w.id from waiting w where w.id is not null);
 end $$;
-comment on function gangq.shapes_waiting(integer[]) is
+comment on function gangq.shapes_waiting is
   'Internal. The shapes with a pending job, found by hopping along the index that claims read, and those of known, which are '
   'not looked up.';
 
 create function gangq.settle_seen(
   seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
-) returns bigint[] language plpgsql immutable set search_path = '' as $$
+) returns bigint[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   e integer;
   n integer;
@@ -607,12 +616,12 @@ begin
   end loop;
   return seen;
 end $$;
-comment on function gangq.settle_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+comment on function gangq.settle_seen is
   'Internal. After a look at the first job of each shape: what has settled of what this session has seen.';
 
 create function gangq.pass_seen(
   seen bigint[], moved_shapes integer[], moved_keys bigint[], shape_ids integer[], firsts bigint[], last_pos bigint, my_xid bigint
-) returns bigint[] language plpgsql immutable set search_path = '' as $$
+) returns bigint[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   e integer;
   n integer;
@@ -657,7 +666,7 @@ begin
   end loop;
   return seen;
 end $$;
-comment on function gangq.pass_seen(bigint[], integer[], bigint[], integer[], bigint[], bigint, bigint) is
+comment on function gangq.pass_seen is
   'Internal. Notes up to which keys a claim has taken jobs or has seen that there are none (last_pos: the last place given '
   'out before it looked), and marks what is to settle next.';
 
@@ -668,12 +677,12 @@ create function gangq.claim(
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+) language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 begin
   return query select c.* from gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true) c;
 end $$;
-comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text) is
+comment on function gangq.claim is
   'A worker takes work: first its members of reserved gangs, then up to max_jobs solo jobs that fit its free capacity, '
   'by priority, first in first out within one (policies fifo and largest_first too: a solo job has no size). Below a queue '
   'whose policy is fair, the child queue or submitter with the least dominant share goes first within one priority, '
@@ -683,12 +692,12 @@ comment on function gangq.claim(bigint, uuid, integer, integer[], boolean, text)
   'request_id after a lost reply returns the same claims. '
   'ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is '
   'nothing, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. '
-  'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008.';
+  'Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ008, 42501 (another login registered it).';
 
 -- An earmark says what its gang will need here in all. What this worker's own work will have set free by then need not be
 -- kept now; of two gangs that wait for the same end, only the first may count on it.
 create function gangq.marks_now(incarnation bigint, t timestamptz) returns gangq.earmarks[]
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   e gangq.earmarks;
@@ -725,7 +734,7 @@ begin
   end loop;
   return marks;
 end $$;
-comment on function gangq.marks_now(bigint, timestamptz) is
+comment on function gangq.marks_now is
   'Internal. The earmarks of a worker, with what each of them needs to be free there this moment.';
 
 -- What a claim asks of each shape while limits or earmarks are in force. Within one claim room only shrinks and usage
@@ -735,7 +744,7 @@ create function gangq.open_head(
   s gangq.shapes, from_key bigint, limits jsonb, used jsonb, marks gangq.earmarks[], prefetch integer, plain_room integer,
   slots integer, memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[], t timestamptz,
   out key bigint, out most integer, out stop bigint
-) language plpgsql stable set search_path = '' set enable_seqscan = on as $$
+) language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = on as $$
 declare
   full_submitters text[];
   beside integer;
@@ -780,7 +789,7 @@ begin
     stop := key + 1;
   end if;
 end $$;
-comment on function gangq.open_head(gangq.shapes, bigint, jsonb, jsonb, gangq.earmarks[], integer, integer, integer, bigint, numeric, integer[], bigint[], timestamptz) is
+comment on function gangq.open_head is
   'Internal. The first job of a shape, from a key on, that limits and earmarks let start on a worker; how many from there, '
   'and before which key. Of jobs that fit only if they end in time the first 200 are looked at, and one is taken at a time.';
 
@@ -811,7 +820,7 @@ language sql immutable as $$
     array_agg(distinct r.submitter) filter (where r.submitter is not null and r.room < r.asked)
   from rooms r where r.asked > 0
 $$;
-comment on function gangq.room_below(gangq.shapes, jsonb, jsonb) is
+comment on function gangq.room_below is
   'Internal. How many more jobs of a shape fit below these limits (rows of limits_of) beside what is used (rows of '
   'queue_usage), whoever submitted them, and the submitters of whom none does.';
 
@@ -832,14 +841,14 @@ create function gangq.fits_beside(
       select m.slots, m.memory_mb, m.cpus, m.gpus, m.kind = 'escrow' or ends_at > m.until as late
       from unnest(marks) m where m.kind = 'escrow' or fits_beside.key >= m.order_key) e) k
 $$;
-comment on function gangq.fits_beside(gangq.shapes, bigint, timestamptz, gangq.earmarks[], integer, integer, integer, bigint, numeric, integer[], bigint[]) is
+comment on function gangq.fits_beside is
   'Internal. How many jobs of this shape, place in the order and end fit into this much free capacity beside what earmarks '
   'keep: escrow keeps it from all, a plan from those that come later in the order and would not end before it.';
 
 create function gangq.fair_root(queue text, fair text[]) returns text language sql immutable as $$
   select f.name from unnest(fair) as f(name) where gangq.below(queue, array[f.name]) order by length(f.name) limit 1
 $$;
-comment on function gangq.fair_root(text, text[]) is 'Internal. The highest of these queues on the path of a queue.';
+comment on function gangq.fair_root is 'Internal. The highest of these queues on the path of a queue.';
 
 create function gangq.fair_shares(queue text, submitter text, fair text[], used jsonb, total jsonb) returns numeric[]
 language sql stable as $$
@@ -856,7 +865,7 @@ language sql stable as $$
     where x.queue = coalesce(c.child, f.name) and (c.child is not null or x.submitter = fair_shares.submitter)) u
   where gangq.below(fair_shares.queue, array[f.name])
 $$;
-comment on function gangq.fair_shares(text, text, text[], jsonb, jsonb) is
+comment on function gangq.fair_shares is
   'Internal. For each fair queue on the path of a queue, from the top: the dominant share of the fleet held by its child '
   'there, by that child''s weight, or in the fair queue itself by this submitter. The least goes first.';
 
@@ -867,7 +876,7 @@ returns void language sql volatile as $$
   from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
   where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n limit (s).gpus
 $$;
-comment on function gangq.hold_devices(bigint, gangq.shapes, bigint[], integer[], timestamptz) is
+comment on function gangq.hold_devices is
   'Internal. Holds the smallest devices that are large enough and not avoided. Two holders of one device collide on the key.';
 
 -- take says the same of plain jobs in the statement that takes them.
@@ -891,11 +900,11 @@ create function gangq.claimed(ids bigint[]) returns table (
   left join gangq.live_gangs g on g.id = j.gang_id
   order by j.gang_id is null, j.order_key, j.rank
 $$;
-comment on function gangq.claimed(bigint[]) is 'Internal. What a worker needs to know about the jobs it has just claimed.';
+comment on function gangq.claimed is 'Internal. What a worker needs to know about the jobs it has just claimed.';
 
 -- Called under the gangs' locks, in the transaction of the claim. The last claim opens the barrier.
 create function gangq.open_barriers(me gangq.incarnations, gang_ids bigint[], taken bigint[], ports integer[], t timestamptz)
-returns void language plpgsql set search_path = '' as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   m record;
   g record;
@@ -934,14 +943,14 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.open_barriers(gangq.incarnations, bigint[], bigint[], integer[], timestamptz) is
+comment on function gangq.open_barriers is
   'Internal. Records claimed members, takes rank 0''s port, and lets a gang go when its last member has been claimed: at '
   'first, and again when a running gang has got back all it missed.';
 
 create function gangq.barrier(job_id bigint, token bigint, port integer default null) returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
   node_rank integer, local_world_size integer, master_addr text, master_port integer, role text, role_rank integer
-) language plpgsql volatile security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+) language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   mine gangq.live_jobs;
@@ -950,6 +959,7 @@ begin
   if not found or mine.token is distinct from barrier.token or mine.state <> 'running' or mine.gang_id is null then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
+  perform gangq.check_login(mine.incarnation);
   if barrier.port is not null then
     -- Which of the others is rank 0 may change until this lock is held.
     perform 1 from gangq.live_gangs g where g.id = mine.gang_id for update;
@@ -984,13 +994,13 @@ begin
   where g.id = mine.gang_id
   order by n.rank;
 end $$;
-comment on function gangq.barrier(bigint, bigint, integer) is
+comment on function gangq.barrier is
   'Who is who in this epoch, one row per member in rank order, with its role and its rank within that. go is true once every '
   'member has been claimed: only then may a member''s code begin. Called again when heartbeat names a newer epoch, it is '
   'true once that one is whole. port: given by the new rank 0 of a gang that shrank, which was claimed without one: a port it '
   'holds bound. Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves another gang).';
 
-create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = '' as $$
+create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   j gangq.live_jobs;
 begin
@@ -1002,4 +1012,4 @@ begin
       coalesce(refuse_stale.token::text, 'null'), refuse_stale.job_id, coalesce(j.state, 'over')),
     'The claim was lost (lease ended, cancelled, drained) or is over. Stop the work and report nothing.');
 end $$;
-comment on function gangq.refuse_stale(bigint, bigint) is 'Internal. Raises GQ003, or GQ002 for a job that never was.';
+comment on function gangq.refuse_stale is 'Internal. Raises GQ003, or GQ002 for a job that never was.';

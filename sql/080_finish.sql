@@ -1,11 +1,12 @@
 -- A job ends, or is handed back: complete, fail, requeue, release; and leave, the one door into history.
--- Locks: gangs by id, jobs by id. Never a worker row: those who give capacity back must not meet those who take it.
+-- Locks: gangs by id, jobs by id; complete_and_claim also the row 'wake' of lock_rows, with skip locked. Never a worker row:
+-- those who give capacity back must not meet those who take it.
 
 -- Moves jobs out of live_jobs into history: solo jobs to the state given, gang members with the state they have.
 -- Pairs whose token is not the present one stay. Returns the ids that left.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
-) returns bigint[] language plpgsql set search_path = ''
+) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
@@ -33,17 +34,17 @@ begin
         else j.gang_id is not null and j.state in ('done', 'failed', 'cancelled') end
     returning j.id, j.token, j.final_token, j.gang_id, j.submitted_at, j.claimed_at, j.finished_at, j.incarnation, j.ran_on, j.shape_id,
       j.rank, j.budget_s, j.priority, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips, j.stops, j.state,
-      j.submitter, j.payload, j.result, j.error, l.result as new_result, s.queue, s.gpus
+      j.submitter, j.login, j.parent, j.payload, j.result, j.error, l.result as new_result, s.queue, s.gpus
   ),
   kept as (
     insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at, incarnation, shape_id, rank,
       budget_s, priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention,
-      submitter, payload, result, error)
+      submitter, login, parent, payload, result, error)
     select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at, coalesce(g.finished_at, leave.t),
       coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
       g.trips, g.max_trips, g.stops, coalesce(leave.new_state, g.state),
       case coalesce(leave.retain_as, leave.new_state, g.state) when 'done' then q.retention_done else q.retention_failed end,
-      g.submitter, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
+      g.submitter, g.login, g.parent, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
@@ -100,7 +101,7 @@ begin
   end if;
   return left_ids;
 end $$;
-comment on function gangq.leave(bigint[], bigint[], text, jsonb[], jsonb, timestamptz, text) is
+comment on function gangq.leave is
   'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
   'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
 
@@ -111,31 +112,37 @@ create function gangq.ended_as(job_id bigint) returns text language sql stable a
     then 'done' else h.state end
   from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
 $$;
-comment on function gangq.ended_as(bigint) is
+comment on function gangq.ended_as is
   'Internal. How this job''s latest ending counts for those who wait for it; null: it has not ended.';
 
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  update gangq.dependencies d set outcome = gangq.ended_as(d.on_job_id)
+  -- Of an ending that is kept no longer nobody knows whether it was a success.
+  update gangq.dependencies d set outcome = coalesce(gangq.ended_as(d.on_job_id), 'cancelled')
   where d.ctid = any (array(
     select z.ctid from gangq.dependencies z where z.on_job_id = any (settle.ended) and z.outcome is null
     order by z.on_job_id, z.job_id for update skip locked))
 $$;
-comment on function gangq.settle(bigint[]) is
+comment on function gangq.settle is
   'Internal. Tells the dependents of these jobs how they ended. A row that somebody holds (an open cancel) is passed over: '
   'see gangq.unsettled.';
 
 create function gangq.was_final(job_id bigint, token bigint) returns boolean language sql stable as $$
-  select exists (select 1 from gangq.live_jobs j where j.id = was_final.job_id and j.final_token = was_final.token)
-    or exists (select 1 from gangq.history h where h.job_id = was_final.job_id and h.token = was_final.token)
+  select (
+      exists (select 1 from gangq.live_jobs j where j.id = was_final.job_id and j.final_token = was_final.token)
+      or exists (select 1 from gangq.history h where h.job_id = was_final.job_id and h.token = was_final.token))
+    and not exists (
+      select 1 from gangq.events e
+      where e.job_id = was_final.job_id and e.token = was_final.token and e.kind in ('reap', 'dead', 'force', 'lost'))
 $$;
-comment on function gangq.was_final(bigint, bigint) is
-  'Internal. Whether this token already ended its attempt: the same final call again then succeeds silently.';
+comment on function gangq.was_final is
+  'Internal. Whether a word of its worker with this token ended the attempt: the same final call again then succeeds silently. '
+  'An attempt that was taken away (its worker ended, or never confirmed that it stopped) is stale.';
 
 -- Viewers read events: what a program printed or held in its variables stays with the job.
 create function gangq.for_events(error jsonb) returns jsonb language sql immutable as $$
   select case when jsonb_typeof(error) = 'object' then error - array['traceback', 'log_tail'] else '{}' end
 $$;
-comment on function gangq.for_events(jsonb) is 'Internal. An error without its traceback and log, which only those who may read payloads see.';
+comment on function gangq.for_events is 'Internal. An error without its traceback and log, which only those who may read payloads see.';
 
 -- complete asks more than was_final: an attempt that was reaped, failed or handed back is over, but it is not done, and
 -- a caller whose own writes hang on this answer must not commit them.
@@ -147,12 +154,12 @@ create function gangq.was_done(job_id bigint, token bigint) returns boolean lang
       select 1 from gangq.history h
       where h.job_id = was_done.job_id and h.token = was_done.token and h.state = 'done')
 $$;
-comment on function gangq.was_done(bigint, bigint) is
+comment on function gangq.was_done is
   'Internal. Whether this token already completed its job: completing again then succeeds silently.';
 
--- For the tick: a frozen client that holds one row of a gang (an uncommitted submit that awaits a member is enough)
+-- For the tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member is enough)
 -- must not make all maintenance wait, so the gang is stepped over as a whole.
-create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql set search_path = '' as $$
+create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   perform 1 from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
@@ -160,10 +167,10 @@ begin
     select count(*) from (
       select 1 from gangq.live_jobs j where j.gang_id = try_lock_gang.gang_id order by j.id for update skip locked) l);
 end $$;
-comment on function gangq.try_lock_gang(bigint) is
+comment on function gangq.try_lock_gang is
   'Internal. Locks a gang and all its members without waiting; false when one of them is locked by somebody else.';
 
-create function gangq.lock_job(job_id bigint) returns gangq.live_jobs language plpgsql set search_path = '' as $$
+create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   j gangq.live_jobs;
 begin
@@ -173,9 +180,12 @@ begin
     perform 1 from gangq.live_jobs x where x.gang_id = j.gang_id order by x.id for update;
   end if;
   select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id for update;
+  perform gangq.check_login(j.incarnation, lock_job.host);
   return j;
 end $$;
-comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gang and all members, in the fixed order; returns the job.';
+comment on function gangq.lock_job is
+  'Internal. For the verbs of its worker: locks a job, or its gang and all members, in the fixed order; returns the job. Raises '
+  '42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
 
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
 -- the caller's to finish. waited_for: gangs wait, and the caller asks for a tick; refillable: but need not where the claimer
@@ -183,7 +193,7 @@ comment on function gangq.lock_job(bigint) is 'Internal. Locks a job, or its gan
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, claimer bigint, request_id uuid,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean, out refillable boolean
-) language plpgsql set search_path = '' as $$
+) language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -207,9 +217,15 @@ begin
         'Store it elsewhere and return its address.');
     end if;
   end if;
-  select array(select distinct j.gang_id from gangq.live_jobs j where j.id = any (finish.job_ids) and j.gang_id is not null) as gang_ids,
-    exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for
-  into look;
+  select m.gang_ids, exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for,
+    (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign
+  into look
+  from (
+    select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by
+    from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
+  if look.foreign is not null then
+    perform gangq.refuse_login(look.foreign);
+  end if;
   refillable := false;
   if look.waited_for then
     refillable := not exists (
@@ -270,13 +286,13 @@ begin
     waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
   end if;
 end $$;
-comment on function gangq.finish(bigint[], bigint[], jsonb[], boolean, bigint, uuid) is
+comment on function gangq.finish is
   'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -291,11 +307,12 @@ begin
   union all
   select d.id, 'done' from unnest(finished.done) as d(id);
 end $$;
-comment on function gangq.complete(bigint[], bigint[], jsonb[], boolean) is
+comment on function gangq.complete is
   'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
   'exactly when the caller''s own writes are committed. A success reported while told to stop counts. outcome: done, '
   'repeated (this token had ended it before), or with strict => false stale; with strict a stale pair raises GQ003 and '
-  'nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang''s barrier is shut), GQ007.';
+  'nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang''s barrier is shut), GQ007, 42501 (another login''s worker '
+  'holds one: a member of that login may complete it in a transaction of its own).';
 
 -- What a worker that runs one job after another says most: this one is done, what is next? One commit instead of two.
 create function gangq.complete_and_claim(
@@ -306,7 +323,7 @@ create function gangq.complete_and_claim(
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = '' set lock_timeout = '2s'
+) language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   finished record;
@@ -339,13 +356,16 @@ begin
         where j.incarnation = complete_and_claim.incarnation and j.token is not null and j.gang_id is not null) then
       -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
       -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
-      if not briefly or pg_try_advisory_xact_lock(1734438261, 0) then
+      if briefly then
+        perform from gangq.lock_rows l where l.name = 'wake' for update skip locked;
+      end if;
+      if not briefly or found then
         perform gangq.wake_tick(true);
       end if;
     end if;
   end if;
 end $$;
-comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[], boolean, uuid, integer, integer[], boolean, text, boolean, boolean) is
+comment on function gangq.complete_and_claim is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
   'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. amid: plain jobs (those that need nothing '
   'but a slot, of which a worker may hold several at once) are still running; then nothing is claimed past a job whose turn it is '
@@ -357,7 +377,7 @@ comment on function gangq.complete_and_claim(bigint, bigint[], bigint[], jsonb[]
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
-) returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
@@ -365,6 +385,7 @@ declare
   q gangq.queues_table;
   delay interval;
 begin
+  fail.error := gangq.cut(fail.error, 262144);
   if cause not in ('error', 'port_taken') then
     perform gangq.refuse('GQ001', format('cause is %L', cause), 'It is error, or port_taken when a member''s rendezvous port was taken.');
   end if;
@@ -401,17 +422,18 @@ begin
   perform gangq.wake_tick(delay < (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c));
   return 'scheduled';
 end $$;
-comment on function gangq.fail(bigint, bigint, jsonb, boolean, text) is
+comment on function gangq.fail is
   'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or retryable is false. '
   'error: {"type", "message", "traceback", "host", "log_tail"}. What a member''s failure means its gang''s failure policy '
   'says: by default the gang drains with it as the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
-returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
 begin
+  requeue.error := gangq.cut(requeue.error, 262144);
   j := gangq.lock_job(requeue.job_id);
   if j.id is null or j.token is distinct from requeue.token or j.state not in ('running', 'preempting') then
     if gangq.was_final(requeue.job_id, requeue.token) then
@@ -436,21 +458,21 @@ begin
   end if;
   update gangq.live_jobs x set state = 'pending', trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token, token = null,
     incarnation = null, error = requeue.error, request_id = null,
-    order_key = case when front then gangq.order_key(x.priority, gangq.front_pos()) else x.order_key end
+    order_key = case when front then gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b))) else x.order_key end
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1, 'sleepers');
   perform gangq.wake_tick();
   return 'pending';
 end $$;
-comment on function gangq.requeue(bigint, bigint, jsonb, boolean) is
+comment on function gangq.requeue is
   'A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the front of its priority, or '
   'fails it when its trips are spent. A member''s trip is judged by its gang''s failure policy. Returns pending, failed, preempted or repeated. '
   'Raises GQ002, GQ003.';
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -459,6 +481,7 @@ declare
   p record;
   j gangq.live_jobs;
 begin
+  perform gangq.refuse_larger('the reason', octet_length(release.reason), 4000);
   if coalesce(cardinality(release.job_ids), 0) <> coalesce(cardinality(release.tokens), 0) then
     perform gangq.refuse('GQ001', 'release needs as many tokens as job ids', 'Pass arrays of one length.');
   end if;
@@ -484,14 +507,14 @@ begin
   end loop;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.release(bigint[], bigint[], text) is
+comment on function gangq.release is
   'A worker hands claims back because it has to stop; their work is dead. Nobody is charged. outcome: released, repeated, '
   'stale. A member''s release drains its gang. Raises GQ001.';
 
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
 -- gone_at: it is not stopped yet, but will be then.
 create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null) returns text
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
     incarnation => (j).incarnation, reason => hand_back.reason);
@@ -519,19 +542,49 @@ begin
   perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
   return 'pending';
 end $$;
-comment on function gangq.hand_back(gangq.live_jobs, text, text, timestamptz, timestamptz) is
+comment on function gangq.hand_back is
   'Internal. Back to pending, or scheduled for when its process is gone, without charging an attempt; a crash counts as one '
   'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
-language sql volatile security definer set search_path = '' set jit = off as $$
-  insert into gangq.logs (job_id, token, seq, at, chunk)
-  select l.id, l.token, l.seq, gangq.now(), l.chunk
-  from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks) as l(id, token, seq, chunk)
-  join gangq.live_jobs j on j.id = l.id and (j.token = l.token or j.final_token = l.token)
-  where octet_length(l.chunk) <= 1048576
-    and not exists (select 1 from gangq.logs x where x.job_id = l.id and x.token = l.token and x.seq = l.seq)
-$$;
-comment on function gangq.append_log(bigint[], bigint[], integer[], text[]) is
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  held_by bigint[];
+  over boolean;
+  other bigint;
+begin
+  if (select count(distinct coalesce(cardinality(a.list), 0))
+      from (values (append_log.job_ids::text[]), (append_log.tokens::text[]), (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
+    or array_position(append_log.seqs, null) is not null or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs) then
+    perform gangq.refuse('GQ001', 'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on',
+      'Pass arrays of one length, without nulls in seqs and chunks.');
+  end if;
+  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576) from unnest(append_log.chunks) as c(chunk);
+  with said as materialized (
+    select l.id, l.token, l.seq, l.chunk, j.incarnation, j.token is not distinct from l.token as present
+    from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks) as l(id, token, seq, chunk)
+    join gangq.live_jobs j on j.id = l.id and (j.token = l.token or j.final_token = l.token)
+  ),
+  kept as (
+    insert into gangq.logs (job_id, token, seq, at, chunk)
+    select l.id, l.token, l.seq, gangq.now(), l.chunk from said l
+    where not exists (select 1 from gangq.logs x where x.job_id = l.id and x.token = l.token and x.seq = l.seq)
+  )
+  select array_agg(distinct l.incarnation) filter (where l.present), not bool_and(l.present) into held_by, over from said l;
+  if over then
+    -- An attempt that is over has left its job's row: the event of its end says where it ran.
+    held_by := held_by || array(
+      select e.incarnation from unnest(append_log.job_ids, append_log.tokens) as w(id, token)
+      join gangq.live_jobs j on j.id = w.id and j.final_token = w.token
+      join gangq.events e on e.job_id = w.id and e.token = w.token);
+  end if;
+  select i.id into other from gangq.incarnations i where i.id = any (held_by) and not gangq.may_report(i.login) limit 1;
+  if found then
+    -- With it everything said above is undone.
+    perform gangq.refuse_login(other);
+  end if;
+end $$;
+comment on function gangq.append_log is
   'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and repeated numbers are dropped silently; the '
-  'worker bounds the total (settings.log_bytes).';
+  'worker bounds the total (settings.log_bytes). Raises GQ007 (a chunk over 1 MiB), 42501 if another login''s worker holds or held one of the claims.';

@@ -11,12 +11,12 @@ create function gangq.restore_step(g gangq.live_gangs) returns bigint language s
       group by c.step having count(*) = (g).size order by c.step desc limit 1)
   end
 $$;
-comment on function gangq.restore_step(gangq.live_gangs) is
+comment on function gangq.restore_step is
   'Internal. The highest step that every member saved (mode each) or rank 0 saved (mode rank0; of an elastic gang whoever '
   'was rank 0 at the time: nobody else''s bytes are kept); null: none.';
 
 create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea, epoch integer default null) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -36,6 +36,7 @@ begin
   if not found or j.token is distinct from save_checkpoint.token or j.state not in ('running', 'preempting') then
     perform gangq.refuse_stale(save_checkpoint.job_id, save_checkpoint.token);
   end if;
+  perform gangq.check_login(j.incarnation);
   if j.gang_id is not null then
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
     -- Nor what a member saves that has left the epoch: it could hide the steps of those who go on, and so lose them.
@@ -65,13 +66,13 @@ begin
     where c.gang_id = j.gang_id and c.step < complete_step and c.step is distinct from g.restore_step;
   end if;
 end $$;
-comment on function gangq.save_checkpoint(bigint, bigint, bigint, bytea, integer) is
+comment on function gangq.save_checkpoint is
   'Saves opaque bytes at a step, while running or told to stop, with the present token. The same step again replaces it. '
   'Older steps are kept until a newer one is complete. In mode rank0 what other ranks save is not kept, nor what a member saves that has left the epoch. '
-  'epoch: the one this member knows of; in mode each what is saved from an older one is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007.';
+  'epoch: the one this member knows of; in mode each what is saved from an older one is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007, 42501.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -81,6 +82,7 @@ begin
   if not found or j.token is distinct from load_checkpoint.token or j.state not in ('running', 'preempting') then
     perform gangq.refuse_stale(load_checkpoint.job_id, load_checkpoint.token);
   end if;
+  perform gangq.check_login(j.incarnation);
   if j.gang_id is null then
     return query select c.step, c.data from gangq.checkpoints c where c.job_id = j.id order by c.step desc limit 1;
   else
@@ -93,6 +95,6 @@ begin
     order by c.saved_at desc limit 1;
   end if;
 end $$;
-comment on function gangq.load_checkpoint(bigint, bigint) is
+comment on function gangq.load_checkpoint is
   'The checkpoint this attempt starts from: no row when there is none. All members of an epoch get the same step, chosen '
-  'when the epoch began. Raises GQ002, GQ003.';
+  'when the epoch began. Raises GQ002, GQ003, 42501.';

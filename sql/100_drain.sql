@@ -1,19 +1,20 @@
 -- A gang is taken down together: drain, ack, complete_drain; and cancel and retry, which use the same path.
--- Locks: gangs by id, jobs by id. Never a worker row.
+-- Locks: gangs by id, jobs by id; retry the ending that it starts from, in history or gang_history, and the settings, shared, after it. Never a worker row.
 
--- Begins a drain. culprits are already proven stopped. Everybody else that runs is told to stop, blamed (who caused it
--- and has not been proven stopped) with them; what is only reserved goes back to blocked. Attempts were counted at claim:
--- all but a culprit's are given back here, because only here is the culprit known. Before the barrier opened nobody's
--- code had begun, so nobody is charged.
+-- Begins a drain. culprits are already proven stopped. Everybody else that runs is told to stop; what is only reserved goes
+-- back to blocked. Attempts were counted at claim: all but a culprit's are given back here, because only here is the culprit
+-- known. charged: whom a trip is counted against, proven stopped or not (null: the culprits; none: nobody knows who it was,
+-- and only the gang's own count rises). Before the barrier opened nobody's code had begun, so nobody is charged.
 create function gangq.drain(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false,
-  blamed bigint default null
-) returns void language plpgsql set search_path = ''
+  charged bigint[] default null
+) returns void language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
   how text := case drain.cause when 'bystander' then 'release' else drain.cause end;
+  pays bigint[] := coalesce(drain.charged, culprits);
   told bigint;
   back bigint;
 begin
@@ -28,13 +29,13 @@ begin
       when j.id = any (culprits) and how = 'fail' then case when drain.final then greatest(j.attempts, j.max_attempts) else j.attempts end
       else j.attempts - 1 end,
     crashes = j.crashes + case when j.id = any (culprits) and how = 'crash' then 1 else 0 end,
-    trips = j.trips + case when (j.id = any (culprits) or j.id = drain.blamed) and how = 'trip' then 1 else 0 end,
+    trips = j.trips + case when j.id = any (pays) and how = 'trip' then 1 else 0 end,
     stops = j.stops + case when how in ('preempt', 'release') then 1 else 0 end,
     final_token = case when j.id = any (culprits) then j.token else j.final_token end,
     token = case when j.id = any (culprits) then null else j.token end,
     incarnation = case when j.id = any (culprits) then null else j.incarnation end,
     request_id = case when j.id = any (culprits) then null else j.request_id end,
-    error = case when j.id = any (culprits) or j.id = drain.blamed then coalesce(drain.error, j.error) else j.error end,
+    error = case when j.id = any (culprits) or j.id = any (pays) then coalesce(drain.error, j.error) else j.error end,
     told_at = case when j.id = any (culprits) then null else t end,
     stop_reason = case when j.id = any (culprits) then null when g.cancelling then 'cancel' else 'drain' end
   where j.gang_id = g.id and j.state = 'running';
@@ -46,7 +47,7 @@ begin
   get diagnostics back = row_count;
   delete from gangq.device_holds h using gangq.live_jobs j
   where h.job_id = j.id and j.gang_id = g.id and h.kind = 'job' and j.state in ('blocked', 'preempted');
-  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = coalesce(culprits[1], drain.blamed),
+  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = how, drain_trigger = coalesce(pays[1], culprits[1]),
     attempts = x.attempts + case how when 'fail' then 1 else 0 end,
     crashes = x.crashes + case how when 'crash' then 1 else 0 end,
     trips = x.trips + case how when 'trip' then 1 else 0 end,
@@ -56,14 +57,14 @@ begin
     deadline_at = null, missing_since = null, not_before = null, master_host = null, master_addr = null, master_port = null
   where x.id = g.id;
   select count(*) into told from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting';
-  perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(culprits[1], drain.blamed), reason => drain.reason, data => jsonb_build_object(
+  perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(pays[1], culprits[1]), reason => drain.reason, data => jsonb_build_object(
     'cause', how, 'culprits', culprits, 'told', told, 'unreserved', back, 'error', gangq.for_events(drain.error)));
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting'), 'stop');
   if told = 0 then
     perform gangq.complete_drain(g.id);
   end if;
 end $$;
-comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz, boolean, bigint) is
+comment on function gangq.drain is
   'Internal. Takes a reserved or running gang down. cause: fail, crash, trip, release, preempt, move, cancel, placement_miss, '
   'never_started, completed (the rest is not needed any more), no_replacement. Ends in complete_drain when nobody is left to '
   'wait for.';
@@ -73,14 +74,16 @@ comment on function gangq.drain(bigint, bigint[], text, jsonb, text, timestamptz
 -- the gang's own are spent, it drains and fails like any other. So it does before the barrier has opened, and when nobody
 -- would be left to go on.
 create function gangq.lose_members(
-  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false
-) returns void language plpgsql set search_path = ''
+  gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false,
+  charged bigint[] default null
+) returns void language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
   cfg gangq.settings;
   q gangq.queues_table;
+  pays bigint[] := coalesce(lose_members.charged, culprits);
   delay interval := '0';
   others boolean;
 begin
@@ -100,7 +103,7 @@ begin
     or exists (
       select 1 from gangq.live_jobs j
       where j.id = any (culprits) and case cause when 'fail' then lose_members.final or j.attempts >= j.max_attempts
-        when 'crash' then j.crashes >= j.max_crashes when 'trip' then j.trips >= j.max_trips end)
+        when 'crash' then j.crashes >= j.max_crashes when 'trip' then j.trips >= j.max_trips and j.id = any (pays) end)
     or g.failure_policy = 'shrink' and exists (
       select 1 from gangq.kind_roles r
       where r.kind_id = g.kind_id
@@ -110,13 +113,13 @@ begin
           where j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal and j.id <> all (culprits)
             and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
   then
-    perform gangq.drain(lose_members.gang_id, culprits, cause, error, reason, t, final);
+    perform gangq.drain(lose_members.gang_id, culprits, cause, error, reason, t, final, lose_members.charged);
     return;
   end if;
   update gangq.live_jobs j set state = 'preempted',
     attempts = case cause when 'fail' then j.attempts else j.attempts - 1 end,
     crashes = j.crashes + case cause when 'crash' then 1 else 0 end,
-    trips = j.trips + case cause when 'trip' then 1 else 0 end,
+    trips = j.trips + case when cause = 'trip' and j.id = any (pays) then 1 else 0 end,
     final_token = j.token, token = null, incarnation = null, request_id = null, error = coalesce(lose_members.error, j.error)
   where j.id = any (culprits) and j.state = 'running';
   update gangq.live_jobs j set state = 'blocked' where j.id = any (culprits) and j.state = 'preempted';
@@ -150,14 +153,14 @@ begin
     'cause', cause, 'culprits', culprits, 'error', gangq.for_events(error), 'not_before', case when delay > '0' then t + delay end));
   perform gangq.wake_tick(true);
 end $$;
-comment on function gangq.lose_members(bigint, bigint[], text, jsonb, text, timestamptz, boolean) is
+comment on function gangq.lose_members is
   'Internal. culprits are proven stopped. restart_gang and fail: the gang drains. restart_member: they wait, blocked, for a '
   'place of their own, the others run on. shrink: they leave the epoch, as long as their roles keep their minimum. cause as '
   'for drain, or bystander: the worker stopped over another job of its own.';
 
 -- The others of the epoch are told by its number, which their next heartbeat brings; the database opens no barrier for them.
 create function gangq.go_on_without(g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz)
-returns void language plpgsql set search_path = ''
+returns void language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -194,12 +197,12 @@ begin
     perform gangq.wake_tick();
   end if;
 end $$;
-comment on function gangq.go_on_without(gangq.live_gangs, bigint[], jsonb, text, timestamptz) is
+comment on function gangq.go_on_without is
   'Internal. These members leave the epoch: the others get the next one at once, ranks renumbered in order. Where rank 0 is '
   'another one from now on, it says by barrier where it is to be found.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -207,6 +210,7 @@ declare
   g gangq.live_gangs;
   leaving bigint[];
 begin
+  perform gangq.refuse_larger('the reason', octet_length(shrink_gang.reason), 4000);
   g := gangq.lock_gang(shrink_gang.gang_id);
   leaving := array(
     select j.id from gangq.live_jobs j
@@ -231,13 +235,13 @@ begin
   perform gangq.go_on_without(g, leaving, '{"cause": "preempt"}', coalesce(shrink_gang.reason, 'surplus members are displaced'), t);
   return true;
 end $$;
-comment on function gangq.shrink_gang(bigint, bigint[], text) is
+comment on function gangq.shrink_gang is
   'Tells surplus members of a running elastic gang to stop; the others run on, in a new epoch without them. Nobody is '
   'charged. What they hold is free once they are proven stopped; they come back when the gang is placed anew. False, and '
   'nothing changes, when one of them is not running, a role would fall below its minimum, or a member is being replaced. '
   'Raises GQ002.';
 
-create function gangq.fulfilled(gang_id bigint) returns boolean language plpgsql stable set search_path = ''
+create function gangq.fulfilled(gang_id bigint) returns boolean language plpgsql stable set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 declare
   g gangq.live_gangs;
@@ -253,10 +257,10 @@ begin
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.state <> 'done' and gangq.in_epoch(j, g) and (deciding is null or coalesce(j.role, 1) = deciding));
 end $$;
-comment on function gangq.fulfilled(bigint) is
+comment on function gangq.fulfilled is
   'Internal. Whether all that a placed gang is for is done: every member of this epoch, or of the role its completion names.';
 
-create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql set search_path = '' as $$
+create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if exists (select 1 from gangq.live_jobs j where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting')) then
     perform gangq.drain(wind_up.gang_id, '{}', 'completed', null, 'what it is for is done', t);
@@ -264,12 +268,12 @@ begin
     perform gangq.end_gang(wind_up.gang_id, 'done', null, t);
   end if;
 end $$;
-comment on function gangq.wind_up(bigint, timestamptz) is
+comment on function gangq.wind_up is
   'Internal. Ends a fulfilled gang, once whoever still runs has stopped.';
 
 -- A member, or a solo job, that had been told to stop is proven stopped.
 create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack') returns text
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   g gangq.live_gangs;
 begin
@@ -298,12 +302,12 @@ begin
   perform gangq.complete_drain((j).gang_id);
   return 'preempted';
 end $$;
-comment on function gangq.stopped(gangq.live_jobs, jsonb, timestamptz, text) is
+comment on function gangq.stopped is
   'Internal. Proof that a job told to stop has stopped. how: ack (its worker''s word), dead (its worker has ended), '
   'force (it never confirmed, and its lease is over).';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 declare
   j gangq.live_jobs;
 begin
@@ -320,13 +324,13 @@ begin
   end if;
   return gangq.stopped(j, null, gangq.now());
 end $$;
-comment on function gangq.ack_preempted(bigint, bigint) is
+comment on function gangq.ack_preempted is
   'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns preempted, cancelled, '
   'pending (solo, to be run again) or repeated. Raises GQ002, GQ003, GQ004 (it was not told to stop).';
 
 -- A member reached a final state while the others go on. Called under the gang's lock.
 create function gangq.member_ended(gang_id bigint, job_id bigint, token bigint, how text, t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -341,12 +345,12 @@ begin
     perform gangq.wind_up(g.id, t);
   end if;
 end $$;
-comment on function gangq.member_ended(bigint, bigint, bigint, text, timestamptz) is
+comment on function gangq.member_ended is
   'Internal. The last done member, or the last of the role that the gang''s completion names, ends its gang; a member done '
   'during a drain may complete the drain.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -427,14 +431,14 @@ begin
   perform gangq.wake_tick();
   return 'blocked';
 end $$;
-comment on function gangq.complete_drain(bigint) is
+comment on function gangq.complete_drain is
   'When the last member is proven stopped: the gang is blocked again as a whole, or ends: done if every member of the epoch '
   'had finished or every one of the role that its completion names, cancelled if that was asked, failed when a member''s attempts, crashes or trips or the gang''s launches are '
   'spent, its failure policy is fail, or a sibling is already done or failed. Returns the outcome, or null while somebody is still stopping. '
   'Raises GQ002.';
 
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz) returns void
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -448,12 +452,12 @@ begin
   where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
   -- Before its members leave: how they count for their dependents hangs on it.
   insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts,
-    crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter,
+    crashes, max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason, submitter, login,
     kind_id, world_size, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style)
   select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes,
     g.trips, g.max_trips, g.placement_misses, g.never_started, g.preemptions, end_gang.final_state,
     case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
-    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter,
+    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter, g.login,
     g.kind_id, g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s, g.timeout_style
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue where s.id = g.shape_id;
   ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
@@ -466,16 +470,17 @@ begin
   perform gangq.log_event(t, 'end', g.id, g.epoch, reason => end_gang.reason, data => jsonb_build_object('outcome', end_gang.final_state));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.end_gang(bigint, text, text, timestamptz) is
+comment on function gangq.end_gang is
   'Internal. The gang and all its members leave for history together.';
 
 create function gangq.preempt_gang(gang_id bigint, trigger_job bigint default null, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
 begin
+  perform gangq.refuse_larger('the reason', octet_length(preempt_gang.reason), 4000);
   g := gangq.lock_gang(preempt_gang.gang_id);
   if g.state not in ('reserved', 'running') or (preempt_gang.trigger_job is not null and not exists (
     select 1 from gangq.live_jobs j where j.id = preempt_gang.trigger_job and j.gang_id = g.id and j.state in ('running', 'reserved'))) then
@@ -484,27 +489,49 @@ begin
   perform gangq.drain(g.id, '{}', 'preempt', null, coalesce(preempt_gang.reason, 'preempted by an operator'), t);
   return true;
 end $$;
-comment on function gangq.preempt_gang(bigint, bigint, text) is
+comment on function gangq.preempt_gang is
   'Tells a reserved or running gang to stop; it keeps its checkpoint, nobody is charged, and it is admitted again (but one of '
   'which a member has finished already cannot run again and ends failed, for gangq.retry). '
   'trigger_job, if given, must be a live member of the present epoch; otherwise nothing changes and false is returned, as '
   'for a gang that is not placed. Raises GQ002.';
 
-create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null)
+-- The work of cancel; the tick calls it for what waits for a job that did not succeed.
+create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   t timestamptz;  -- read under the locks: an ending must not be dated before the retry it ends
-  why text := coalesce(cancel.reason, 'cancelled by ' || gangq.caller());
+  why text := cancel_all.reason;
   w record;
   g gangq.live_gangs;
   j gangq.live_jobs;
+  batch record;
 begin
-  perform 1 from gangq.live_gangs x where x.id = any (cancel.gang_ids) order by x.id for update;
-  perform 1 from gangq.live_jobs x where x.id = any (cancel.job_ids) or x.gang_id = any (cancel.gang_ids) order by x.id for update;
+  perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
+  batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
+  -- What is left for another call is refused by this one already, where it is wrong: then nothing changes.
+  if batch.left_jobs <> '{}' or batch.left_gangs <> '{}' then
+    for w in
+      select c.id, x.gang_id, x.rank, (x.id is null and not exists (select 1 from gangq.history h where h.job_id = c.id)) as unknown
+      from unnest(batch.left_jobs) as c(id) left join gangq.live_jobs x on x.id = c.id
+    loop
+      if w.unknown then
+        perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs.');
+      elsif w.gang_id is not null then
+        perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', w.id, w.rank, w.gang_id),
+          format('Members stop together: cancel the gang (gang_ids => array[%s]).', w.gang_id));
+      end if;
+    end loop;
+    for w in
+      select c.id from unnest(batch.left_gangs) as c(id)
+      where not exists (select 1 from gangq.live_gangs x where x.id = c.id) and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)
+    loop
+      perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs.');
+    end loop;
+  end if;
   t := gangq.now();
-  for w in select distinct c.id from unnest(cancel.gang_ids) as c(id) order by c.id loop
+  for w in select c.id from unnest(batch.gangs) as c(id) order by c.id loop
     select x.* into g from gangq.live_gangs x where x.id = w.id;
     if not found then
       select h.gang_id, h.state into gang_id, state from gangq.gang_history h where h.gang_id = w.id order by h.finished_at desc limit 1;
@@ -530,7 +557,7 @@ begin
     return next;
   end loop;
   gang_id := null;
-  for w in select distinct c.id from unnest(cancel.job_ids) as c(id) order by c.id loop
+  for w in select c.id from unnest(batch.jobs) as c(id) order by c.id loop
     select x.* into j from gangq.live_jobs x where x.id = w.id;
     if not found then
       select h.job_id, h.state into job_id, state from gangq.history h where h.job_id = w.id order by h.finished_at desc limit 1;
@@ -557,12 +584,30 @@ begin
     end if;
     return next;
   end loop;
+  if batch.left_jobs <> '{}' or batch.left_gangs <> '{}' then
+    return query
+    select null::bigint, l.id, 'left' from unnest(batch.left_gangs) as l(id)
+    union all
+    select l.id, null, 'left' from unnest(batch.left_jobs) as l(id);
+  end if;
 end $$;
-comment on function gangq.cancel(bigint[], bigint[], text) is
-  'Cancels live jobs and gangs; what runs is told to stop and is cancelled once proven stopped. Returns the state each '
-  'has now (cancelled, preempting, draining, or how it had ended). Raises GQ001 (a member of a gang), GQ002.';
+comment on function gangq.cancel_all is 'Internal. Cancels live jobs and gangs for whoever has been allowed to.';
 
-create function gangq.check_open(queue text) returns void language plpgsql set search_path = '' as $$
+create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null)
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+begin
+  perform gangq.check_owner('cancel', cancel.job_ids, cancel.gang_ids);
+  return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids, coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
+end $$;
+comment on function gangq.cancel is
+  'Cancels live jobs and gangs; what runs is told to stop and is cancelled once proven stopped. Returns the state each '
+  'has now (cancelled, preempting, draining, or how it had ended). One job or gang is waited for; of several those that '
+  'another transaction holds, and those beyond 500 rows, come back with the state left and are as they were: call again with '
+  'them, in another transaction. Raises GQ001 (a member of a gang), GQ002, 42501 (one of them is '
+  'another submitter''s, and its queue is not shared).';
+
+create function gangq.check_open(queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   shut text := (
     select q.name from gangq.queues_table q where q.draining and q.name = any (gangq.queue_path(check_open.queue)) order by length(q.name) desc limit 1);
@@ -571,49 +616,107 @@ begin
     perform gangq.refuse_draining(shut, check_open.queue);
   end if;
 end $$;
-comment on function gangq.check_open(text) is 'Internal. Raises GQ004 if this queue or one above it is draining.';
+comment on function gangq.check_open is 'Internal. Raises GQ004 if this queue or one above it is draining.';
+
+create function gangq.lock_ended_gang(id bigint, wait boolean, lock boolean) returns gangq.gang_history language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+declare
+  k gangq.gang_history;
+begin
+  if lock_ended_gang.wait then
+    select x.* into k from gangq.gang_history x
+    where x.gang_id = lock_ended_gang.id and not exists (
+      select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at) for update;
+  elsif lock_ended_gang.lock then
+    select x.* into k from gangq.gang_history x
+    where x.gang_id = lock_ended_gang.id and not exists (
+      select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at) for update skip locked;
+  end if;
+  return k;
+end $$;
+comment on function gangq.lock_ended_gang is
+  'Internal. The ending of a gang that no retry has overtaken, locked; null: there is none, or without wait another transaction holds it.';
+
+create function gangq.lock_ended_job(id bigint, wait boolean, lock boolean) returns gangq.history language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+declare
+  h gangq.history;
+begin
+  if lock_ended_job.wait then
+    select x.* into h from gangq.history x
+    where x.job_id = lock_ended_job.id and not exists (
+      select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at) for update;
+  elsif lock_ended_job.lock then
+    select x.* into h from gangq.history x
+    where x.job_id = lock_ended_job.id and not exists (
+      select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at) for update skip locked;
+  end if;
+  return h;
+end $$;
+comment on function gangq.lock_ended_job is
+  'Internal. The ending of a job that no retry has overtaken, locked; null: there is none, or without wait another transaction holds it.';
 
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   w record;
   h gangq.history;
   k gangq.gang_history;
+  room integer := 500;
+  alone boolean := coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1;
 begin
-  for w in select distinct c.id from unnest(retry.gang_ids) as c(id) order by c.id loop
-    -- One retry of a gang at a time, and its endings are read after it was seen not to be live: else a retry could start
+  perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
+  for w in select c.id, min(c.n) as n from unnest(retry.gang_ids) with ordinality as c(id, n) group by c.id order by n loop
+    gang_id := w.id;
+    state := 'left';
+    -- One retry of an ending at a time: the ending's row is locked, and then looked at once more. Else a retry could start
     -- from an ending that another retry, ended since, has already overtaken.
-    perform pg_advisory_xact_lock(1734438258, (w.id % 2147483647)::integer);
-    perform 1 from gangq.live_gangs x where x.id = w.id for update;
-    if found then
-      perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
+    loop
+      k := gangq.lock_ended_gang(w.id, alone, room > 0);
+      perform 1 from gangq.live_gangs x where x.id = w.id;
+      if found then
+        perform gangq.refuse('GQ004', format('gang %s is live', w.id), 'Only a gang that has ended can be retried.');
+      end if;
+      exit when not exists (select 1 from gangq.retried r where r.gang_id = k.gang_id and r.finished_at = k.finished_at);
+    end loop;
+    if k.gang_id is null and exists (select 1 from gangq.gang_history x where x.gang_id = w.id) then
+      return next;
+      continue;
     end if;
-    select x.* into k from gangq.gang_history x
-    where x.gang_id = w.id and not exists (
-      select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at);
-    if not found then
+    room := room - k.size;
+    if k.gang_id is null then
       perform gangq.refuse('GQ002', format('gang %s does not exist', coalesce(w.id::text, 'null')), 'Gang ids are in gangq.gangs; history is kept for its retention.');
     end if;
     perform gangq.check_open((select s.queue from gangq.shapes s where s.id = k.shape_id));
+    perform gangq.check_ceiling((select s.queue from gangq.shapes s where s.id = k.shape_id), k.priority, gangq.caller(), session_user);
+    -- As in submit_gang.
+    perform from gangq.settings c for share;
+    perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
+    from (
+      select x.require, x.prefer from gangq.gang_kinds x where x.id = k.kind_id
+      union all
+      select r.require, r.prefer from gangq.kind_roles r where r.kind_id = k.kind_id) l;
     insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, epoch, priority, max_attempts, max_crashes, max_trips, state,
       checkpoint_mode, claim_deadline_s, submitted_at, name, submitter, failure_policy, completion, preemptible, budget_s,
       timeout_s, timeout_style, timeout_at)
-    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos()),
-      coalesce(k.kind_id, gangq.intern_kind(s.queue, jsonb_build_array(jsonb_build_object('name', 'member', 'shape', k.shape_id, 'min', k.size,
-        'max', k.size, 'strategy', 'pack', 'require', null, 'prefer', null, 'balanced', false)), null, null, null)),
-      k.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
+    select k.gang_id, gangq.order_key(k.priority, gangq.next_pos((select b.base from gangq.id_base() b))),
+      case when k.kind_id is not null then gangq.kind_for(k.kind_id, gangq.caller(), session_user)
+        else gangq.intern_kind(s.queue, jsonb_build_array(jsonb_build_object('name', 'member', 'shape', o.shape_id, 'min', k.size,
+        'max', k.size, 'strategy', 'pack', 'require', null, 'prefer', null, 'balanced', false)), null, null, null) end,
+      o.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips, 'blocked',
       k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller(), coalesce(k.failure_policy, 'restart_gang'), k.completion,
       coalesce(k.preemptible, true), k.budget_s, coalesce(k.timeout_s, c.placement_timeout_s), coalesce(k.timeout_style, 'requeue'),
       t + make_interval(secs => coalesce(k.timeout_s, c.placement_timeout_s))
-    from gangq.shapes s cross join gangq.settings c where s.id = k.shape_id;
+    from gangq.shapes s cross join gangq.settings c cross join (select gangq.shape_for(k.shape_id, gangq.caller(), session_user) as shape_id offset 0) o
+    where s.id = k.shape_id;
     insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, priority, max_attempts,
-      max_crashes, max_trips, state, submitter, payload, final_token)
+      max_crashes, max_trips, state, submitter, parent, payload, final_token)
     select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank,
-      (select max(r.ordinal) from gangq.kind_roles r where r.kind_id = g.kind_id and r.first_rank <= x.rank), t, x.shape_id, x.budget_s, g.priority, x.max_attempts, x.max_crashes,
-      x.max_trips, 'blocked', g.submitter, x.payload, x.token
+      (select max(r.ordinal) from gangq.kind_roles r where r.kind_id = g.kind_id and r.first_rank <= x.rank), t, gangq.shape_for(x.shape_id, g.submitter, session_user), x.budget_s, g.priority, x.max_attempts, x.max_crashes,
+      x.max_trips, 'blocked', g.submitter, x.parent, x.payload, x.token
     from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
     where g.id = w.id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
     order by x.job_id;
@@ -627,20 +730,27 @@ begin
         'Part of it was dropped after its retention: submit the gang anew.');
     end if;
     perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => 'retried by ' || gangq.caller());
-    gang_id := w.id;
     state := 'blocked';
     return next;
   end loop;
   gang_id := null;
-  for w in select distinct c.id from unnest(retry.job_ids) as c(id) order by c.id loop
-    perform pg_advisory_xact_lock(1734438259, (w.id % 2147483647)::integer);
-    perform 1 from gangq.live_jobs x where x.id = w.id for update;
-    if found then
-      perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
+  for w in select c.id, min(c.n) as n from unnest(retry.job_ids) with ordinality as c(id, n) group by c.id order by n loop
+    job_id := w.id;
+    state := 'left';
+    loop
+      h := gangq.lock_ended_job(w.id, alone, room > 0);
+      perform 1 from gangq.live_jobs x where x.id = w.id;
+      if found then
+        perform gangq.refuse('GQ004', format('job %s is live', w.id), 'Only a job that has ended can be retried.');
+      end if;
+      exit when not exists (select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at);
+    end loop;
+    if h.job_id is null and exists (select 1 from gangq.history x where x.job_id = w.id) then
+      return next;
+      continue;
     end if;
-    select x.* into h from gangq.history x
-    where x.job_id = w.id and not exists (select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at);
-    if not found then
+    room := room - 1;
+    if h.job_id is null then
       perform gangq.refuse('GQ002', format('job %s does not exist', coalesce(w.id::text, 'null')), 'Job ids are in gangq.jobs; history is kept for its retention.');
     end if;
     if h.gang_id is not null then
@@ -648,20 +758,22 @@ begin
         format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
     end if;
     perform gangq.check_open((select s.queue from gangq.shapes s where s.id = h.shape_id));
+    perform gangq.check_ceiling((select s.queue from gangq.shapes s where s.id = h.shape_id), h.priority, gangq.caller(), session_user);
     perform pg_current_xact_id();
     insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority, max_attempts, max_crashes, max_trips,
-      state, submitter, payload, final_token)
-    select h.job_id, gangq.order_key(h.priority, gangq.next_pos()), t, h.shape_id, h.budget_s, h.priority, h.max_attempts,
-      h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.payload, h.token;
+      state, submitter, parent, payload, final_token)
+    select h.job_id, gangq.order_key(h.priority, gangq.next_pos((select b.base from gangq.id_base() b))), t, gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority, h.max_attempts,
+      h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.parent, h.payload, h.token;
     insert into gangq.retried (job_id, finished_at) values (h.job_id, h.finished_at);
     perform gangq.log_event(t, 'retry', job_id => h.job_id, reason => 'retried by ' || gangq.caller());
     perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = h.shape_id), 1, 'commit');
-    job_id := w.id;
     state := 'pending';
     return next;
   end loop;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.retry(bigint[], bigint[]) is
+comment on function gangq.retry is
   'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters; a failed gang resumes from '
-  'its last complete checkpoint. Raises GQ001 (a member of a gang), GQ002, GQ004 (still live, or its queue is draining).';
+  'its last complete checkpoint. They count as the caller''s in limits and shares. Of several those that another transaction holds, and those beyond 500, come back with the '
+  'state left and are as they were: call again with them, in another transaction. Raises GQ001 (a member of a gang, or a topology level that no longer exists), GQ002, GQ004 (still live, or its queue is draining), '
+  '42501 (another''s in a queue that is not shared, or a priority above the caller''s ceiling).';

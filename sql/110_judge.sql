@@ -3,14 +3,16 @@
 -- tick.
 
 -- Judging needs to know that the authority itself was there. After a restart, a failover, a long gap between ticks or
--- a jump of the clock, every lease gets one full period from now before it is judged.
-create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql set search_path = '' as $$
+-- a jump of the clock, every lease gets one full period from now before it is judged; after a gap those of all workers that
+-- were heard since the last such period.
+create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   s gangq.tick_state;
   started timestamptz := pg_postmaster_start_time();
   line text := case when pg_is_in_recovery() then null
     else left(pg_walfile_name(pg_current_wal_lsn()), 8) end;
   shortest real;
+  interrupted boolean;
 begin
   select x.* into s from gangq.tick_state x for update skip locked;
   if not found then
@@ -20,13 +22,24 @@ begin
   -- A gap counts when a healthy worker's lease could have run out in it: three quarters of the shortest live lease.
   select coalesce(min(l.lease_s), 120) into shortest
   from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
+  interrupted := s.server_started_at is distinct from started or s.timeline is distinct from line or s.last_at > t;
   if s.last_at is not null and (
-    s.server_started_at is distinct from started or s.timeline is distinct from line or s.last_at > t
-    or (t - s.last_at > make_interval(secs => shortest * 0.75) and (s.outage_ended_at is null or exists (
+    interrupted or (t - s.last_at > make_interval(secs => shortest * 0.75) and (s.outage_ended_at is null or exists (
       -- Where only a slow cron ticks, every gap is long: without a sign of life since the last one no more is granted.
       select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
       where i.ended_at is null and l.renewed_at > s.outage_ended_at)))
   ) then
+    if interrupted then
+      s.interrupted_at := t;
+    else
+      -- Where only a slow cron ticks, every gap looks like an outage. A worker that has said nothing since the last one was
+      -- given its period then: while another lives it would else be given one more at every tick, and never be judged.
+      update gangq.leases l set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
+      where l.incarnation = any (array(
+        select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
+        where i.ended_at is null and (s.outage_ended_at is null or z.renewed_at > s.outage_ended_at)
+        order by z.incarnation for update of z skip locked));
+    end if;
     s.outage_ended_at := t;
     perform gangq.log_event(t, 'outage', reason => case
       when s.server_started_at is distinct from started then 'the server restarted'
@@ -34,37 +47,41 @@ begin
       when s.last_at > t then 'the clock went back'
       else 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s' end);
   end if;
-  update gangq.tick_state x set last_at = t, server_started_at = started, timeline = line, outage_ended_at = s.outage_ended_at;
+  update gangq.tick_state x set last_at = t, server_started_at = started, timeline = line, outage_ended_at = s.outage_ended_at,
+    interrupted_at = s.interrupted_at;
+  update gangq.sequence_base x set base = b.base, timeline = b.timeline from gangq.id_base() b where x.timeline <> b.timeline;
   return s.outage_ended_at;
 end $$;
-comment on function gangq.note_outage(timestamptz) is
+comment on function gangq.note_outage is
   'Internal. Notices an outage since the last judgement and returns when the last one was over (null: none).';
 
 create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz) returns timestamptz
 language sql immutable as
 $$ select greatest(expires_at, coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
-comment on function gangq.lease_end(timestamptz, real, timestamptz) is 'Internal. When a lease may be judged, outages considered.';
+comment on function gangq.lease_end is 'Internal. When a lease may be judged, outages considered.';
 
 create function gangq.reap_expired(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
+  interrupted timestamptz := (select x.interrupted_at from gangq.tick_state x);
   w record;
   j gangq.live_jobs;
   dead integer := 0;
 begin
+  perform gangq.check_most(most);
   for w in
     select i.id, i.name from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-    where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, outage) <= t
+    where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t
     order by i.id limit most
   loop
     -- Skip locked, and look again: a heartbeat may have come between.
     perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
     perform 1 from gangq.leases l
-    where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, outage) <= t for update skip locked;
+    where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t for update skip locked;
     continue when not found;
     perform gangq.end_incarnation(w.id, 'dead', t);
     perform gangq.log_event(t, 'reap', incarnation => w.id, reason => 'its lease ended');
@@ -96,7 +113,7 @@ begin
   perform gangq.lift_withheld(null, t, most);
   return dead;
 end $$;
-comment on function gangq.reap_expired(integer) is
+comment on function gangq.reap_expired is
   'Judges by the clock, and only after leases have ended: incarnations whose lease is over are dead and their jobs free; '
   'jobs told to stop that never confirmed are force-drained and their devices quarantined. Returns how many of each. '
   'Devices withheld after a trip are given back when their time is over.';
@@ -105,12 +122,12 @@ comment on function gangq.reap_expired(integer) is
 -- worker holds besides the job that tripped it has not begun.
 create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean language sql immutable as
 $$ select coalesce(i.exits_at > t and i.kind = 'command', false) $$;
-comment on function gangq.may_still_run(gangq.incarnations, timestamptz) is
+comment on function gangq.may_still_run is
   'Internal. Whether jobs of an ended incarnation may be running this moment.';
 
 -- Jobs still held by incarnations that have ended. Works from what is there, so it can be interrupted and repeated.
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -150,7 +167,8 @@ begin
     from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
     where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
     continue when gone is null and g.state = 'running';
-    perform gangq.keep_doubtful(x, t) from gangq.live_jobs x where x.id = any (gone);
+    perform gangq.keep_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id, token => x.token, incarnation => x.incarnation,
+      reason => 'its worker ended') from gangq.live_jobs x where x.id = any (gone);
     perform gangq.lose_members(g.id, coalesce(gone, '{}'),
       case when gone is null then 'placement_miss' when how = 'dead' then 'crash' when how = 'tripped' then 'bystander' else 'release' end,
       case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
@@ -172,6 +190,7 @@ begin
     if j.state = 'preempting' then
       perform gangq.stopped(j, null, t, 'dead');
     else
+      perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => 'its worker ended');
       -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged. Another job's trip
       -- charges nobody else.
       perform gangq.hand_back(j,
@@ -186,13 +205,13 @@ begin
   end if;
   return freed;
 end $$;
-comment on function gangq.free_orphans(bigint[], integer) is
+comment on function gangq.free_orphans is
   'Internal. Frees what ended incarnations still hold: crashes are charged as crashes, retirements and the trip of '
   'another job not at all. What somebody has locked (a caller completing it in an open transaction) is left for the next '
   'tick, and so is what may still run.';
 
 -- The devices of a worker that is not proven gone, or that nothing can kill, go to nobody with its jobs.
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql set search_path = '' as $$
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   i gangq.incarnations;
 begin
@@ -204,11 +223,11 @@ begin
       greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id)), t);
   end if;
 end $$;
-comment on function gangq.keep_doubtful(gangq.live_jobs, timestamptz) is
+comment on function gangq.keep_doubtful is
   'Internal. Before a job of an ended incarnation is freed: withholds its devices unless that incarnation is proven gone.';
 
 create function gangq.flag_dead_workers() returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -252,14 +271,15 @@ begin
   end loop;
   return flagged;
 end $$;
-comment on function gangq.flag_dead_workers() is
+comment on function gangq.flag_dead_workers is
   'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by itself; a flag stands '
   'until that incarnation is heard again or replaced. Frees nothing: only proof of death or the end of a lease does. '
   'Returns how many were flagged; each is an event and a line in the server''s log that says what to do.';
 
 create view gangq.flagged as
 select i.name as worker, i.host, i.id as incarnation, i.flagged_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
-  array(select j.id from gangq.live_jobs j where j.incarnation = i.id order by j.id) as jobs, i.pid, i.identity
+  array(select j.id from gangq.live_jobs j where j.incarnation = i.id order by j.id) as jobs, i.pid,
+  case when (select gangq.may_act_as('gangq_host')) or gangq.may_report(i.login) then i.identity else '{}' end as identity
 from gangq.incarnations i
 join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
@@ -269,10 +289,29 @@ where i.flagged_at is not null and l.renewed_at <= i.flagged_at and i.state <> '
   and not exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id);
 comment on view gangq.flagged is
   'Workers that fell silent while they held jobs and were neither heard nor replaced since: what the cron job of a host '
-  'reads (where host = ''...'') to know which of its workers to restart. One that was judged dead stays half an hour.';
+  'reads (where host = ''...'') to know which of its workers to restart. One that was judged dead stays half an hour. identity is '
+  'shown to the login that registered the worker, gangq_host and admins.';
+
+-- A silent host is restarted worker by worker: what it restarts within ten minutes of the first is one round.
+create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean language sql stable as $$
+  with bounces as (
+    select e.worker, e.at, date_bin('10 minutes', e.at, min(e.at) over ()) as round_at,
+      date_bin('10 minutes', bounced_too_often.t, min(e.at) over ()) as this_round
+    from gangq.events e
+    where e.at > bounced_too_often.t - interval '1 hour' and e.at <= bounced_too_often.t and e.kind = 'bounce'
+      and e.data ->> 'host' = bounced_too_often.host
+  )
+  select (select count(*) from bounces b where b.worker = bounced_too_often.name) >= c.bounces_per_hour
+    or (select count(distinct b.round_at) from bounces b where b.round_at <> b.this_round) >= c.bounces_per_hour
+  from gangq.settings c
+$$;
+comment on function gangq.bounced_too_often is
+  'Internal. Whether this host, or this worker of it, was restarted bounces_per_hour times within the hour. A host''s '
+  'restarts are counted in rounds of ten minutes, so that a host of many workers is restarted as a whole, and new names '
+  'buy no more of them.';
 
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false) returns text
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -287,17 +326,19 @@ begin
   if i.id is null or i.host is distinct from bounce.host then
     return 'unknown';
   end if;
-  select count(*) into flagged from gangq.flagged f;
-  select count(*) into fleet from gangq.incarnations x
-  where x.ended_at is null or x.id in (select f.incarnation from gangq.flagged f);
+  perform gangq.check_login(i.id, host => true);
+  -- Hosts, because one hung host silences all its workers; and only those that have worked, because anyone with a
+  -- worker's login can register a hundred that never do.
+  select count(distinct x.host) filter (where f.incarnation is not null), count(distinct x.host) into flagged, fleet
+  from gangq.incarnations x left join gangq.flagged f on f.incarnation = x.id
+  where x.worked_at is not null and (x.ended_at is null or f.incarnation is not null);
   answer := case
     when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id) or i.state = 'retired' then 'replaced'
     when not exists (select 1 from gangq.flagged f where f.incarnation = i.id) then 'heard'
     when exists (
       select 1 from gangq.events e
       where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id) then 'taken'
-    when (select count(*) from gangq.events e where e.at > t - interval '1 hour' and e.kind = 'bounce' and e.worker = i.name)
-      >= (select s.bounces_per_hour from gangq.settings s) then 'too_often'
+    when gangq.bounced_too_often(i.name, i.host, t) then 'too_often'
     when flagged > 1 and flagged * 5 > fleet then 'fleet'
     else 'go' end;
   if bounce.report_only then
@@ -313,34 +354,35 @@ begin
         when 'replaced' then 'it was replaced or stopped as asked'
         when 'heard' then 'it is not flagged, or was heard again'
         when 'taken' then 'it is being restarted already'
-        when 'too_often' then 'restarted too often within the hour: look at it on its host'
-        else format('%s of %s workers are flagged at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet) end,
+        when 'too_often' then 'it or its host was restarted too often within the hour: look at it on its host'
+        else format('workers of %s of %s hosts are flagged at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet) end,
       data => jsonb_build_object('host', i.host, 'answer', answer));
   end if;
   return answer;
 end $$;
-comment on function gangq.bounce(bigint, text, boolean) is
+comment on function gangq.bounce is
   'A host asks whether to restart one of its flagged workers, by incarnation. go: do it, and say how it went with bounced. Else why not: heard '
-  '(not flagged any more), replaced, too_often (bounces_per_hour), fleet (more than one and more than a fifth of all '
-  'workers are flagged: the fault is elsewhere), taken (another asked within two minutes), unknown (not of this host). '
-  'report_only: only answers.';
+  '(not flagged any more), replaced, too_often (bounces_per_hour, by worker and by host), fleet (workers of more than one '
+  'host and of more than a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked within two '
+  'minutes), unknown (not of this host). report_only: only answers. For the login that registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}') returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 begin
   if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
     perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
       'Pass the incarnation that bounce was asked about.');
   end if;
+  perform gangq.check_login(bounced.incarnation, host => true);
   perform gangq.log_event(gangq.now(), 'bounced', incarnation => bounced.incarnation,
     reason => case when bounced.ok then 'a new incarnation is heard' else 'the restart did not help' end,
     data => coalesce(bounced.detail, '{}') || jsonb_build_object('ok', coalesce(bounced.ok, false)));
 end $$;
-comment on function gangq.bounced(bigint, boolean, jsonb) is
-  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. Raises GQ002.';
+comment on function gangq.bounced is
+  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. Raises GQ002, 42501.';
 
 create function gangq.rollback_stale(most integer default 200) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -382,13 +424,73 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.rollback_stale(integer) is
+comment on function gangq.rollback_stale is
   'Internal. Reservations past their deadline, or on workers that take nothing any more: rolled back when nobody has '
   'claimed, or when they replace members of a running gang; drained uncharged when somebody has. The silent worker is passed '
   'over for a while. A running gang that has missed a member for its whole timeout drains, to be placed as a whole.';
 
+-- A job ends while the submission of one that waits for it is not committed: its ending does not see the dependency, and the
+-- submission cannot know of the ending. So a dependency is written with settled = false, and it is settled here.
+-- Invariant: a settled row is seen by every transaction that ends the awaited job.
+-- 1. The row d is visible to the first statement: its submission is committed.
+-- 2. A later statement gets a lock on the awaited job's row, which every ending needs: so no ending was under way, and the job
+--    was live. The lock is let go at once; to have had it is enough, and nobody waits for a tick that is left open.
+-- 3. An ending that begins after that looks for dependents in a statement that begins after it has locked the job's row (leave).
+--    That is after step 2, so it sees d. (One with an older snapshot, in REPEATABLE READ, cannot: it leaves a row in unsettled.)
+-- 4. Where the lock is not to be had, an ending is under way, or somebody holds the row: the next tick looks again.
+-- 5. Where the job is not live any more, it has ended, and d is told how: as its ending would have told it.
+-- Each call begins somewhere else, so that dependencies on jobs that somebody holds do not keep the others from being settled.
+create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  waiting bigint[];
+  awaited bigint[];
+  quiet bigint[];
+  ended bigint[];
+  lowest bigint;
+  highest bigint;
+  first bigint;
+  told integer;
+begin
+  select x.on_job_id into lowest from gangq.dependencies x where not x.settled and x.outcome is null order by x.on_job_id limit 1;
+  if lowest is null then
+    return 0;
+  end if;
+  select x.on_job_id into highest from gangq.dependencies x where not x.settled and x.outcome is null order by x.on_job_id desc limit 1;
+  first := lowest + floor(random() * (highest - lowest + 1))::bigint;
+  select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, awaited
+  from (
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id >= first order by x.on_job_id, x.job_id limit most)
+    union all
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id < first order by x.on_job_id, x.job_id limit most)
+    limit most) d;
+  begin
+    quiet := array(select j.id from gangq.live_jobs j where j.id = any (awaited) order by j.id for key share skip locked);
+    raise exception using errcode = 'GQ000';
+  exception when sqlstate 'GQ000' then
+    null;  -- lets go of the locks
+  end;
+  ended := array(
+    select distinct a.id from unnest(awaited) as a(id) where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
+  perform gangq.settle(ended);
+  update gangq.dependencies d set settled = true
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z join unnest(waiting, awaited) as w(job_id, on_job_id)
+      on z.on_job_id = w.on_job_id and z.job_id = w.job_id
+    where z.on_job_id = any (quiet) and not z.settled and z.outcome is null
+    order by z.on_job_id, z.job_id for update of z skip locked));
+  get diagnostics told = row_count;
+  return told + (select count(*)::integer from unnest(awaited) as a(id) where a.id = any (ended));
+end $$;
+comment on function gangq.settle_dependents is
+  'Internal, a step of the tick. Dependencies that have become visible since the last one: settled, or told how the awaited job '
+  'has ended. Returns how many.';
+
 create function gangq.promote_due(most integer default 200) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   n integer := 0;
@@ -400,6 +502,7 @@ declare
   locked boolean;
   fewer integer;
 begin
+  perform gangq.check_most(most);
   for due in
     with ready as (
       update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
@@ -449,9 +552,9 @@ begin
         select count(*) from (
           select 1 from gangq.dependencies d where d.job_id = any (waiters) order by d.on_job_id, d.job_id for update skip locked) l);
       if w.gang_id is not null then
-        perform gangq.cancel(gang_ids => array[w.gang_id], reason => format('job %s, which it waited for, did not succeed', w.lost));
+        perform gangq.cancel_all('{}', array[w.gang_id], format('job %s, which it waited for, did not succeed', w.lost));
       else
-        perform gangq.cancel(job_ids => array[w.job_id], reason => format('job %s, which it waited for, did not succeed', w.lost));
+        perform gangq.cancel_all(array[w.job_id], '{}', format('job %s, which it waited for, did not succeed', w.lost));
       end if;
       continue;
     end if;
@@ -472,6 +575,6 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.promote_due(integer) is
+comment on function gangq.promote_due is
   'Makes due what was scheduled, and lets go what waited for jobs that are now done; what waited for one that failed or '
   'was cancelled is cancelled. Returns how many moved.';

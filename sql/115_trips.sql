@@ -1,13 +1,13 @@
 -- A watchdog has acted, or would: trip and suspect; what a trip leaves behind (devices withheld, a death not yet
 -- proven, a process that nothing can kill); and the host that restarts a silent worker.
--- Locks: the gang, its members or the job, the brake's advisory lock, this worker's row; then other jobs of the
--- worker with skip locked only. The caller of trip is dying and has two seconds. report_stuck: gangs, this worker's row,
+-- Locks: the gang, its members or the job, the row 'brake' of lock_rows, this worker's row; then other jobs of the
+-- worker with skip locked only. The caller of trip is dying and has two seconds. report_stuck: gangs, the worker's name, its row,
 -- those of workers that offer what it had. lift_avoided, a step of the tick: gangs and jobs, with skip locked.
 
 -- Writes what a watchdog saw: the event for everybody, the evidence for those who may read payloads, at one instant.
 create function gangq.witness(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
-) returns void language plpgsql set search_path = '' as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   what jsonb := coalesce(nullif(witness.evidence, 'null'), '{}');
   s gangq.shapes;
@@ -17,7 +17,9 @@ begin
   select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
   perform gangq.log_event(t, witness.kind, (j).gang_id, (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
     (j).token, (j).incarnation, witness.reason,
-    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', coalesce((j).epoch_rank, (j).rank)));
+    witness.data || jsonb_strip_nulls(jsonb_build_object('waits_for', case when jsonb_typeof(what -> 'waits_for') = 'array'
+        and pg_column_size(what -> 'waits_for') < 4096 then what -> 'waits_for' end))
+      || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', coalesce((j).epoch_rank, (j).rank)));
   -- A trip must not fail because a log was long.
   if pg_column_size(what) > 4194304 then
     what := jsonb_build_object('dropped', format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
@@ -25,22 +27,41 @@ begin
   insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
   values (t, witness.kind, (j).id, (j).token, (j).incarnation, what);
 end $$;
-comment on function gangq.witness(timestamptz, text, gangq.live_jobs, text, jsonb, jsonb) is
+comment on function gangq.witness is
   'Internal. Appends an event of a job and, apart from it, its evidence; both carry the same instant.';
 
 create function gangq.class_of(code integer) returns text language sql immutable as $$
   select case code when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health' when 79 then 'unstopped'
     when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory' when 87 then 'unkillable' when 88 then 'unfit' end
 $$;
-comment on function gangq.class_of(integer) is 'Internal. The word for an exit code; null: it is none of ours.';
+comment on function gangq.class_of is 'Internal. The word for an exit code; null: it is none of ours.';
 
--- Many workers suspect at once is no many faults but one, elsewhere: the detector, the database or the shared store.
--- Whoever beats, only more rarely than its stall timeout, is suspected anew with every beat, and says nothing about that:
--- a few such jobs would keep the brake on for good. One that has not beaten since counts as often as it is suspected,
--- for else an outage longer than two timeouts would let go of the brake. (offset 0: looked up for each suspect, by its job.)
-create function gangq.braking(incarnation bigint, t timestamptz) returns boolean language sql volatile as $$
-  with suspects as (
-    select e.worker as name from gangq.events e
+-- Many suspects at once are not many faults but one, elsewhere: the detector, the database or the shared store. So the
+-- brake holds their trips. The members of one gang wait for each other and count as one suspect, and as one of the fleet.
+--
+-- A job that beats, only more rarely than its stall timeout, is suspected anew with every beat: a few such jobs would keep
+-- the brake on for ever, so they do not count. A job that has not beaten since counts each time it is suspected, or an
+-- outage longer than two timeouts would release the brake. (offset 0: looked up for each suspect, by its job.)
+--
+-- A trip that has been held for brake_hold_s is let go: by then its own fault is likelier than a fault that all share.
+-- Two things keep it held. The database was away within a lease: then nobody could say that he beats. And suspects of other
+-- gangs or workers that wait for the same file system or peer as this job: then that one is at fault.
+create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  cfg gangq.settings;
+  suspects bigint;
+  fleet bigint;
+  last_beat timestamptz;
+  held_since timestamptz;
+  unit text;
+begin
+  select x.* into cfg from gangq.settings x;
+  select coalesce('g' || (j).gang_id, 'w' || i.name) into unit from gangq.incarnations i where i.id = (j).incarnation;
+  with suspected as (
+    select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
       and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
       and not exists (
@@ -48,25 +69,115 @@ create function gangq.braking(incarnation bigint, t timestamptz) returns boolean
         where p.job_id = e.job_id and p.token = e.token and p.at < e.at - interval '1 minute' and p.at > t - interval '1 hour'
           and p.kind in ('suspect', 'held') and p.data ->> 'class' = e.data ->> 'class' offset 0)
     union
-    select i.name from gangq.incarnations i where i.id = braking.incarnation
+    select braking.unit from (values (unit)) as braking(unit)
   ),
-  -- Who was tripped within the minute has ended: it counts on both sides.
-  fleet as (
-    select i.name from gangq.incarnations i where i.ended_at is null
+  -- What was tripped within the minute has ended: it counts on both sides.
+  live as (
+    select coalesce('g' || m.gang_id, 'w' || i.name) as unit
+    from gangq.incarnations i
+    left join gangq.live_jobs m on m.incarnation = i.id and m.gang_id is not null and m.state in ('running', 'preempting')
+    where i.ended_at is null
     union
-    select s.name from suspects s
+    select s.unit from suspected s
   )
-  select (select count(*) from suspects) >= 3
-    and (select count(*) from suspects) > c.brake_share::numeric * (select count(*) from fleet)
-  from gangq.settings c
+  select (select count(*) from suspected), (select count(*) from live) into suspects, fleet;
+  if suspects < 3 or suspects <= cfg.brake_share::numeric * fleet then
+    return false;
+  end if;
+  select p.beat_at into last_beat from gangq.progress p where p.job_id = (j).id and p.token = (j).token;
+  select min(e.at) into held_since from gangq.events e
+  where e.job_id = (j).id and e.token = (j).token and e.kind = 'held' and e.data ->> 'class' = braking.class
+    and e.at > coalesce(last_beat, '-infinity');
+  return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
+    or exists (
+      select 1 from gangq.tick_state x cross join gangq.leases l
+      where l.incarnation = (j).incarnation and x.outage_ended_at > t - make_interval(secs => l.lease_s))
+    -- Held trips come again once a stall timeout, so this looks further back than the minute in which suspects are counted.
+    or exists (
+      select 1 from gangq.events e
+      join gangq.live_jobs o on o.id = e.job_id and o.token = e.token and o.state = 'running'
+      where e.at > t - interval '10 minutes' and e.at <= t and e.kind in ('suspect', 'held')
+        and e.data -> 'waits_for' ?| array(
+          select w.thing from jsonb_array_elements_text(case jsonb_typeof(evidence -> 'waits_for') when 'array' then evidence -> 'waits_for' else '[]' end) as w(thing))
+        and coalesce('g' || e.gang_id, 'w' || e.worker) <> unit
+        and not exists (
+          select 1 from gangq.progress b where b.job_id = e.job_id and b.token = e.token and b.beat_at > e.at offset 0));
+end $$;
+comment on function gangq.braking is
+  'Internal. Whether so many gangs and single workers, the one of this job among them, were suspect within the last minute '
+  'that nobody is to be stopped on suspicion: at least three, and more than brake_share of the fleet. The members of a gang '
+  'are one. A job suspected before, that has beaten since, does not count. After brake_hold_s a held trip is let go, unless '
+  'other suspects wait for the same file system or peer (evidence''s "waits_for"), or the database was away within a lease.';
+
+-- In a collective the members that wait look like the one that they wait for: none beats. Which one stopped first is said
+-- only where the data carry it.
+--   1. One member is behind all others by at least the longest stride, the steps between two beats of a member.
+--   2. All others wait in one place of the code, and one is in another place: it has not arrived.
+-- The order of last beats says nothing: all beat the same step before the one that was never finished.
+create function gangq.who_stopped(
+  gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
+) language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  m record;
+  odd record;
+  n bigint;
+begin
+  select array_agg(x.id order by x.step, x.rank) as ids, array_agg(x.rank order by x.step, x.rank) as ranks,
+    array_agg(x.step order by x.step, x.rank) as steps, array_agg(x.stride order by x.step, x.rank) as strides,
+    array_agg(x.place order by x.step, x.rank) as places
+  into m
+  from (
+    select j.id, coalesce(j.epoch_rank, j.rank) as rank, p.step, p.stride,
+      case when j.id = own_id then own_place else (
+        select v.data ->> 'place' from gangq.evidence v
+        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip') order by v.at desc limit 1) end as place
+    from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
+    where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')) x;
+  n := cardinality(m.ids);
+  if n > 1 and array_position(m.steps, null) is null and m.steps[2]::numeric - m.steps[1] >= (select coalesce(max(s.stride), 1) from unnest(m.strides) as s(stride)) then
+    job_id := m.ids[1];
+    sentence := format('rank %s stopped first: it is at step %s, the others at step %s or later', m.ranks[1], m.steps[1], m.steps[2]);
+    return;
+  end if;
+  if n > 2 and array_position(m.places, null) is null then
+    select here.place, here.ids[1] as id, here.ranks[1] as rank, there.place as elsewhere, there.ranks as ranks into odd
+    from (
+      select x.place, array_agg(x.id) as ids, array_agg(x.rank order by x.rank) as ranks
+      from unnest(m.ids, m.ranks, m.places) as x(id, rank, place) group by x.place) here
+    join (
+      select x.place, array_agg(x.rank order by x.rank) as ranks from unnest(m.ranks, m.places) as x(rank, place) group by x.place) there
+      on there.place <> here.place
+    where cardinality(here.ids) = 1 and cardinality(there.ranks) = n - 1;
+    if found then
+      job_id := odd.id;
+      sentence := format('%s in %s; rank %s has not arrived: it is in %s', gangq.ranks_wait(odd.ranks), odd.elsewhere, odd.rank, odd.place);
+      return;
+    end if;
+  end if;
+  sentence := format('%s%s%s; which of them stopped first is not known',
+    gangq.ranks_wait(array(select x.rank from unnest(m.ranks) as x(rank) order by x.rank)),
+    case when m.steps[1] is null then '' when array_position(m.steps, null) is null and m.steps[1] = m.steps[n] then format(' at step %s', m.steps[1])
+      else format(' at step %s and later', m.steps[1]) end,
+    case when array_position(m.places, null) is null and (select count(distinct x.place) from unnest(m.places) as x(place)) = 1
+      then ' in ' || m.places[1] else '' end);
+end $$;
+comment on function gangq.who_stopped is
+  'Internal. Which member of a gang that stands still stopped first, null where the data do not carry it, and a sentence about '
+  'it. own_place: where in its code the member own_id waits, known before its evidence is stored.';
+
+create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
+  select case
+    when cardinality(ranks) = 1 then format('rank %s waits', ranks[1])
+    when cardinality(ranks) > 2 and ranks[cardinality(ranks)] - ranks[1] = cardinality(ranks) - 1
+      then format('ranks %s to %s wait', ranks[1], ranks[cardinality(ranks)])
+    when cardinality(ranks) > 8 then format('ranks %s and %s more wait', array_to_string(ranks[1:8], ', '), cardinality(ranks) - 8)
+    else format('ranks %s wait', array_to_string(ranks, ', ')) end
 $$;
-comment on function gangq.braking(bigint, timestamptz) is
-  'Internal. Whether so many workers, this one among them, were suspect within the last minute that nobody is to be stopped '
-  'on suspicion: at least three, and more than brake_share of the fleet. A job suspected before, that has beaten since, '
-  'does not count.';
+comment on function gangq.ranks_wait is 'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   wanted bigint[] := nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}');
   found_id integer;
@@ -86,7 +197,7 @@ begin
   end if;
   return found_id;
 end $$;
-comment on function gangq.shape_avoiding(integer, bigint[]) is
+comment on function gangq.shape_avoiding is
   'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
 
 -- Whether a gang or job of this shape could ever be placed without these devices, on workers as they are registered.
@@ -103,7 +214,7 @@ language sql stable as $$
       and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
-comment on function gangq.placeable_without(integer, bigint, bigint[]) is
+comment on function gangq.placeable_without is
   'Internal. Whether the workers that take work have room for so many members when idle, on devices besides these.';
 
 -- A device that was only idle is avoided as long as another could take the job, and that may end: the other one''s worker
@@ -111,7 +222,7 @@ comment on function gangq.placeable_without(integer, bigint, bigint[]) is
 -- Pending jobs and blocked gangs are found by hopping along their indexes, so a tick pays for the kinds that wait. Each
 -- round judges a few of those that avoid something, at random, so that none is always left out.
 create function gangq.lift_avoided(most integer default 200) returns integer
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -190,7 +301,7 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.lift_avoided(integer) is
+comment on function gangq.lift_avoided is
   'Internal, a step of the tick. Pending jobs and blocked gangs that avoid devices after a trip there, and that nothing else '
   'registered could take by now, may use them again unless they are quarantined. Returns how many.';
 
@@ -206,15 +317,16 @@ cross join lateral (
   from gangq.events x where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
 cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
 where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
+  and coalesce((e.data ->> 'charged')::boolean, true)
   and not exists (select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
 comment on view gangq.device_trips is
   'Which jobs tripped on which device within the last day, as the quarantine of a device counts them: without budgets, '
-  'memory, faults of the application, and jobs called poison.';
+  'memory, faults of the application, members that nobody charged, and jobs called poison.';
 
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb, evidence jsonb default '{}',
   devices text[] default '{}', exit_in_s real default null, class text default null
-) returns text language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -233,6 +345,8 @@ declare
   lease_ends timestamptz;
   new_shape integer;
   ended boolean;
+  stands text;
+  charged bigint := trip.job_id;
 begin
   if gangq.class_of(trip.code) is null or trip.code in (77, 88) then
     perform gangq.refuse('GQ001', format('code is %s; no watchdog trips with that', coalesce(trip.code::text, 'null')),
@@ -245,10 +359,12 @@ begin
     perform gangq.refuse('GQ001', format('exit_in_s is %s', trip.exit_in_s),
       'Seconds within which this process is gone whatever happens, 600 at most; null: the work is dead already and the worker lives on.');
   end if;
+  trip.error := gangq.cut(trip.error, 262144);
   if coalesce(jsonb_typeof(trip.error), 'null') <> 'object' then
     perform gangq.refuse('GQ001', 'a trip needs its error as a JSON object', 'For example {"type": "Stalled", "message": "no step for 130 s"}.');
   end if;
-  j := gangq.lock_job(trip.job_id);
+  -- The bouncer tells what a worker that is gone has left on its host.
+  j := gangq.lock_job(trip.job_id, host => true);
   -- Read under the locks: the process is gone exit_in_s after the call was sent, so counted from here even safer.
   t := gangq.now();
   if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting') then
@@ -292,13 +408,13 @@ begin
   if trip.code in (76, 78) and kind_of in ('stall', 'health') and not ended then
     begin
       perform set_config('lock_timeout', '1s', true);
-      perform pg_advisory_xact_lock(1734438260, 0);
+      perform from gangq.lock_rows l where l.name = 'brake' for update;
     exception when lock_not_available then
       null;  -- somebody left a trip open: count without it, for this caller has no more time
     end;
     perform set_config('lock_timeout', '2s', true);
     t := gangq.now();
-    if gangq.braking(trip.incarnation, t) then
+    if gangq.braking(j, kind_of, trip.evidence, t) then
       perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
       return 'held';
     end if;
@@ -316,11 +432,29 @@ begin
     when j.state = 'running' and j.trips >= j.max_trips then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
-  said := said || jsonb_build_object('outcome', outcome,
-    'trips', j.trips + case when j.state = 'running' then 1 else 0 end);
+  -- Where all siblings are silent too, the whole gang stands still, and this member is only the first one whose watchdog spoke.
+  if j.gang_id is not null and j.state = 'running' and kind_of in ('stall', 'health') and (
+    select bool_and(
+      x.beat_at <= (select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
+        + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
+      or exists (
+        select 1 from gangq.events e
+        where e.job_id = x.id and e.token = x.token and e.kind in ('suspect', 'held') and e.data ->> 'class' in ('stall', 'health')
+          and e.at > coalesce(x.beat_at, '-infinity')))
+    from (
+      select s.id, s.token, p.beat_at from gangq.live_jobs s
+      left join gangq.progress p on p.job_id = s.id and p.token = s.token
+      where s.gang_id = j.gang_id and s.id <> j.id and s.state = 'running') x)
+  then
+    select w.job_id, w.sentence into charged, stands from gangq.who_stopped(j.gang_id, j.id, trip.evidence ->> 'place') w;
+    said := said || jsonb_build_object('gang', stands);
+  end if;
+  said := said || jsonb_build_object('outcome', outcome, 'charged', charged is not distinct from j.id,
+    'trips', j.trips + case when j.state = 'running' and charged is not distinct from j.id then 1 else 0 end);
   perform gangq.witness(t, 'trip', j, why, said, trip.evidence);
   if not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison') and (
-    select count(distinct e.data ->> 'host') from gangq.events e where e.job_id = j.id and e.kind = 'trip') > 1 then
+    select count(distinct e.data ->> 'host') from gangq.events e
+    where e.job_id = j.id and e.kind = 'trip' and coalesce((e.data ->> 'charged')::boolean, true)) > 1 then
     perform gangq.log_event(t, 'poison', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
       j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices', (
         select jsonb_build_object('hosts', jsonb_agg(distinct e.data ->> 'host')) from gangq.events e where e.job_id = j.id and e.kind = 'trip'));
@@ -378,7 +512,8 @@ begin
     if j.state = 'preempting' then
       perform gangq.stopped(j, trip.error, t);
     else
-      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code), why, t);
+      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code),
+        coalesce(stands, why), t, charged => array_remove(array[charged], null));
     end if;
   elsif j.stop_reason = 'cancel' or (j.state = 'preempting' and gone_at is null) then
     outcome := gangq.stopped(j, trip.error, t);
@@ -391,7 +526,7 @@ begin
     update gangq.live_jobs x set state = outcome, due_at = gone_at, trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token,
       token = null, incarnation = null, ran_on = case when gone_at is not null then x.incarnation end, request_id = null,
       shape_id = new_shape, error = trip.error || jsonb_build_object('code', trip.code),
-      order_key = gangq.order_key(x.priority, gangq.front_pos())
+      order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
     where x.id = j.id;
     delete from gangq.device_holds h where h.job_id = j.id;
     if outcome = 'pending' then
@@ -406,7 +541,7 @@ begin
   perform gangq.wake_tick(true);
   return outcome;
 end $$;
-comment on function gangq.trip(bigint, bigint, bigint, integer, jsonb, jsonb, text[], real, text) is
+comment on function gangq.trip is
   'A watchdog stops a job, in one statement: event, evidence, and the job goes to the front of its priority with a trip '
   'counted and its attempt given back, or fails when its trips are spent; a member drains its gang as the culprit. '
   'code: the exit code. exit_in_s null: the work is proven dead (a command''s tree) and the worker lives on; else the whole worker process '
@@ -427,11 +562,11 @@ language sql volatile as $$
     incarnation = (j).incarnation, until = withhold.until
   where h.job_id = (j).id and h.kind = 'job'
 $$;
-comment on function gangq.withhold(gangq.live_jobs, text, timestamptz, timestamptz) is
+comment on function gangq.withhold is
   'Internal. Turns a job''s devices over to a quarantine that proof of its worker''s death lifts, or this time; null: nobody but an operator.';
 
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   lifted record;
   n integer := 0;
@@ -458,17 +593,20 @@ begin
   end if;
   return n;
 end $$;
-comment on function gangq.lift_withheld(bigint, timestamptz, integer) is
+comment on function gangq.lift_withheld is
   'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, or (null) those whose time is over.';
 
 create function gangq.suspect(
-  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false
+  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false,
+  convicted boolean default false
 ) returns text
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
+  held boolean;
+  kind text;
 begin
   if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen', 'memory') then
     perform gangq.refuse('GQ001', format('class is %L', suspect.class), 'It is budget, stall, health, fault, gang, frozen or memory.');
@@ -477,29 +615,35 @@ begin
   if not found or j.token is distinct from suspect.token or j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
-  perform gangq.witness(t, case when suspect.notify then 'notify' else 'suspect' end, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
-    jsonb_build_object('class', suspect.class, 'outcome', case when suspect.notify then 'notify' end, 'devices', (
+  perform gangq.check_login(j.incarnation);
+  held := suspect.class in ('stall', 'health') and gangq.braking(j, suspect.class, suspect.evidence, t);
+  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held' else 'suspect' end;
+  perform gangq.witness(t, kind, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
+    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect'), 'devices', (
       select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.job_id = j.id)), suspect.evidence);
-  return case when suspect.class in ('stall', 'health') and gangq.braking(suspect.incarnation, t) then 'held' else 'noted' end;
+  return case when held then 'held' else 'noted' end;
 end $$;
-comment on function gangq.suspect(bigint, bigint, bigint, text, jsonb, boolean) is
+comment on function gangq.suspect is
   'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" is shown to everybody). '
-  'Changes nothing. notify: it would have been stopped, were its class not one that only reports. Returns noted, or held '
-  'while so many workers are suspect that no stall or health trip would be carried out. Raises GQ001, GQ002, GQ003.';
+  'Changes nothing. notify: it would have been stopped, were its class not one that only reports. convicted: the worker stops '
+  'it now unless the answer is held. Returns noted, or held while so many gangs and workers are suspect that a stall or health '
+  'trip would not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
 
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   select i.id, i.host, i.boot_id, i.pid, i.identity, i.exits_at, i.exit_code::integer
-  from gangq.incarnations i where i.name = unproven.worker and i.exits_at is not null order by i.id
+  from gangq.incarnations i
+  where i.name = unproven.worker and i.exits_at is not null and (gangq.may_report(i.login) or gangq.may_act_as('gangq_host')) order by i.id
 $$;
-comment on function gangq.unproven(text) is
+comment on function gangq.unproven is
   'Incarnations of this worker that ended by a trip and are not yet proven gone: its next start looks for each and, when '
-  'every process of it is gone, says so with report_dead, which gives their devices back.';
+  'every process of it is gone, says so with report_dead, which gives their devices back. Those that another login registered are '
+  'left out, but for gangq_host and gangq_admin.';
 
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -527,13 +671,14 @@ begin
   end;
   perform set_config('lock_timeout', '2s', true);
   -- Against a registration of this name, as quarantine does.
-  perform pg_advisory_xact_lock(1734438257, hashtext(report_stuck.worker));
+  perform gangq.lock_name(report_stuck.worker);
   select x.* into i from gangq.incarnations x
   where x.id = report_stuck.incarnation and x.name = report_stuck.worker for no key update;
   if not found then
     perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_stuck.worker, coalesce(report_stuck.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
+  perform gangq.check_login(i.id, host => true);
   t := gangq.now();
   why := format('process %s cannot be killed: reboot host %s', coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
   -- What it still holds by jobs is withheld when its lease ends and they are freed: see free_orphans.
@@ -597,15 +742,16 @@ begin
   end if;
   perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why, data => gangq.for_events(report_stuck.evidence) || jsonb_build_object(
     'host', i.host, 'held_by_others', coalesce(elsewhere, '[]'), 'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (stuck))));
-  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'stuck', i.id, report_stuck.evidence);
+  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, 4194304));
   raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine%)',
     i.name, i.host, i.id, why, coalesce((
       select '; others hold ' || string_agg(format('device %s by now (job %s of worker %s): cancel it, then select gangq.quarantine(%L)',
         e ->> 'device', e ->> 'job_id', e ->> 'worker', e ->> 'device'), '; ') from jsonb_array_elements(elsewhere) e), '');
   return cardinality(stuck);
 end $$;
-comment on function gangq.report_stuck(text, bigint, jsonb) is
+comment on function gangq.report_stuck is
   'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed early; the worker is '
   'quarantined by name, and every device it holds from when its lease ends, until an operator lifts it. Said after that, '
   'every device it had is, but for those that other jobs hold by now: the event and the server''s log name them. Returns '
-  'how many devices. Repeats are harmless. Raises GQ001, GQ002; 55P03 while a device is changing hands: try again.';
+  'how many devices. Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
+  '42501; 55P03 while a device is changing hands: try again.';

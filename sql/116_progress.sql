@@ -6,7 +6,7 @@ create function gangq.watch_terms(task text, device_class text default '', queue
 returns table (
   budget_s real, budget_gpu_s real, stall_timeout_s real, load_grace_s real, health_window_s real, long_phase_s real,
   notify_only text[], learned boolean
-) language sql stable security definer set search_path = '' set jit = off as $$
+) language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   select coalesce(ts.budget_s, q.budget_s, s.budget_s), coalesce(ts.budget_s, q.budget_s, s.budget_gpu_s),
     -- Five times the longest honest gap, never under the installation's number: a floor that no lucky run lowers.
     coalesce(ts.stall_timeout_s, greatest(s.stall_timeout_s, 5 * b.longest_s)),
@@ -18,14 +18,14 @@ returns table (
   left join gangq.beat_gaps b on b.task = watch_terms.task and b.device_class = coalesce(watch_terms.device_class, '')
   left join gangq.queues_table q on q.name = watch_terms.queue
 $$;
-comment on function gangq.watch_terms(text, text, text) is
+comment on function gangq.watch_terms is
   'What the watchdogs allow jobs of this task: the task''s own settings, else the queue''s (budget), else the '
   'installation''s. device_class: model of the devices, empty without; learned gaps are kept for each. budget_gpu_s is '
   'for jobs that hold devices. learned: nobody has set the stall timeout, so it comes from the gaps seen between beats '
   'and grows with them.';
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint) returns void
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200 or length(learn_gap.device_class) > 200 then
@@ -33,7 +33,7 @@ begin
       'Pass task => ''train'', device_class => ''H200'' (empty without devices).');
   end if;
   if learn_gap.longest_s is null or not (learn_gap.longest_s >= 0 and learn_gap.longest_s <= 1e7)
-    or learn_gap.beats is null or learn_gap.beats < 0 then
+    or learn_gap.beats is null or learn_gap.beats not between 0 and 1e15 then
     perform gangq.refuse('GQ001', format('longest_s is %s and beats is %s', coalesce(learn_gap.longest_s::text, 'null'),
         coalesce(learn_gap.beats::text, 'null')),
       'longest_s is the longest gap between two beats of a job that then went on, seconds; beats is how many were seen.');
@@ -41,19 +41,18 @@ begin
   insert into gangq.beat_gaps as b (task, device_class, longest_s, beats, updated_at)
   values (learn_gap.task, coalesce(learn_gap.device_class, ''), learn_gap.longest_s, learn_gap.beats, gangq.now())
   on conflict (task, device_class) do update set
-    longest_s = greatest(b.longest_s, excluded.longest_s), beats = b.beats + excluded.beats, updated_at = excluded.updated_at;
+    longest_s = greatest(b.longest_s, excluded.longest_s), beats = least(b.beats + excluded.beats, 1e18::bigint), updated_at = excluded.updated_at;
 end $$;
-comment on function gangq.learn_gap(text, text, real, bigint) is
+comment on function gangq.learn_gap is
   'A worker has seen the beats of a task stay away this long and come back. The longest gap is kept; beats add up. '
   'gangq.set_task(..., forget => true) starts over. Raises GQ001.';
 
--- Every beat of every member in one place, which no worker has: the gang's watchdog. A member that waits in a
--- collective for the one that stopped beats no more than that one does, so the lowest step names it, and among equals
--- the one that got there first.
+-- Every beat of every member in one place, which no worker has: the gang's watchdog. Which member stopped first is said by
+-- gangq.who_stopped, where the data carry it.
 -- A gang is judged about once a heartbeat: nothing new is known in between. One call looks at a hundred gangs at most
 -- and goes on from there at the next.
 create function gangq.judge_progress(most integer default 100) returns integer
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -92,13 +91,13 @@ begin
   end loop;
   return done;
 end $$;
-comment on function gangq.judge_progress(integer) is
+comment on function gangq.judge_progress is
   'Internal, a step of the tick. Gangs whose members report steps: none for gang_stall_s, and the gang is drained with '
-  'the rank that stopped first as the culprit; one much slower than the others is called a straggler, and nothing is '
+  'the member charged that stopped first, if that is known; one much slower than the others is called a straggler, and nothing is '
   'done to it. Returns how many events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings) returns integer
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -129,40 +128,41 @@ begin
   if last.step_at is null or last.busy or last.step_at > t - make_interval(secs => (cfg).gang_stall_s) then
     return 0;
   end if;
-  select x.id, p.step, p.step_at into first
-  from gangq.live_jobs x join gangq.progress p on p.job_id = x.id and p.token = x.token
-  where x.gang_id = g.id and x.state = 'running'
-  order by p.step nulls last, p.step_at, x.rank limit 1;
-  select x.* into j from gangq.live_jobs x where x.id = first.id;
+  select w.job_id, w.sentence into first from gangq.who_stopped(g.id, null, null) w;
+  -- The record of a gang is kept with one member: the one that stopped, or the first one.
+  select x.* into j from gangq.live_jobs x
+  where x.gang_id = g.id and x.state = 'running' order by x.id <> coalesce(first.job_id, x.id), x.rank limit 1;
   only_told := 'gang' = any (coalesce(
     (select ts.notify_only from gangq.task_settings ts join gangq.shapes s on s.task = ts.task where s.id = j.shape_id), (cfg).notify_only));
   if only_told and exists (
     select 1 from gangq.events e where e.gang_id = g.id and e.at >= last.step_at and e.kind = 'notify' and e.data ->> 'class' = 'gang') then
     return 0;
   end if;
-  why := format('no member of the gang has made a step for %s s; rank %s stopped first, at step %s',
-    round(extract(epoch from t - last.step_at)), coalesce(j.epoch_rank, j.rank), first.step);
+  why := format('no member of the gang has made a step for %s s: %s', round(extract(epoch from t - last.step_at)), first.sentence);
   perform gangq.witness(t, case when only_told then 'notify' else 'trip' end, j, 'NoCollectiveProgress', jsonb_build_object(
-      'code', 76, 'class', 'gang', 'message', why, 'trips', j.trips + case when only_told then 0 else 1 end,
-      'outcome', case when only_told then 'notify' else 'preempted' end, 'step', first.step, 'step_at', first.step_at, 'steps', last.steps,
+      'code', 76, 'class', 'gang', 'message', why, 'charged', first.job_id is not null,
+      'trips', j.trips + case when only_told or first.job_id is null then 0 else 1 end,
+      'outcome', case when only_told then 'notify' else 'preempted' end, 'steps', last.steps,
       'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
         from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id where h.job_id = j.id)),
     jsonb_build_object('members', last.members));
   if not only_told then
-    -- Blamed, not a culprit: nobody has proven it stopped, so it is told to stop and keeps its devices until it has.
-    perform gangq.drain(g.id, '{}', 'trip', jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t, blamed => j.id);
+    -- Charged, and no culprit: nobody has proven it stopped, so it is told to stop and keeps its devices until it has.
+    perform gangq.drain(g.id, '{}', 'trip', jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t,
+      charged => array_remove(array[first.job_id], null));
   end if;
   return 1;
 end $$;
-comment on function gangq.judge_standstill(bigint, timestamptz, gangq.settings) is
+comment on function gangq.judge_standstill is
   'Internal. Drains a running gang in which no member has made a step for gang_stall_s although none loads, saves or is '
-  'in a long phase, and blames the rank that stopped first; or only says so once, where class gang is notify-only.';
+  'in a long phase, and charges the member that stopped first, nobody where that is not known; or only says so once, where class '
+  'gang is notify-only.';
 
 -- One that is slow because it waits for the others is as slow as they are: only a rank far under the middle one stands
 -- out. A rate is as old as the last step, so a rank whose steps have stopped coming counts for what that allows at most;
 -- three heartbeats are granted, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings) returns integer
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -197,13 +197,13 @@ begin
   end loop;
   return strikes;
 end $$;
-comment on function gangq.judge_stragglers(bigint, timestamptz, gangq.settings) is
+comment on function gangq.judge_stragglers is
   'Internal. Notes which members make less than half the steps of the gang''s median member, of three at least.';
 
 create function gangq.strike_straggler(
   gang_id bigint, job_id bigint, token bigint, incarnation bigint, rank integer, since timestamptz, rate double precision,
   median double precision, t timestamptz, cfg gangq.settings
-) returns integer language plpgsql set search_path = '' as $$
+) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   strike integer := case when strike_straggler.since <= t - make_interval(secs => 2 * (cfg).straggler_s) then 2 else 1 end;
@@ -223,5 +223,5 @@ begin
       'host', (select i.host from gangq.incarnations i where i.id = strike_straggler.incarnation)));
   return 1;
 end $$;
-comment on function gangq.strike_straggler(bigint, bigint, bigint, bigint, integer, timestamptz, double precision, double precision, timestamptz, gangq.settings) is
+comment on function gangq.strike_straggler is
   'Internal. Puts a straggler on record: strike 1 after straggler_s, strike 2 after twice that, each once.';

@@ -2,11 +2,12 @@
 -- Locks: gangs by id, jobs by id. move_away takes them with skip locked. Never a worker row.
 
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '2s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
 begin
+  perform gangq.refuse_larger('the reason', octet_length(displace_job.reason), 4000);
   select x.* into j from gangq.live_jobs x where x.id = displace_job.job_id for update;
   if not found then
     perform gangq.refuse('GQ002', format('job %s is not live', coalesce(displace_job.job_id::text, 'null')), 'It has ended or never existed: select * from gangq.jobs.');
@@ -21,13 +22,13 @@ begin
   perform gangq.stop_solo(j, coalesce(displace_job.reason, 'preempted by an operator'), null, gangq.now());
   return true;
 end $$;
-comment on function gangq.displace_job(bigint, text) is
+comment on function gangq.displace_job is
   'Tells a running solo job to stop. Nobody is charged; it keeps its checkpoint, and once proven stopped it is pending again '
   'in its old place. False, and nothing changed, for one that does not run. For gangq_admin. Raises GQ001 (a member of a '
   'gang), GQ002.';
 
 create function gangq.stop_solo(j gangq.live_jobs, reason text, data jsonb, t timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   update gangq.live_jobs x set state = 'preempting', told_at = stop_solo.t, stop_reason = 'preempt' where x.id = (stop_solo.j).id;
@@ -35,10 +36,10 @@ begin
     incarnation => (stop_solo.j).incarnation, reason => stop_solo.reason, data => stop_solo.data);
   perform gangq.wake(array[(stop_solo.j).incarnation], 'stop');
 end $$;
-comment on function gangq.stop_solo(gangq.live_jobs, text, jsonb, timestamptz) is
+comment on function gangq.stop_solo is
   'Internal. Tells this running solo job, which the caller has locked, to stop. data: what its event says besides.';
 
-create function gangq.move_away(most integer default 200) returns integer language plpgsql set search_path = '' as $$
+create function gangq.move_away(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -66,5 +67,5 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.move_away(integer) is
+comment on function gangq.move_away is
   'Internal. Past the deadline of a drain: gangs with a member there are told to stop as a whole, solo jobs each. Returns how many.';

@@ -1,17 +1,24 @@
--- All maintenance in the right order, run by whoever gets the lock: tick; and the partitions it keeps.
--- Locks: two advisory locks, then each step's own, always with skip locked. A tick is one autocommit call.
+-- All maintenance in the right order, run by the session that gets the tick's lock: tick; and the partitions it keeps.
+-- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip locked; tick_state.
+-- A tick is one autocommit call.
+--
+-- No wake-up is lost, and nobody waits in the database:
+-- 1. A call that finds the row locked reads runs = n first. What runs is run n + 1, or a later one.
+-- 2. Run n + 1 may have passed the step that the caller is interested in. Run n + 2 begins after run n + 1 has committed,
+--    which is after the caller asked, so it sees everything that the caller had committed.
+-- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or runs >= turn.
+-- A run that is rolled back is not counted: then the caller runs, or waits for one more.
 
-create function gangq.tick(force boolean default false)
-returns table (ran boolean, again boolean, next_in_s real, detail jsonb)
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '10s' as $$
+create function gangq.tick(force boolean default false, turn bigint default null)
+returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
 declare
-  next_lock constant bigint := 4873961273421;
-  run_lock constant bigint := 4873961273422;
   every real := (select s.tick_s from gangq.settings s);
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
+  runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'promote_due', 'judge_progress', 'lift_avoided', 'time_out', 'move_away', 'admit', 'keep_partitions'];
+  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away', 'admit', 'time_out', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -20,7 +27,7 @@ begin
   ran := false;
   again := false;
   next_in_s := every;
-  if not force and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
+  if (not force or runs >= tick.turn) and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
     next_in_s := every - extract(epoch from t - last_at);
     -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for each of them.
     if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t) then
@@ -30,21 +37,17 @@ begin
     steps := array['promote_due'];
     every := next_in_s;
   end if;
-  -- At most one runs and one waits. Who cannot even wait may leave: the one that waits has yet to start and will see
-  -- everything committed by now. NEXT is let go as soon as RUN is held, so it is a session lock taken for an instant.
-  if not pg_try_advisory_lock(next_lock) then
+  perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
+  if not found then
+    next_in_s := 0.02;
+    next_turn := case when tick.turn > runs then tick.turn else runs + 2 end;
     return next;
     return;
   end if;
-  begin
-    perform pg_advisory_xact_lock(run_lock);
-  exception when others or query_canceled then
-    perform pg_advisory_unlock(next_lock);
-    raise;
-  end;
-  perform pg_advisory_unlock(next_lock);
-  -- RUN is held to the end of the transaction. A client that called this inside of one and then froze would stop all
-  -- maintenance: the server hangs up on it before those that wait for RUN give up.
+  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
+  -- The row stays locked to the end of the transaction. A client that called this inside of one and then froze would stop all
+  -- maintenance, so the server hangs up on it. This is the one setting of a caller that gangq changes, for this transaction
+  -- only: no lock_timeout of the others could end a wait that they do not even begin.
   if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
@@ -73,15 +76,17 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.tick(boolean) is
+comment on function gangq.tick is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, gangs that wait for too long, hosts to be left by now, admission, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
+  'avoided devices that are the last ones left, hosts to be left by now, admission, gangs that wait for too long, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
   'without it a call that comes soon after another does no more than what is due. '
+  'Where one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first that has not begun yet: '
+  'call again with turn => next_turn until ran is true or next_turn is null, which it is as soon as that run is over. '
   'next_in_s: when to call again; where ran is true and it is below settings.tick_s, something is due then: whoever is told does not come early; '
   'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
 
-create function gangq.tick_step(step text) returns integer language plpgsql set search_path = '' as $$
+create function gangq.tick_step(step text) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   a record;
 begin
@@ -90,6 +95,7 @@ begin
     when 'reap_expired' then return gangq.reap_expired();
     when 'finish_drains' then return gangq.finish_drains();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
+    when 'settle_dependents' then return gangq.settle_dependents();
     when 'promote_due' then return gangq.promote_due();
     when 'judge_progress' then return gangq.judge_progress();
     when 'lift_avoided' then return gangq.lift_avoided();
@@ -109,12 +115,12 @@ exception
     raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
     return 0;
 end $$;
-comment on function gangq.tick_step(text) is
+comment on function gangq.tick_step is
   'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again", '
   '-2 for "there is more, ask again at once". '
   'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
-create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = '' as $$
+create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   w record;
   n integer := 0;
@@ -131,23 +137,23 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.finish_drains(integer) is 'Internal. Drains whose last member stopped without anybody completing them.';
+comment on function gangq.finish_drains is 'Internal. Drains whose last member stopped without anybody completing them.';
 
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   select p.name, p.key, p.class, case p.class when 'short' then s.retention_short else s.retention_long end
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
     ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
     ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
 $$;
-comment on function gangq.kept_by_day() is
+comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): by which column, of which retention class, and how long a day is kept.';
 
 -- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
 -- waits 100 ms at most for its lock, and is tried again by a later tick.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
-security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
+security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
 declare
   t timestamptz := gangq.now();
   cfg gangq.settings;
@@ -214,6 +220,9 @@ begin
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
     and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
+  delete from gangq.worker_names n where n.name = any (array(
+    select z.name from gangq.worker_names z
+    where not exists (select 1 from gangq.incarnations i where i.name = z.name) for update skip locked));
   -- Who ended over a trip keeps its lease as long as its jobs: until it is over, their devices are nobody's.
   delete from gangq.leases l using gangq.incarnations i
   where i.id = l.incarnation and i.ended_at is not null and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
@@ -227,7 +236,7 @@ begin
   where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
   return made;
 end $$;
-comment on function gangq.keep_partitions(boolean) is
+comment on function gangq.keep_partitions is
   'Makes the next week''s partitions and drops those past their retention, whole, every ten minutes or at once; also forgets '
   'incarnations and checkpoints long over. Returns how many partitions were made.';
 

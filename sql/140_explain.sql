@@ -4,10 +4,11 @@
 
 create function gangq.counted(n numeric, what text) returns text language sql immutable as
 $$ select format('%s %s%s', n, what, case when n = 1 then '' else 's' end) $$;
-comment on function gangq.counted(numeric, text) is 'Internal. 1 gang, 2 gangs.';
+comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
 
-create function gangq.gate_text(gate text, numbers jsonb) returns text language sql immutable as $$
-  select case gate
+create function gangq.gate_text(gate text, numbers jsonb) returns text language sql immutable
+return
+  case gate
     when 'paused' then format('queue %s is paused', numbers ->> 'queue')
     when 'quota' then format('queue %s holds %s of at most %s %s, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
     when 'running_limit' then format('queue %s has %s of at most %s %s placed, and it asks for %s', numbers ->> 'queue', numbers ->> 'used', numbers ->> 'limit', numbers ->> 'resource', numbers ->> 'asked')
@@ -15,14 +16,13 @@ create function gangq.gate_text(gate text, numbers jsonb) returns text language 
     when 'infeasible' then 'the workers that take new work could not hold it even when idle'
     when 'capacity' then 'waits for capacity'
     when 'reserved' then 'its place is kept until others have ended'
-    else gate end
-$$;
-comment on function gangq.gate_text(text, jsonb) is 'Internal. What holds a gang, in words with numbers.';
+    else gate end;
+comment on function gangq.gate_text is 'Internal. What holds a gang, in words with numbers.';
 
 -- Workers --------------------------------------------------------------------------------------------------------------
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns table (detail text, numbers jsonb)
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n record;
@@ -71,7 +71,7 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.explain_workers(gangq.shapes, timestamptz) is
+comment on function gangq.explain_workers is
   'Internal. How many live workers are for jobs of this shape, and how many fall to each condition, the first one they do not meet.';
 
 -- What would fit, of one thing it asks for at a time: the most of it with which that many members fit on idle workers.
@@ -106,11 +106,11 @@ create function gangq.nearest_feasible(s gangq.shapes, members integer) returns 
   from (
     select z.asked, max(z.value) as value, max(z.room) as room from rooms z where z.asked = 'members' or z.room >= nearest_feasible.members group by z.asked) r
 $$;
-comment on function gangq.nearest_feasible(gangq.shapes, integer) is
+comment on function gangq.nearest_feasible is
   'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", "cpus": the most each may ask for, the rest as it is, so that all fit}.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer) returns table (ok boolean, detail text, numbers jsonb)
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   why text := gangq.infeasible(s.id, members);
@@ -129,7 +129,24 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.explain_hardware(gangq.shapes, integer) is 'Internal. Whether idle workers could hold it at all, and if not, what they could.';
+comment on function gangq.explain_hardware is 'Internal. Whether idle workers could hold it at all, and if not, what they could.';
+
+create function gangq.explain_slots(s gangq.shapes, members integer, t timestamptz) returns table (gate text, ok boolean, detail text, numbers jsonb)
+language sql stable as $$
+  select 'slots', not n.short, gangq.counted(n.slots, 'slot') || ' free on workers that serve it'
+      || case when n.short then format(': room for %s of %s, where devices, memory and CPUs would do for %s', n.room, gangq.counted(explain_slots.members, 'member'),
+        least(n.bare, explain_slots.members)) else '' end,
+    jsonb_build_object('free_slots', n.slots, 'room', n.room, 'without_slots', least(n.bare, explain_slots.members), 'asked', explain_slots.members)
+  from (
+    select coalesce(sum(f.slots), 0) as slots, coalesce(sum(f.room), 0) as room, coalesce(sum(f.bare), 0) as bare,
+      coalesce(sum(f.room), 0) < explain_slots.members and coalesce(sum(f.bare), 0) > coalesce(sum(f.room), 0) as short
+    from (
+      select greatest(c.slots, 0) as slots, gangq.members_that_fit(s, c.slots, c.memory_mb, c.cpus, c.vrams, c.device_ids) as room,
+        gangq.members_that_fit(s, greatest(c.slots, explain_slots.members), c.memory_mb, c.cpus, c.vrams, c.device_ids) as bare
+      from gangq.free_capacity(gangq.candidates(t)) c join gangq.incarnations i on i.id = c.incarnation where gangq.serves(i, s)) f) n
+$$;
+comment on function gangq.explain_slots is
+  'Internal. Whether free slots are what is short: how many members there is room for, and how many there would be without that limit.';
 
 create function gangq.explain_avoided(s gangq.shapes, held boolean) returns table (gate text, ok boolean, detail text, numbers jsonb)
 language sql stable as $$
@@ -142,7 +159,7 @@ language sql stable as $$
   where r.id = any (s.avoid)
   having s.avoid is not null
 $$;
-comment on function gangq.explain_avoided(gangq.shapes, boolean) is 'Internal. The devices it avoids, if any.';
+comment on function gangq.explain_avoided is 'Internal. The devices it avoids, if any.';
 
 -- Queues ---------------------------------------------------------------------------------------------------------------
 
@@ -156,10 +173,10 @@ language sql stable as $$
       'draining', coalesce(jsonb_agg(q.name order by q.name) filter (where q.draining), '[]'))
   from gangq.queues_table q where q.name = explain_queue.queue or starts_with(explain_queue.queue, q.name || '.')
 $$;
-comment on function gangq.explain_queue(text) is 'Internal. Whether the queue and its ancestors let anything start.';
+comment on function gangq.explain_queue is 'Internal. Whether the queue and its ancestors let anything start.';
 
 create function gangq.explain_limits(b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint, hit jsonb)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql immutable set search_path = '' as $$
+returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   q integer := explain_limits.queue;
@@ -202,12 +219,12 @@ begin
     return next;
   end loop;
 end $$;
-comment on function gangq.explain_limits(gangq.board, integer, text, bigint, bigint, bigint, bigint, bigint, jsonb) is
+comment on function gangq.explain_limits is
   'Internal. Of each sort of limit on the path of a queue the tightest: which queue, limit, used, asked.';
 
 -- The board, for one gang ------------------------------------------------------------------------------------------------
 
-create function gangq.after_starts(b gangq.board, ds gangq.decision[]) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.after_starts(b gangq.board, ds gangq.decision[]) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   d gangq.decision;
@@ -262,16 +279,16 @@ begin
   end loop;
   return b;
 end $$;
-comment on function gangq.after_starts(gangq.board, gangq.decision[]) is 'Internal. The board once these starts have been made.';
+comment on function gangq.after_starts is 'Internal. The board once these starts have been made.';
 
 create function gangq.fits(b gangq.board, kind integer, counts integer[]) returns boolean language sql immutable as $$
   select coalesce(cardinality(b.worker_ids), 0) > 0 and gangq.seat_gang(b, fits.kind, fits.counts, b.free_slots, b.free_memory, b.free_mcpus,
     coalesce(b.device_held, '{}'), array_fill(0, array[cardinality(b.worker_ids)]), array_fill(0::bigint, array[cardinality(b.worker_ids)]),
     array_fill(0::bigint, array[cardinality(b.worker_ids)]), array_fill(0, array[cardinality(b.worker_ids)])) is not null
 $$;
-comment on function gangq.fits(gangq.board, integer, integer[]) is 'Internal. Whether a gang of this kind fits into what is free, whoever it is kept for.';
+comment on function gangq.fits is 'Internal. Whether a gang of this kind fits into what is free, whoever it is kept for.';
 
-create function gangq.idle(b gangq.board) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.idle(b gangq.board) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   b.free_slots := b.all_slots;
   b.free_memory := b.all_memory;
@@ -283,12 +300,12 @@ begin
   b.apart_gangs := null;
   return b;
 end $$;
-comment on function gangq.idle(gangq.board) is 'Internal. The board with nothing placed on it and every worker open; quarantined devices stay so.';
+comment on function gangq.idle is 'Internal. The board with nothing placed on it and every worker open; quarantined devices stay so.';
 
 -- Room by role, in all and in the best domain of the level that it has to share.
 create function gangq.explain_room(b gangq.board, kind integer, counts integer[])
 returns table (role integer, asked integer, room integer, free_gpus integer, asked_gpus integer, level text, best text, best_room integer, hosts integer)
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   workers integer := coalesce(cardinality(b.worker_ids), 0);
@@ -330,7 +347,7 @@ begin
     return next;
   end loop;
 end $$;
-comment on function gangq.explain_room(gangq.board, integer, integer[]) is
+comment on function gangq.explain_room is
   'Internal. Of each role: how many members there is room for, in all and in the best domain (of the level it must share, else host).';
 
 -- Why the planned start is when it is: what ends then on the workers it is to have.
@@ -354,7 +371,7 @@ language sql stable as $$
   where x.action in ('start', 'plan') and x.turn < d.turn and x.incarnations && d.incarnations
     and coalesce(x.starts_at, b.t) + make_interval(secs => g.estimate) = d.starts_at
 $$;
-comment on function gangq.explain_basis(gangq.board, gangq.decision[], gangq.decision) is
+comment on function gangq.explain_basis is
   'Internal. The ends that a planned start waits for, and what each estimate rests on.';
 
 create function gangq.kind_spec(kind_id integer, priority integer) returns jsonb language sql stable as $$
@@ -365,12 +382,12 @@ create function gangq.kind_spec(kind_id integer, priority integer) returns jsonb
     from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = k.id))
   from gangq.gang_kinds k where k.id = kind_spec.kind_id
 $$;
-comment on function gangq.kind_spec(integer, integer) is 'Internal. What a gang of this kind would be submitted with.';
+comment on function gangq.kind_spec is 'Internal. What a gang of this kind would be submitted with.';
 
 -- The answers --------------------------------------------------------------------------------------------------------
 
 create function gangq.explain_gang(gang_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -535,12 +552,20 @@ begin
   for r in select x.* from gangq.explain_room(b, k, counts) x loop
     short := case when several then format('role %s: ', b.role_names[b.kind_first_role[k] + r.role - 1]) else '' end;
     room_ok := room_ok and r.room >= r.asked;
+    select x.* into s from gangq.shapes x join gangq.kind_roles y on y.shape_id = x.id where y.kind_id = g.kind_id and y.ordinal = r.role;
+    select x.* into h from gangq.explain_slots(s, r.asked, t) x;
+    return query select h.gate, h.ok, short || h.detail, h.numbers;
+    if not h.ok then
+      unblock := coalesce(unblock, short || format('%s more on workers that have the rest',
+        gangq.counted((h.numbers ->> 'without_slots')::numeric - (h.numbers ->> 'room')::numeric, 'free slot')));
+    end if;
     return query select 'capacity', r.room >= r.asked, short || format('free now: room for %s of %s', r.room, gangq.counted(r.asked, 'member'))
-        || case when r.asked_gpus > 0 then format(' (%s of %s GPUs)', r.free_gpus, r.asked_gpus) else '' end,
+        || case when r.asked_gpus > r.free_gpus then format(' (%s of %s GPUs)', r.free_gpus, r.asked_gpus)
+          when r.asked_gpus > 0 then format(' (%s needed, %s free)', gangq.counted(r.asked_gpus, 'GPU'), r.free_gpus) else '' end,
       jsonb_build_object('room', r.room, 'asked', r.asked, 'free_gpus', r.free_gpus, 'asked_gpus', r.asked_gpus)
         || case when several then jsonb_build_object('role', b.role_names[b.kind_first_role[k] + r.role - 1]) else '{}' end;
     -- Enough in all, and yet no place.
-    if not fits_now and (r.room >= r.asked or (r.asked_gpus > 0 and r.free_gpus >= r.asked_gpus)) then
+    if not fits_now and (r.room >= r.asked or (h.ok and r.asked_gpus > 0 and r.free_gpus >= r.asked_gpus)) then
       whole_ok := false;
       return query select 'fragmentation', false, short || case
           when b.role_strategy[b.kind_first_role[k] + r.role - 1] = 'strict_spread' then format('a host for each of %s is needed, and %s have room', gangq.counted(r.asked, 'member'), r.hosts)
@@ -567,7 +592,7 @@ begin
     select count(*)::integer as gangs, count(*) filter (where x.action = 'start') as starts, (array_agg(x.gang_id order by x.turn))[1 : 5] as first
     into n from unnest(ds) x where x.turn < d.turn and x.gang_id is not null;
   else
-    select count(*)::integer as gangs, 0 as starts, (array_agg(x.id order by x.order_key))[1 : 5] as first
+    select count(*)::integer as gangs, 0::bigint as starts, (array_agg(x.id order by x.order_key))[1 : 5] as first
     into n from gangq.live_gangs x where x.state = 'blocked' and x.id <> g.id and x.order_key < g.order_key and (x.not_before is null or x.not_before <= t);
   end if;
   before := n.gangs;
@@ -649,13 +674,13 @@ begin
   numbers := null;
   return next;
 end $$;
-comment on function gangq.explain_gang(bigint) is
+comment on function gangq.explain_gang is
   'Why is this gang not running, gate by gate, with numbers: state, missing (it runs, and lacks a member that is to be replaced), backoff, queue, quota, running_limit, submitter_limit, workers, '
-  'hardware, avoids, capacity, fragmentation, ahead, kept, preempting; ok false marks what holds it. Then start (when, and '
+  'hardware, avoids, slots, capacity, fragmentation, ahead, kept, preempting; ok false marks what holds it. Then start (when, and '
   'what that rests on) and unblock (what would help). Asks the real decision; several rows per role. Raises GQ002.';
 
 create function gangq.explain_job(job_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -740,9 +765,14 @@ begin
       (select count(*) from unnest(f.vrams, f.device_ids) as v(vram, id) where v.vram >= s.vram_mb and (s.avoid is null or v.id <> all (s.avoid))) as gpus,
       exists (select 1 from gangq.earmarks e where e.incarnation = i.id and (e.kind = 'escrow' and e.until > t or e.kind = 'plan' and e.order_key <= j.order_key)) as kept
     from gangq.free_capacity(gangq.candidates(t)) f join gangq.incarnations i on i.id = f.incarnation where gangq.serves(i, s)) x;
+  select x.* into r from gangq.explain_slots(s, 1, t) x;
+  if not r.ok then
+    unblock := coalesce(unblock, 'a free slot on a worker that has the rest');
+  end if;
+  return query select r.gate, r.ok, r.detail, r.numbers;
   return query select 'capacity', n.room > 0, format('free now: room for %s of its kind (%s, %s on workers that serve it)', n.room, gangq.counted(n.free_slots, 'slot'), gangq.counted(n.free_gpus, 'device')),
     jsonb_build_object('room', n.room, 'asked', 1, 'free_slots', n.free_slots, 'free_gpus', n.free_gpus, 'asked_gpus', s.gpus);
-  if n.room = 0 and s.gpus > 0 and n.free_gpus >= s.gpus then
+  if n.room = 0 and s.gpus > 0 and n.free_gpus >= s.gpus and r.ok then
     return query select 'fragmentation', false, format('%s GPUs are free in all, but the best worker has %s of %s', n.free_gpus, n.most_gpus, s.gpus),
       jsonb_build_object('free_gpus', n.free_gpus, 'asked_gpus', s.gpus, 'best', n.most_gpus);
     unblock := coalesce(unblock, format('%s more on one worker', gangq.counted(s.gpus - n.most_gpus, 'free GPU')));
@@ -786,19 +816,19 @@ begin
   numbers := null;
   return next;
 end $$;
-comment on function gangq.explain_job(bigint) is
+comment on function gangq.explain_job is
   'Why is this job not running, gate by gate, with numbers, as explain_gang says it; for a member: its gang. Raises GQ002.';
 
 -- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for that.
 create function gangq.waiting_later() returns table (shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), min(j.due_at)
   from gangq.live_jobs j where j.state = 'scheduled' group by j.shape_id, j.state, j.priority
   union all
   select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), null
   from gangq.live_jobs j where j.state = 'waiting' and j.gang_id is null group by j.shape_id, j.state, j.priority
 $$;
-comment on function gangq.waiting_later() is
+comment on function gangq.waiting_later is
   'Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and priority.';
 
 create view gangq.waiting as
@@ -850,7 +880,7 @@ comment on view gangq.waiting is
   'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '
   'when the first of them was submitted). gate: what the last pass found for gangs of its kind; starts_at: its planned start, if it has one. explain_gang and explain_job say more.';
 
-create function gangq.schema_version() returns text language sql stable security definer set search_path = '' set jit = off as $$
+create function gangq.schema_version() returns text language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'
 $$;
-comment on function gangq.schema_version() is 'The newest migration applied; the library refuses to work with another.';
+comment on function gangq.schema_version is 'The newest migration applied; the library refuses to work with another.';

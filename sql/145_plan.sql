@@ -3,7 +3,7 @@
 
 -- Queues and gangs ---------------------------------------------------------------------------------------------------
 
-create function gangq.change_queue(b gangq.board, change jsonb) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.change_queue(b gangq.board, change jsonb) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   q integer := array_position(b.queue_names, change ->> 'queue');
   wrong text;
@@ -43,11 +43,11 @@ begin
   end if;
   return b;
 end $$;
-comment on function gangq.change_queue(gangq.board, jsonb) is
+comment on function gangq.change_queue is
   'Internal. The board with other limits of a queue; each object given replaces the one there is. Raises GQ001, GQ002.';
 
 -- The board knows whether a queue is open, not which of those above it is paused: that is read once more.
-create function gangq.change_paused(b gangq.board, paused jsonb) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.change_paused(b gangq.board, paused jsonb) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   own boolean[] := array(
@@ -60,10 +60,10 @@ begin
   end loop;
   return b;
 end $$;
-comment on function gangq.change_paused(gangq.board, jsonb) is
+comment on function gangq.change_paused is
   'Internal. The board with these queues paused or not, by name; the others are as they are, below what is paused paused too.';
 
-create function gangq.change_priority(b gangq.board, gang_id bigint, priority integer) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.change_priority(b gangq.board, gang_id bigint, priority integer) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   n integer := array_position(b.gang_ids, change_priority.gang_id);
   unit integer := array_position(b.unit_ids, change_priority.gang_id);
@@ -77,9 +77,9 @@ begin
   end if;
   return b;
 end $$;
-comment on function gangq.change_priority(gangq.board, bigint, integer) is 'Internal. The board with another priority of a gang that waits or is placed.';
+comment on function gangq.change_priority is 'Internal. The board with another priority of a gang that waits or is placed.';
 
-create function gangq.without_gang(b gangq.board, gang_id bigint) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.without_gang(b gangq.board, gang_id bigint) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   n integer := array_position(b.gang_ids, without_gang.gang_id);
 begin
@@ -97,11 +97,11 @@ begin
   b.gang_ids := nullif(b.gang_ids[: n - 1] || b.gang_ids[n + 1 :], '{}');
   return b;
 end $$;
-comment on function gangq.without_gang(gangq.board, bigint) is 'Internal. The board without a gang that waits.';
+comment on function gangq.without_gang is 'Internal. The board without a gang that waits.';
 
 -- Workers and what is placed -----------------------------------------------------------------------------------------
 
-create function gangq.order_workers(b gangq.board, kept integer[]) returns gangq.board language plpgsql immutable set search_path = '' as $$
+create function gangq.order_workers(b gangq.board, kept integer[]) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(kept);
@@ -163,10 +163,10 @@ begin
   where a.host is not null;
   return b;
 end $$;
-comment on function gangq.order_workers(gangq.board, integer[]) is
+comment on function gangq.order_workers is
   'Internal. The board with these of its workers, in this order, in which those of a host are together.';
 
-create function gangq.free_unit(b gangq.board, unit bigint) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.free_unit(b gangq.board, unit bigint) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   w integer;
@@ -254,10 +254,10 @@ begin
   where x.unit <> free_unit.unit;
   return b;
 end $$;
-comment on function gangq.free_unit(gangq.board, bigint) is
+comment on function gangq.free_unit is
   'Internal. The board as it is when a placed gang, or a solo job (its id negative), has stopped.';
 
-create function gangq.without_host(b gangq.board, host text) returns gangq.board language plpgsql stable set search_path = '' as $$
+create function gangq.without_host(b gangq.board, host text) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   h integer := array_position(b.hosts, without_host.host);
   unit bigint;
@@ -275,11 +275,11 @@ begin
   end loop;
   return gangq.order_workers(b, array(select w.n::integer from unnest(b.worker_host) with ordinality as w(host, n) where w.host <> h order by w.n));
 end $$;
-comment on function gangq.without_host(gangq.board, text) is
+comment on function gangq.without_host is
   'Internal. The board without a host and what is placed on it: a gang with a member there stops everywhere.';
 
 create function gangq.with_workers(b gangq.board, i gangq.incarnations, names text[], hosts text[], vrams integer[], shapes gangq.shapes[])
-returns gangq.board language plpgsql stable set search_path = '' as $$
+returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   -- No sequence gets there.
@@ -345,13 +345,13 @@ begin
   return gangq.order_workers(b, array(
     select x.n::integer from unnest(b.worker_host, b.worker_ids) with ordinality as x(host, id, n) order by b.hosts[x.host], x.id));
 end $$;
-comment on function gangq.with_workers(gangq.board, gangq.incarnations, text[], text[], integer[], gangq.shapes[]) is
+comment on function gangq.with_workers is
   'Internal. The board with new idle workers like this one, of these names on these hosts, each with devices of these sizes. shapes: the board''s, in its order.';
 
 -- A gang that is not there -------------------------------------------------------------------------------------------
 
 create function gangq.with_gang(inout b gangq.board, inout shapes gangq.shapes[], spec jsonb, nth integer)
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   -- No sequence gets there.
@@ -428,7 +428,7 @@ begin
     b.role_min := b.role_min || r.least_members;
     b.role_max := b.role_max || r.most;
     b.role_strategy := b.role_strategy || r.strategy;
-    b.role_require := b.role_require || coalesce(array_position(b.levels, r.require), 0);
+    b.role_require := b.role_require || gangq.required_level(b.levels, r.require);
     b.role_prefer := b.role_prefer || coalesce(array_position(b.levels, r.prefer), 0);
     b.role_balanced := b.role_balanced || r.balanced;
     budgets := budgets || coalesce(r.budget_s, g.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
@@ -446,7 +446,7 @@ begin
   end if;
   b.kind_ids := b.kind_ids || (first_unused + nth);
   b.kind_queue := b.kind_queue || array_position(b.queue_names, g.queue);
-  b.kind_require := b.kind_require || coalesce(array_position(b.levels, g.require), 0);
+  b.kind_require := b.kind_require || gangq.required_level(b.levels, g.require);
   b.kind_prefer := b.kind_prefer || coalesce(array_position(b.levels, g.prefer), 0);
   b.kind_apart := array_append(b.kind_apart, g.apart);
   b.kind_first_role := b.kind_first_role || (first_role + 1);
@@ -463,13 +463,13 @@ begin
   b.gang_anchor := array_append(b.gang_anchor, null::jsonb);
   b.gang_preempting := b.gang_preempting || false;
 end $$;
-comment on function gangq.with_gang(gangq.board, gangq.shapes[], jsonb, integer) is
+comment on function gangq.with_gang is
   'Internal. The board with one gang more, due at once, and what its members ask for. nth: its id, negative. Raises GQ001, GQ002.';
 
 -- The plan -----------------------------------------------------------------------------------------------------------
 
 create function gangq.look_changed(t timestamptz, most integer, changes jsonb) returns gangq.board
-language plpgsql stable set search_path = '' set plan_cache_mode = force_custom_plan as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
@@ -623,13 +623,13 @@ begin
   end loop;
   return b;
 end $$;
-comment on function gangq.look_changed(timestamptz, integer, jsonb) is
+comment on function gangq.look_changed is
   'Internal. The board as it would be with these changes: those of queues and gangs, then cancels, then workers. See gangq.plan. Raises GQ001, GQ002.';
 
 create function gangq.plan(changes jsonb default '[]', max_gangs integer default 200)
 returns table (gang_id bigint, queue text, task text, priority integer, size integer, before text, after text, starts_before timestamptz,
   starts_after timestamptz, place integer, members integer, hosts jsonb, victims bigint[], gate text, numbers jsonb, changed boolean, why text)
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -705,7 +705,7 @@ begin
     select u.v as id, min(m.gang_id) as for_gang from becomes m cross join unnest(m.victims) as u(v) where u.v = i.gang_id and m.gang_id <> i.gang_id group by u.v) v on true
   order by d.turn nulls last, w.turn, i.gang_id;
 end $$;
-comment on function gangq.plan(jsonb, integer) is
+comment on function gangq.plan is
   'What the next pass would do after these changes, beside what it would do without them: the real decision, applied to '
   'nothing. changes: {"add_workers": 2, "like": worker} or with "gpus", "vram_mb", "slots", "memory_mb", "cpus", "labels", '
   '"queues", "tasks", "taints", "host"; {"remove_host": host}; {"priority": {"gang": 7, "value": 50}}; {"cancel": {"gang": 7}} or '

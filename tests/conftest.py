@@ -155,8 +155,8 @@ class Clock:
             conn.execute("insert into public.test_clock values (clock_timestamp())")
             conn.execute("grant select on public.test_clock to public")
             conn.execute(
-                "create or replace function gangq.now() returns timestamptz language sql volatile as "
-                "$$ select at from public.test_clock $$"
+                "create or replace function gangq.now() returns timestamptz language sql volatile "
+                "return (select at from public.test_clock)"
             )
 
     def now(self) -> datetime:

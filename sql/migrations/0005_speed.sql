@@ -3,7 +3,7 @@
 -- PostgreSQL reads a check's expression anew for every statement: the long one was a quarter of a submission's cost. What is
 -- hot, a submission and a claim, is said in the expression; the rest moves into a function, which says what was said before.
 -- The function belongs to the table: no later rebuilding of the code replaces it.
-create function gangq.is_sound(j gangq.live_jobs) returns boolean language plpgsql immutable set search_path = '' as $$
+create function gangq.is_sound(j gangq.live_jobs) returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   return (j.incarnation is not null) = (j.state in ('running', 'reserved', 'preempting'))
     and (j.token is not null) = (j.state in ('running', 'preempting'))

@@ -12,23 +12,26 @@ train.submit(epochs=10).result()
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from gangq.client import Client
-from gangq.client.encoding import as_object
+from gangq.client.encoding import as_object, awaited_ids
 from gangq.client.roles import Role, as_role
 from gangq.client.selectors import Selector, as_selector
-from gangq.context import Context
+from gangq.context import Context, find_current
 from gangq.errors import InvalidInput, NotFound, UnknownTask
 from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+from gangq.signatures import misfit, require_plain
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.client.inside import AsyncJobClient, JobClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +41,10 @@ COMMAND = "command"
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How jobs of a task are submitted. None means the queue's default.
+    """How jobs of a task are submitted. None means: as the workers declare the task, then as usual.
+
+    Workers publish what their tasks are declared with: it also holds for what is submitted from SQL and the command
+    line.
 
     - `queue`: where they wait. `priority`: -1000 to 1000, higher first.
     - `gpus` (whole devices), `vram_mb` (MiB on each), `memory_mb` (MiB), `cpus` (may be fractional), `labels`
@@ -50,16 +56,17 @@ class TaskOptions:
       model it has.
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
     - `due_at`: not before then; a datetime with a time zone.
-    - `after`: jobs (handles or ids) that must be done first.
+    - `after`: what must be done first: handles of jobs or gangs, or ids of jobs (a number is always a job).
+    - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
     - `connection`: submit inside this connection's transaction; see `Client`.
     """
 
-    queue: str = "default"
-    priority: int = 0
-    gpus: int = 0
-    vram_mb: int = 0
-    memory_mb: int = 0
-    cpus: float = 0
+    queue: str | None = None
+    priority: int | None = None
+    gpus: int | None = None
+    vram_mb: int | None = None
+    memory_mb: int | None = None
+    cpus: float | None = None
     labels: Mapping[str, Any] | None = None
     selector: Selector | None = None
     tolerates: Sequence[str] | None = None
@@ -69,12 +76,15 @@ class TaskOptions:
     max_crashes: int | None = None
     max_trips: int | None = None
     due_at: datetime | None = None
-    after: Sequence[Handle | AsyncHandle | int] = ()
+    after: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
+    wait_for_hardware: bool = False
     connection: object | None = None
 
     def __post_init__(self) -> None:
         # What cannot be read is said where it is written, not at the first submit.
         as_selector(self.selector)
+        if isinstance(self.budget, bool):
+            raise InvalidInput(f"budget is {self.budget!r}: a number of seconds greater than 0")
 
     def changed(self, options: Mapping[str, Any]) -> TaskOptions:
         """Return a copy with `options` in place. Raises `InvalidInput` for a name that is no option."""
@@ -88,8 +98,14 @@ class TaskOptions:
         """Return them as keyword arguments of `Client.submit`."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["budget_s"] = given.pop("budget")
-        given["after"] = [job if isinstance(job, int) else job.id for job in self.after] or None
+        given["after"] = awaited_ids(self.after)
         return given
+
+    def declared(self) -> dict[str, Any]:
+        """Return what a worker publishes of them: the options that say what a job needs, and are given."""
+        given = {**self.arguments(), "selector": as_selector(self.selector)}
+        kept = given.keys() - {"after", "connection", "due_at", "wait_for_hardware"}
+        return {key: given[key] for key in sorted(kept) if given[key] is not None}
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,6 @@ class GangOptions:
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for its place, and what then: requeue, hard,
       soft.
     - `preemptible` [True]: whether others may displace it. `claim_deadline_s`: how long it may stay reserved.
-    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
 
     `Client.submit_gang` says more.
     """
@@ -125,7 +140,6 @@ class GangOptions:
     timeout_s: float | None = None
     timeout_style: str | None = None
     preemptible: bool = True
-    wait_for_hardware: bool = False
     claim_deadline_s: float | None = None
 
 
@@ -151,12 +165,15 @@ class WatchOptions:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1e7):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < 1e7):
                 raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0")
 
 
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
 """What a role has of its task."""
+_NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
+"""What a task needs that is declared without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +188,7 @@ class _Declaration(Generic[P, R]):
     watch: WatchOptions | None = None
 
     def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        listed = [as_object(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
+        listed = [self._payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
         return {"task": self.name, "payloads": listed, **self.defaults.arguments()}
 
     def _gang(
@@ -181,32 +198,54 @@ class _Declaration(Generic[P, R]):
         payloads: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
+        one = None if payload is None else as_object(payload, "payload")
         each = None if payloads is None else [as_object(p, f"payloads[{i}]") for i, p in enumerate(payloads)]
+        if options.get("roles") is None:
+            for given_to in [one or {}] if each is None else each:
+                self._check(given_to)
         gang = GangOptions(**{key: value for key, value in options.items() if key in _GANG_OPTIONS})
         members = {key: value for key, value in options.items() if key not in _GANG_OPTIONS}
         given = {option.name: getattr(gang, option.name) for option in dataclasses.fields(gang)}
         if gang.roles is not None:
-            given["roles"] = [self._role(as_role(role, n), members) for n, role in enumerate(gang.roles)]
+            given["roles"] = [self._role(as_role(role, n), members, one) for n, role in enumerate(gang.roles)]
         return {
             "task": self.name,
             "size": size,
-            "payload": None if payload is None else as_object(payload, "payload"),
+            "payload": one,
             "payloads": each,
             **given,
             **self.defaults.changed(members).arguments(),
         }
 
-    def _role(self, role: Role, options: Mapping[str, Any]) -> Role:
+    def _payload(self, payload: object, what: str) -> dict[str, Any]:
+        """The payload as a dict that the function, where it is known, can be called with."""
+        given = as_object(payload, what)
+        self._check(given)
+        return given
+
+    def _check(self, payload: Mapping[str, Any]) -> None:
+        why = None if self.function is None else misfit(self.function, payload)
+        if why is not None:
+            raise InvalidInput(f"the arguments do not fit task {self.name!r}: {why}")
+
+    def _role(self, role: Role, options: Mapping[str, Any], payload: Mapping[str, Any] | None) -> Role:
         """The role with what its task was declared with, where neither it nor the call says."""
-        declared = role.task if isinstance(role.task, _Declaration) else self.app.tasks.get(role.task)
+        task = self.name if role.task is None else role.task
+        declared = task if isinstance(task, _Declaration) else self.app.tasks.get(task)
         if declared is None:
             return role
-        theirs = declared.defaults.arguments()
+        for given_to in role.payloads or [role.payload or payload or {}]:
+            declared._check(given_to)
+        if role.task is None:
+            return role
+        # Not what the gang needs: that is declared with another task.
+        theirs = {**_NO_NEEDS, **declared.defaults.declared()}
         unsaid = (key for key in _RESOURCES if getattr(role, key) is None)
         # The option budget is the argument budget_s.
-        return dataclasses.replace(
-            role, **{key: theirs[key] for key in unsaid if key.removesuffix("_s") not in options}
-        )
+        filled: dict[str, Any] = {
+            key: theirs.get(key) for key in unsaid if key.removesuffix("_s") not in options
+        }
+        return dataclasses.replace(role, **filled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +275,10 @@ class Task(_Declaration[P, R]):
         return dataclasses.replace(self, defaults=self.defaults.changed(options))
 
     def submit(self, /, **payload: Any) -> Handle:
-        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit)."""
+        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit).
+
+        Raises `InvalidInput` when the function is known here and cannot be called with them.
+        """
         return self.submit_many([payload])[0]
 
     def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Handle]:
@@ -298,16 +340,21 @@ class AsyncTask(_Declaration[P, R]):
 class App:
     """One database and the tasks that run in it.
 
-    `dsn` None: GANGQ_DSN, else the private server, started if need be. Nothing is resolved, started or
-    connected before the first use. `client`: use this one instead.
+    `dsn` None: GANGQ_DSN; "embedded": a private PostgreSQL on this machine, started if need be. Nothing is
+    resolved, started or connected before the first use. `client`: use this one instead.
+
+    Inside a job an App without a dsn submits through the job's worker, on behalf of whoever submitted the job,
+    and can do nothing else. A child process that has set GANGQ_DSN itself uses that.
     """
 
     def __init__(self, dsn: str | None = None, *, client: Client | None = None) -> None:
         if dsn is not None and client is not None:
             raise InvalidInput("both dsn and client are given to App: the client has its database already")
-        self._dsn = client.target.conninfo if client else dsn
-        self._resolved = client is not None
+        self.given_dsn = client.target.conninfo if client else dsn
+        """What it was made with; None: GANGQ_DSN, or inside a job its worker. It may hold a password."""
+        self._dsn = client.target.conninfo if client else None
         self._made = client
+        self._inside: JobClient | None = None
         self._lock = threading.RLock()
         self._tasks: dict[str, Task[..., Any]] = {}
         self.aio = AsyncApp(self)
@@ -329,23 +376,39 @@ class App:
     def dsn(self) -> str:
         """The database, resolved at first use. It may hold a password: do not print it."""
         with self._lock:
-            if not self._resolved:
+            if self._dsn is None:
                 # Here and below: not what a worker has to carry about.
                 from gangq import embedded
 
-                self._dsn, self._resolved = embedded.resolve_dsn(self._dsn), True
-            return cast("str", self._dsn)
+                self._dsn = embedded.resolve_dsn(self.given_dsn)
+            return self._dsn
 
     @property
     def client(self) -> Client:
-        """The client, made at first use."""
+        """The client, made at first use; inside a job without a database, one that submits through the worker."""
+        job = self._job()
         with self._lock:
+            if job is not None:
+                from gangq.client.inside import JobClient
+
+                if self._inside is None or self._inside.context is not job:
+                    self._inside = JobClient(job)
+                return self._inside
             if self._made is None:
                 self._made = Client(self.dsn)
             return self._made
 
     def _client(self) -> Client:
         return self.client
+
+    def _job(self) -> Context | None:
+        """The job through whose worker this App submits, if it does."""
+        if self.given_dsn is not None:
+            return None
+        # A worker keeps its DSN from what it starts: in there, GANGQ_DSN is the job's own choice.
+        if os.environ.get("GANGQ_SOCKET") and os.environ.get("GANGQ_DSN"):
+            return None
+        return find_current()
 
     # Tasks
 
@@ -381,9 +444,9 @@ class App:
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
-        It is called as `f(ctx, **payload)` and must return JSON. `name`: default the function's. `isolate`:
-        run it in a child process. `stall_timeout`, `load_grace`, `health_window`, `long_phase`: seconds, see
-        `WatchOptions`. `options`: see `TaskOptions`.
+        It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
+        `name`: default the function's. `isolate`: run it in a child process. `stall_timeout`, `load_grace`,
+        `health_window`, `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
         """
         defaults = TaskOptions().changed(options)
         given = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
@@ -391,6 +454,7 @@ class App:
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
+            require_plain(function, called)
             return self._add(Task(self, called, function, defaults, isolate, watch))
 
         return declare if function is None else declare(function)
@@ -482,7 +546,7 @@ class App:
 
     def gang(self, id: int) -> GangHandle:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(self.client.jobs(gang_id=id), key=lambda job: job.rank or 0)
+        members = sorted(self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
         if not members:
             raise NotFound(
                 f"gang {id} does not exist: never committed, past its retention, or another database"
@@ -507,6 +571,7 @@ class AsyncApp:
     def __init__(self, app: App) -> None:
         self._app = app
         self._made: AsyncClient | None = None
+        self._inside: AsyncJobClient | None = None
 
     async def __aenter__(self) -> AsyncApp:
         return self
@@ -523,7 +588,14 @@ class AsyncApp:
 
     @property
     def client(self) -> AsyncClient:
-        """The async client, made at first use."""
+        """The async client, made at first use; inside a job as `App.client`."""
+        job = self._app._job()
+        if job is not None:
+            from gangq.client.inside import AsyncJobClient
+
+            if self._inside is None or self._inside.context is not job:
+                self._inside = AsyncJobClient(job)
+            return self._inside
         if self._made is None:
             from gangq.client.aio import AsyncClient
 
@@ -589,7 +661,7 @@ class AsyncApp:
 
     async def gang(self, id: int) -> AsyncGangHandle:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(await self.client.jobs(gang_id=id), key=lambda job: job.rank or 0)
+        members = sorted(await self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
         if not members:
             raise NotFound(
                 f"gang {id} does not exist: never committed, past its retention, or another database"
@@ -622,4 +694,9 @@ def command_payload(
         wrong = next((text for text in texts if not isinstance(text, str)), None)
         if wrong is not None:
             raise InvalidInput(f"{what} holds {wrong!r}, which is {type(wrong).__name__}: use strings")
+    ours = sorted(name for name in env or {} if name.startswith("GANGQ_"))
+    if ours:
+        raise InvalidInput(
+            f"env names {', '.join(ours)}: variables that begin with GANGQ_ are set by the worker; use another name"
+        )
     return {"argv": words, "shell": shell, "env": dict(env or {}), "cwd": cwd}

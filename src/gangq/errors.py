@@ -55,7 +55,7 @@ class WorkerNameTaken(GangqError):
 
 
 class TooLarge(InvalidInput):
-    """A payload, result or checkpoint is over its limit (GQ007)."""
+    """A payload, result or checkpoint, or a login's number of distinct requirements, is over its limit (GQ007)."""
 
 
 class WrongIsolation(GangqError):
@@ -90,6 +90,17 @@ class NotSerializable(InvalidInput, TypeError):
     """A payload, result or beat is not JSON; the message names the type and where it sits."""
 
 
+class ResultNotStored(GangqError):
+    """The job is done, but what its handler returned could not be stored; the message says why.
+
+    In the database `{"gangq_note": "..."}` stands in place of the result.
+    """
+
+    def __init__(self, message: str, job_id: int | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
 class JobFailed(GangqError):
     """The job or gang ended as failed. `error` is the last error kept (type, message, traceback, ...)."""
 
@@ -102,18 +113,79 @@ class JobFailed(GangqError):
 
 
 class JobCancelled(GangqError):
-    """The job or gang was cancelled before it was done."""
+    """The job or gang was cancelled before it was done. `reason`: why, in the words of who cancelled it."""
 
-    def __init__(self, message: str, job_id: int | None = None) -> None:
+    def __init__(self, message: str, job_id: int | None = None, reason: str | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
+        self.reason = reason
 
 
 class Stopped(GangqError):
     """Raised inside a handler by `ctx.raise_if_stopping()` once it has been told to stop."""
 
 
+class WaitTimeout(GangqError, TimeoutError):
+    """The job or gang has not ended in the time that was given; nothing was done to it."""
+
+
+class EmbeddedError(GangqError):
+    """The private PostgreSQL cannot be found, started, reached or stopped; the message says what to do."""
+
+
+class WorkerGone(GangqError):
+    """The worker that runs this job does not answer on its socket."""
+
+
+class CommandStartError(GangqError):
+    """A command could not be started; nothing of it runs.
+
+    ``argv0`` and ``cwd`` are what was tried, ``errno`` the system's reason (0 if it had none), ``stage``
+    where it failed: ``exec`` (no such program, or not executable), ``cwd`` (its directory), ``log`` (its log
+    file), ``deadline`` (too late to start it at all) or ``guardian`` (this host cannot start processes).
+    """
+
+    def __init__(self, message: str, *, argv0: str, cwd: str, stage: str, code: int) -> None:
+        super().__init__(message)
+        self.argv0 = argv0
+        self.cwd = cwd
+        self.stage = stage
+        self.errno = code
+
+
+class DeviceSpecError(GangqError, ValueError):
+    """A device declaration that cannot be read; the message names it and the accepted forms."""
+
+    def __init__(self, spec: str, reason: str) -> None:
+        super().__init__(
+            f"cannot read the device declaration {spec!r}: {reason}. Write COUNTxSIZE with a unit of MiB, "
+            "GiB, TiB, MB, GB or TB, several separated by commas (2x24GiB, 1x80GB, 2x24GiB,1x80GiB), or none "
+            "for a worker without devices."
+        )
+        self.spec = spec
+
+
+class DriverUnavailable(GangqError):
+    """A driver library gave no list of devices; the message says why and what to do.
+
+    `absent` is true where the host simply has no such driver, which is no reason to warn anybody.
+    """
+
+    def __init__(self, message: str, *, absent: bool = False) -> None:
+        super().__init__(message)
+        self.absent = absent
+
+
+class Unsupported(GangqError):
+    """This platform cannot do what was asked."""
+
+
 _MIGRATE = "Run `gangq migrate` as the schema's owner, then try again."
+
+WHO_READS = (
+    "Its submitter, gangq_admin and the login whose worker runs it may; in a shared queue every submitter."
+    """Who may read the payload, result, error and output of a job."""
+)
 
 _BY_SQLSTATE: dict[str, type[GangqError]] = {
     "GQ001": InvalidInput,
@@ -143,7 +215,12 @@ _BY_CLASS: dict[str, type[GangqError]] = {
     "57": DatabaseUnreachable,  # shutting down, starting up
 }
 _ADVICE: dict[str, str] = {
-    "42501": "Grant this login gangq_submitter, gangq_worker, gangq_viewer or gangq_admin.",
+    "42501": (
+        "The roles: gangq_viewer reads all but payloads, results, errors and output; gangq_submitter submits, and "
+        "cancels, retries and reads what it submitted; gangq_worker runs jobs; gangq_host restarts workers; "
+        "gangq_admin may do everything. "
+        "`gangq doctor` shows which of them this login has."
+    ),
     "42883": _MIGRATE,
     "3F000": _MIGRATE,
     "42P01": _MIGRATE,

@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from gangq.client import Client, calls, core
 from gangq.client.calls import Query
+from gangq.client.encoding import note_of
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
-from gangq.errors import GangqError, JobCancelled, JobFailed, NotFound
+from gangq.errors import (
+    WHO_READS,
+    GangqError,
+    JobCancelled,
+    JobFailed,
+    NotAllowed,
+    NotFound,
+    ResultNotStored,
+    WaitTimeout,
+)
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
@@ -78,7 +88,7 @@ def _poll(
                 return state
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise TimeoutError(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
+            raise WaitTimeout(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
         # Half of it random: a thousand waiters must not ask in step.
         pause = delay * random.uniform(0.5, 1.0)
         yield Pause(pause if left is None else min(pause, left))
@@ -96,13 +106,29 @@ def _failure(what: str, job: JobRow | None, reason: str | None = None) -> JobFai
     return JobFailed(text, job.id if job else None, error)
 
 
+def _may_read(job: JobRow, what: str) -> None:
+    """Raise `NotAllowed` if what belongs to this job is None only because it is not shown to this login."""
+    if not job.readable:
+        raise NotAllowed(f"this login may not read {what} of job {job.id} (task {job.task}). {WHO_READS}")
+
+
+def _stored(job: JobRow) -> Any:
+    _may_read(job, "the result")
+    note = note_of(job.result)
+    if note is not None:
+        raise ResultNotStored(
+            f"job {job.id} (task {job.task}) is done, its result is not stored: {note}", job.id
+        )
+    return job.result
+
+
 # Steps of a job ---------------------------------------------------------------------------------------------
 
 
 def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
     """Wait until the job has ended; return its state: done, failed or cancelled.
 
-    `timeout` is seconds, None for ever; then `TimeoutError`. A database outage of up to five minutes is
+    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
     waited out.
     """
     return (yield from _poll(calls.job_states, "job", handle.id, timeout))
@@ -111,15 +137,25 @@ def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
 def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
     """Wait, and return what the handler returned (for a command: its exit status, as stored).
 
-    Raises `JobFailed` (with the last error), `JobCancelled`, or `TimeoutError`.
+    Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
+    it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
     """
     state = yield from wait(handle, timeout)
     job: JobRow = yield calls.job(id=handle.id)
     if state == "done":
-        return job.result
+        return _stored(job)
     if state == "failed":
-        raise _failure(f"job {job.id} (task {job.task})", job)
-    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled", job.id)
+        why = None if job.readable else "this login may not read its error"
+        raise _failure(f"job {job.id} (task {job.task})", job, why)
+    reason = yield from _cancelled_because(job)
+    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled" + _because(reason), job.id, reason)
+
+
+def _cancelled_because(job: JobRow) -> Steps[str | None]:
+    """Why it was cancelled: in the words of who did it, else what its ending says."""
+    events: list[EventRow] = yield calls.events(job_id=job.id, kind="cancel", limit=None)
+    said = [event.reason for event in events if event.reason]
+    return said[-1] if said else (job.error or {}).get("message")
 
 
 def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
@@ -129,7 +165,10 @@ def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
 
 
 def retry(handle: _HasId) -> Steps[str]:
-    """Run a failed or cancelled job again under the same id; return its state now."""
+    """Run a job that has ended, done ones included, again under the same id; return its state now.
+
+    `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
+    """
     changed = yield calls.retry(job_ids=[handle.id])
     return str(changed[0].state)
 
@@ -146,11 +185,16 @@ def row(handle: _HasId) -> Steps[JobRow]:
 
 def events(handle: _HasId) -> Steps[list[EventRow]]:
     """Return what happened to the job out of the ordinary, in order."""
-    return (yield from _ask(calls.events(job_id=handle.id)))
+    return (yield from _ask(calls.events(job_id=handle.id, limit=None)))
 
 
 def logs(handle: _HasId) -> Steps[str]:
-    """Return the output kept of its latest attempt; empty for inline handlers."""
+    """Return the output kept of its latest attempt. Raises `NotAllowed`.
+
+    Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
+    threads too; what a subprocess or a C library wrote is in the worker's own output only.
+    """
+    _may_read((yield from row(handle)), "the output")
     kept = yield from _ask(calls.logs(job_id=handle.id))
     latest = max((chunk.token for chunk in kept), default=0)
     return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
@@ -162,7 +206,7 @@ def logs(handle: _HasId) -> Steps[str]:
 def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
     """Wait until the gang has ended; return its state: done, failed or cancelled.
 
-    `timeout` is seconds, None for ever; then `TimeoutError`. A database outage of up to five minutes is
+    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
     waited out.
     """
     return (yield from _poll(calls.gang_states, "gang", handle.id, timeout))
@@ -171,18 +215,21 @@ def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
 def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any]]:
     """Wait, and return what each member returned, by rank.
 
-    Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, or `TimeoutError`.
+    Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
+    `ResultNotStored`, as `result` of a job does.
     """
     ended = yield from gang_wait(handle, timeout)
     gang: GangRow = yield calls.gang(id=handle.id)
     members = yield from _members(handle)
     if ended == "done":
-        return [member.result for member in members]
+        return [_stored(member) for member in members]
     if ended == "failed":
         culprit = next((m for m in members if m.state == "failed" and m.error), None)
         culprit = culprit or next((m for m in members if m.error), None)
         raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
-    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(gang.reason))
+    raise JobCancelled(
+        f"gang {gang.id} (task {gang.task}) was cancelled" + _because(gang.reason), reason=gang.reason
+    )
 
 
 def _because(reason: str | None) -> str:
@@ -218,7 +265,7 @@ def gang_row(handle: _HasId) -> Steps[GangRow]:
 
 def gang_events(handle: _HasId) -> Steps[list[EventRow]]:
     """Return every event of the gang, in order."""
-    return (yield from _ask(calls.events(gang_id=handle.id)))
+    return (yield from _ask(calls.events(gang_id=handle.id, limit=None)))
 
 
 def gang_timeline(handle: _HasId) -> Steps[list[TimelineRow]]:
@@ -235,7 +282,7 @@ def gang_logs(handle: _HasId) -> Steps[list[str]]:
 
 
 def _members(handle: _HasId) -> Steps[list[JobRow]]:
-    found = yield from _ask(calls.jobs(gang_id=handle.id))
+    found = yield from _ask(calls.jobs(gang_id=handle.id, limit=None))
     return sorted(found, key=lambda member: member.rank or 0)
 
 
@@ -327,6 +374,11 @@ def _later(
 class Handle(_Sync):
     """A submitted job: `id`, and the methods below. Made by submit, or by `App.job(id)`."""
 
+    @property
+    def job_ids(self) -> list[int]:
+        """The one job, for `after`."""
+        return [self.id]
+
     wait = _now(wait)
     result = _now(result)
     cancel = _now(cancel)
@@ -339,6 +391,11 @@ class Handle(_Sync):
 
 class AsyncHandle(_Async):
     """`Handle` for asyncio: the same methods, awaited."""
+
+    @property
+    def job_ids(self) -> list[int]:
+        """The one job, for `after`."""
+        return [self.id]
 
     wait = _later(wait)
     result = _later(result)

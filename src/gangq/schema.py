@@ -14,13 +14,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+import gangq
 from gangq.client import Client, core
 from gangq.errors import Busy, DatabaseUnreachable, GangqError, NotAllowed, SchemaMismatch, translate
 
@@ -90,23 +90,35 @@ def migrate(
     """Bring the schema in `database` (a DSN, or a connection that is not in a transaction) up to this
     library.
 
-    One transaction under an advisory lock, so processes that start together may all call it. Repeating it
-    does nothing. `log` receives each step as a line; default: this module's logger.
+    One transaction under an advisory lock, so processes that start together may all call it: the others wait up
+    to 60 s for the first. Repeating it does nothing. `log` receives each step as a line; default: this module's
+    logger.
 
     Raises `SchemaMismatch` when the database is newer than the library, an applied migration's file has
     changed, or something outside of schema gangq depends on a view or function of it; `NotAllowed` when this
-    login may not; `Busy` when somebody held a table for 10 s; `DatabaseUnreachable`.
+    login may not; `Busy` when another session held the lock for 60 s (it says which) or a table for 10 s;
+    `DatabaseUnreachable`.
     """
     say = log or logger.info
     with _connected(database) as (conn, where):
         try:
+            done: list[str] = []
             with conn.transaction():
-                return _migrate(conn, where, say)
+                report = _migrate(conn, where, say, done.append)
         except psycopg.Error as e:
             raise _explained(e, where) from e
+        # Not before: until the commit all of it may still be rolled back.
+        for step in done:
+            say(step)
+        return report
 
 
-def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], object]) -> MigrationReport:
+def _migrate(
+    conn: psycopg.Connection[Any],
+    where: str,
+    say: Callable[[str], object],
+    has_done: Callable[[str], object],
+) -> MigrationReport:
     encoding = conn.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise SchemaMismatch(
@@ -122,8 +134,7 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
     conn.execute("set transaction isolation level read committed")
     for setting in _settings():
         conn.execute(setting)
-    conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_MIGRATION))
-    conn.execute("select pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK,))
+    _take_turn(conn, where, say)
     conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_TABLE))
     _become_owner(conn, where)
 
@@ -133,6 +144,7 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
     _refuse_mismatch(where, ours, recorded)
     missing = [file for file in ours if file.name not in recorded]
     if not missing and code == code_checksum():
+        _make_owner_admin(conn, has_done)
         say(f"{where} is up to date ({ours[-1].name})")
         return MigrationReport((), code_rebuilt=False, already_current=True)
 
@@ -145,7 +157,7 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
         conn.execute(
             "insert into gangq.migrations (name, checksum) values (%s, %s)", (file.name, file.checksum)
         )
-        say(f"applied migration {file.name}")
+        has_done(f"applied migration {file.name}")
     for file in sql_files():
         if not file.migration:
             _run(conn, file, where)
@@ -154,7 +166,8 @@ def _migrate(conn: psycopg.Connection[Any], where: str, say: Callable[[str], obj
         "set checksum = excluded.checksum, applied_at = pg_catalog.clock_timestamp()",
         (code_checksum(),),
     )
-    say("rebuilt functions, views, triggers and grants")
+    has_done("rebuilt functions, views, triggers and grants")
+    _make_owner_admin(conn, has_done)
     return MigrationReport(tuple(file.name for file in missing), code_rebuilt=True, already_current=False)
 
 
@@ -165,7 +178,7 @@ def dump_sql() -> str:
     On a database that has a schema gangq it fails at its first statement and changes nothing.
     """
     parts = [
-        f"-- gangq {metadata.version('gangq')}: a fresh installation, in one transaction. Run it as the role "
+        f"-- gangq {gangq.__version__}: a fresh installation, in one transaction. Run it as the role "
         "that is to own the schema,\n-- for example: psql -v ON_ERROR_STOP=1 -f gangq.sql. To upgrade an "
         "installation use: gangq migrate.",
         "begin;",
@@ -241,7 +254,7 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 
 def _version() -> str:
-    return f"gangq {metadata.version('gangq')}"
+    return f"gangq {gangq.__version__}"
 
 
 def _settings() -> list[str]:
@@ -279,6 +292,37 @@ def _connected(
         yield conn, str(target)
 
 
+def _take_turn(conn: psycopg.Connection[Any], where: str, say: Callable[[str], object]) -> None:
+    """One migration at a time. Any login of the database can take this lock, so whoever holds it is named."""
+    row = conn.execute("select pg_catalog.pg_try_advisory_xact_lock(%s)", (_LOCK,)).fetchone()
+    if row and row[0]:
+        return
+    say(
+        f"{_turn_holder(conn)} holds the lock of migrations in {where}: waiting {_WAIT_FOR_MIGRATION} at most"
+    )
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_MIGRATION))
+            conn.execute("select pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK,))
+    except psycopg.errors.LockNotAvailable as e:
+        raise Busy(
+            f"migrating {where}: {_turn_holder(conn)} has held the lock of migrations for {_WAIT_FOR_MIGRATION}. "
+            "If it is no migration, end that session: select pg_terminate_backend(PID)"
+        ) from e
+
+
+def _turn_holder(conn: psycopg.Connection[Any]) -> str:
+    row = conn.execute(
+        "select a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?') "
+        "from pg_locks l left join pg_stat_activity a on a.pid = l.pid "
+        "where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.database = ("
+        "select d.oid from pg_database d where d.datname = current_database()) "
+        "and l.classid::bigint << 32 | l.objid::bigint = %s",
+        (_LOCK,),
+    ).fetchone()
+    return "another session" if row is None else f"pid {row[0]} (login {row[1]}, application {row[2]})"
+
+
 def _become_owner(conn: psycopg.Connection[Any], where: str) -> None:
     """Everything in the schema has one owner: security definer functions run with its rights, and a superuser
     who migrates for it must not lend them his own."""
@@ -294,6 +338,25 @@ def _become_owner(conn: psycopg.Connection[Any], where: str) -> None:
             f"schema gangq in {where} belongs to {owner} and this login is {me}: migrate as {owner}"
         )
     conn.execute("select set_config('role', %s, true)", (owner,))
+
+
+def _make_owner_admin(conn: psycopg.Connection[Any], say: Callable[[str], object]) -> None:
+    """Grant gangq_admin to the owner, as which this runs: it works with what it has made. Say how, if it may not."""
+    row = conn.execute("select current_user::text, pg_has_role('gangq_admin', 'usage')").fetchone()
+    if row is None or row[1]:
+        return
+    grant = sql.SQL("grant gangq_admin to {}").format(sql.Identifier(row[0]))
+    try:
+        with conn.transaction():
+            # Where a superuser migrates for the owner, it may grant what the owner may not.
+            conn.execute("set local role none")
+            conn.execute(grant)
+    except psycopg.Error as e:
+        # Nothing that the schema needs: the owner may call and read everything in it anyway.
+        why = str(e).strip().splitlines()[0]
+        say(f"{row[0]} is not in gangq_admin ({why}): have an administrator run: {grant.as_string(conn)}")
+    else:
+        say(f"granted gangq_admin to {row[0]}, which owns the schema")
 
 
 def _recorded(conn: psycopg.Connection[Any]) -> dict[str, str]:

@@ -70,7 +70,7 @@ class Claimer:
 
     def beat(self) -> None:
         """One heartbeat, so that nobody takes it for dead."""
-        self.client.heartbeat(incarnation=self.incarnation)
+        self.client.heartbeat(incarnation=self.incarnation, durable=False)
 
     def idle(self) -> None:
         """Finish what it holds."""

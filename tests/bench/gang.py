@@ -40,7 +40,7 @@ class _Fleet:
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT_S):
             for incarnation in self.incarnations:
-                self._client.heartbeat(incarnation=incarnation)
+                self._client.heartbeat(incarnation=incarnation, durable=False)
 
     def wait_all_called(self) -> int:
         """When the last of them heard that members wait for it (nanoseconds)."""

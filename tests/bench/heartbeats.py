@@ -86,7 +86,7 @@ def fleet(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
 
         def beat(number: int) -> None:
             incarnation = fleet[number % len(fleet)]
-            pool.heartbeat(incarnation=incarnation)
+            pool.heartbeat(incarnation=incarnation, durable=False)
             for other, update in updates:
                 with other.connection() as connection:
                     connection.execute(update, (incarnation,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ from typing import Any
 import click
 import psycopg
 import pytest
-from cli_process import GANGQ, answers, environment, finished, gangq, objects, ok
+from cli_process import GANGQ, answers, environment, eventually, finished, gangq, objects, ok
+from psycopg.conninfo import make_conninfo
 
 from gangq.cli import COMMANDS, main, parsing
 from gangq.cli.follow import Tagger
@@ -105,6 +107,54 @@ def test_options_of_work_reach_the_job(dsn: str, client: Client) -> None:
     )
 
 
+def test_a_job_may_wait_for_a_gang(dsn: str, client: Client) -> None:
+    ok(dsn, "submit", "other")
+    assert ok(dsn, "submit", "train", "--gang", "2").strip() == "g1"
+    waits = ok(dsn, "submit", "report", "--after", "g1", "--after", "1").strip()
+    assert "waits for jobs 1, 2, 3" in ok(dsn, "explain", waits)
+    refused = gangq(dsn, "submit", "report", "--after", "g7")
+    assert (refused.exit_code, "gang g7, which does not exist" in refused.stderr) == (2, True)
+    assert gangq(dsn, "submit", "report", "--after", "x").exit_code == 2
+
+
+def test_show_says_what_a_viewer_may_not_see(dsn: str, db: psycopg.Connection[Any], client: Client) -> None:
+    job = ok(dsn, "submit", "add", "n=1").strip()
+    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command")
+    (claim,) = client.claim(incarnation=worker.incarnation)
+    client.complete(job_ids=[claim.job_id], tokens=[claim.token], results=[None])
+    db.execute("create role only_shows login in role gangq_viewer")
+    try:
+        shown = ok(make_conninfo(dsn, user="only_shows"), "show", job)
+    finally:
+        db.execute("drop role only_shows")
+    assert re.search(r"^payload +\(not shown to you: ", shown, re.MULTILINE)
+    assert re.search(r"^result +\(not shown to you: ", shown, re.MULTILINE)
+    assert "not shown to you" not in ok(dsn, "show", job)
+
+
+def test_show_says_who_cancelled_and_which_attempt_an_error_belongs_to(dsn: str, client: Client) -> None:
+    job = int(ok(dsn, "submit", "add", "--max-attempts", "3"))
+    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command")
+    client.set_queue(name="default", backoff_s=0.01, backoff_max_s=0.01)
+    (claim,) = client.claim(incarnation=worker.incarnation)
+    client.fail(job_id=job, token=claim.token, error={"type": "ConnectionError", "message": "no route"})
+
+    def claimed() -> Any:
+        client.tick(force=True)
+        return client.claim(incarnation=worker.incarnation)
+
+    (claim,) = eventually(claimed, "it is tried again")
+    shown = ok(dsn, "show", job)
+    assert "last failed attempt (1 of 3):\nerror  ConnectionError: no route" in shown
+    client.complete(job_ids=[job], tokens=[claim.token], results=[1])
+    shown = ok(dsn, "show", job)
+    assert re.search(r"^state +done$", shown, re.MULTILINE)
+    assert "last failed attempt (1 of 3):\nerror  ConnectionError: no route" in shown
+    other = int(ok(dsn, "submit", "add"))
+    ok(dsn, "cancel", other, "--reason", "enough")
+    assert re.search(r"^cancelled +.* by postgres: enough$", ok(dsn, "show", other), re.MULTILINE)
+
+
 def test_cancel_retry_and_priority_take_jobs_and_gangs_together(dsn: str, client: Client) -> None:
     job = int(ok(dsn, "submit", "a"))
     ok(dsn, "submit", "a", "--gang", "2")
@@ -128,6 +178,29 @@ def test_queues_are_made_changed_paused_and_never_by_a_slip(dsn: str, client: Cl
     for verb in (["set", "gpuu", "--budget", "1"], ["pause", "gpuu"], ["create", "gpu"]):
         assert gangq(dsn, "queue", *verb).exit_code == 2
     assert [q.name for q in client.queues()] == ["default", "gpu"]
+
+
+def test_a_queue_says_who_may_act_on_others_work_and_how_high_priorities_go(dsn: str, client: Client) -> None:
+    assert "OTHERS" not in ok(dsn, "queue")
+    ok(
+        dsn,
+        "queue",
+        "create",
+        "lab",
+        "--others",
+        "shared",
+        "--ceilings",
+        "gangq_submitter=10,gangq_admin=100",
+    )
+    (queue,) = client.queues(name="lab")
+    assert (queue.others, queue.ceilings) == ("shared", {"gangq_submitter": 10, "gangq_admin": 100})
+    assert re.search(r"^lab .* shared +gangq_admin 100, gangq_submitter 10 ", ok(dsn, "queue"), re.MULTILINE)
+    ok(dsn, "queue", "set", "lab", "--others", "owner", "--reset", "ceilings")
+    (queue,) = client.queues(name="lab")
+    assert (queue.others, queue.ceilings) == ("owner", {})
+    for wrong in ("gangq_submitter", "gangq_submitter=high", "=5", "a=1,a=2"):
+        assert gangq(dsn, "queue", "set", "lab", "--ceilings", wrong).exit_code == 2
+    assert "is no role" in gangq(dsn, "queue", "set", "lab", "--ceilings", "nobody_of_that_name=1").stderr
 
 
 def test_the_tree_of_queues_shows_what_each_holds_and_may_hold(dsn: str, client: Client) -> None:
@@ -370,3 +443,22 @@ def test_gangq_version_answers_in_a_quarter_of_a_second() -> None:
     started = time.monotonic()
     assert min(cost() for _ in range(5)) < 0.25
     assert time.monotonic() - started < 20
+
+
+def test_a_state_that_does_not_exist_is_answered_with_those_that_do(dsn: str) -> None:
+    result = gangq(dsn, "ls", "--state", "foo")
+    assert result.exit_code == 2
+    assert "'foo'" in result.stderr
+    assert "'running'" in result.stderr
+
+
+def test_what_no_worker_could_ever_run_is_refused_at_once(dsn: str, client: Client) -> None:
+    taken = gangq(dsn, "submit", "nosuch")
+    assert taken.exit_code == 0
+    assert "gangq: no worker of queue default is known yet" in taken.stderr
+    client.register_worker(name="w", host="h", queues=["default"], tasks=["known"])
+    for words in (["nosuch"], ["known", "--gpus", "99"]):
+        refused = gangq(dsn, "submit", *words)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "--wait-for-hardware" in refused.stderr
+        assert gangq(dsn, "submit", *words, "--wait-for-hardware").exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def test_a_worker_runs_the_tasks_of_a_module_where_it_is_started(dsn: str, tmp_p
         assert w.out == ""
     assert answers(dsn, "show", job)[0]["job"]["result"] == 3
     (found,) = answers(dsn, "workers")
-    assert (found["state"], found["labels"], found["kind"]) == ("retired", {"a": "b"}, "inline")
+    assert (found["state"], found["labels"], found["kind"]) == ("retired", {"a": "b"}, "command")
+    assert found["slots"] == 2
     assert [d["vram_mb"] for d in answers(dsn, "devices")] == [24576, 24576]
 
 
@@ -132,9 +134,20 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     result = gangq(dsn, "doctor")
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
-    wanted = "database server clock notify listen horizon schema code roles tick workers reboot devices"
-    wanted += " watchdogs sensors trips invariants retention partitions"
+    wanted = "database server clock notify listen horizon schema code roles tick workers cgroups tasks claims reboot"
+    wanted += " devices watchdogs sensors trips invariants retention partitions"
     assert list(status_of(dsn)) == wanted.split()
+
+
+def test_the_doctor_says_where_commands_have_no_control_groups(dsn: str, client: Client) -> None:
+    for name, said in (("a", {"cgroups": True}), ("b", {"cgroups": False}), ("c", {"cgroups": "no"})):
+        client.register_worker(name=name, host=f"h-{name}", queues=["default"], identity=said)
+    assert [(w.name, w.cgroups) for w in client.workers()] == [("a", True), ("b", False), ("c", None)]
+    found = status_of(dsn)["cgroups"]
+    assert found["status"] == "warn"
+    assert "1 of 3 workers" in found["detail"]
+    assert found["detail"].endswith("b on h-b")
+    assert "Delegate=yes" in found["advice"]
 
 
 def test_the_doctor_stops_at_a_missing_schema(empty_dsn: str) -> None:
@@ -142,6 +155,18 @@ def test_the_doctor_stops_at_a_missing_schema(empty_dsn: str) -> None:
     assert result.exit_code == 1
     assert "gangq migrate" in result.stdout
     assert status_of(empty_dsn)["schema"]["status"] == "fail"
+
+
+def test_the_doctor_names_who_has_left_a_tick_open(dsn: str, client: Client, clock: Any) -> None:
+    ok(dsn, "tick", "--force")
+    with psycopg.connect(dsn, application_name="a notebook") as frozen:
+        frozen.execute("select * from gangq.tick(true)")
+        clock.advance(60)
+        found = status_of(dsn)["tick"]
+        assert found["status"] == "fail"
+        assert f"pid {frozen.info.backend_pid} ({frozen.info.user}, a notebook" in found["detail"]
+        assert f"pg_terminate_backend({frozen.info.backend_pid})" in found["advice"]
+        frozen.rollback()
 
 
 def test_the_doctor_finds_workers_without_a_tick_and_silent_ones(
@@ -156,6 +181,38 @@ def test_the_doctor_finds_workers_without_a_tick_and_silent_ones(
     assert checks["workers"]["status"] == "warn"
     assert "w1 on h1" in checks["workers"]["detail"]
     assert gangq(dsn, "doctor").exit_code == 1
+
+
+def test_the_doctor_finds_a_worker_that_is_heard_and_takes_nothing_although_work_fits(
+    dsn: str, client: Client, clock: Any
+) -> None:
+    incarnation = register(client)
+    job_id = client.submit(task="t")[0]
+    assert status_of(dsn)["claims"]["status"] == "ok"
+    clock.advance(70)
+    client.heartbeat(incarnation=incarnation)
+    found = status_of(dsn)["claims"]
+    assert found["status"] == "warn"
+    assert f"w1 on h1 (job {job_id} has waited for 70 s and fits)" in found["detail"]
+    assert "--lease-s" in found["advice"]
+    client.set_queue(name="default", paused=True)
+    assert status_of(dsn)["claims"]["status"] == "ok"
+    client.set_queue(name="default", paused=False)
+    client.claim(incarnation=incarnation, request_id=uuid.uuid4())
+    assert status_of(dsn)["claims"]["status"] == "ok"
+
+
+def test_the_doctor_finds_a_worker_that_does_not_claim_what_is_reserved_on_it(
+    dsn: str, client: Client, clock: Any
+) -> None:
+    incarnation = register(client)
+    client.submit_gang(task="t", size=1)
+    ok(dsn, "tick", "--force")
+    for _ in range(8):
+        clock.advance(9)
+        client.heartbeat(incarnation=incarnation)
+        ok(dsn, "tick", "--force")
+    assert "it did not claim in time what was reserved on it" in status_of(dsn)["claims"]["detail"]
 
 
 def test_the_doctor_finds_a_broken_invariant_and_other_code(dsn: str, db: Db) -> None:
@@ -220,9 +277,9 @@ def test_the_doctor_shows_what_is_kept_by_class_and_until_when(dsn: str, db: Db)
     db.execute("select gangq.submit('t', payloads => array_fill('{}'::jsonb, array[2000]))")
     db.execute(
         "insert into gangq.history_forever (job_id, submitted_at, finished_at, shape_id, priority, attempts, "
-        "max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter, payload) "
+        "max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter, login, payload) "
         "select j.id, j.submitted_at, j.submitted_at, j.shape_id, 0, 0, 1, 0, 1, 0, 1, 0, 'done', 'forever', 'me', "
-        "to_jsonb(repeat('x', 500)) from gangq.live_jobs j"
+        "'me', to_jsonb(repeat('x', 500)) from gangq.live_jobs j"
     )
     assert "forever: 2MiB" in status_of(dsn)["retention"]["detail"]
 
@@ -283,15 +340,29 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         Server().stop("immediate")
 
 
-def test_without_a_dsn_the_private_server_is_started_and_migrated(private: dict[str, str]) -> None:
+def test_a_command_without_a_database_says_how_to_name_one(private: dict[str, str]) -> None:
+    for words in (
+        ["submit", "a"],
+        ["ls"],
+        ["doctor"],
+        ["migrate"],
+        ["db", "psql"],
+        ["worker", "--no-supervisor"],
+    ):
+        result = gangq(None, *words, **private)
+        assert result.exit_code == 2, (words, result.stdout, result.stderr)
+        assert "no database is named: set GANGQ_DSN, or pass --dsn" in result.stderr
     assert answers_down(private)["running"] is False
-    result = gangq(None, "submit", "a", **private)
+
+
+def test_the_private_server_is_started_and_migrated_when_it_is_asked_for(private: dict[str, str]) -> None:
+    result = gangq(None, "submit", "a", "--embedded", **private)
     assert (result.exit_code, result.stdout) == (0, "1\n")
     assert "gangq db stop" in result.stderr.splitlines()[0]
     assert "applied migration" in result.stderr
-    again = gangq(None, "ls", **private)
+    again = gangq("embedded", "ls", **private)
     assert (again.exit_code, again.stderr) == (0, "")
-    address = answers(None, "db", "dsn", **private)[0]
+    address = answers("embedded", "db", "dsn", **private)[0]
     assert address["private"] is True
     assert len(answers(address["dsn"], "ls")) == 1
 
@@ -300,9 +371,9 @@ def test_db_starts_stops_and_asks_the_private_server(private: dict[str, str]) ->
     assert answers(None, "db", "start", **private)[0]["running"] is True
     status = answers(None, "db", "status", **private)[0]
     assert status["data_dir"] == private["GANGQ_DATA_DIR"]
-    done = finished(None, "db", "psql", "--", "-Atc", "select 40 + 2", **private)
+    done = finished("embedded", "db", "psql", "--", "-Atc", "select 40 + 2", **private)
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
-    done = finished(None, "db", "psql", "template1", "-Atc", "select current_database()", **private)
+    done = finished("embedded", "db", "psql", "template1", "-Atc", "select current_database()", **private)
     assert done.stdout == "template1\n", done.stderr
     done = finished(status["dsn"], "db", "psql", "-Atc", "select count(*) from gangq.queues", **private)
     assert done.stdout == "1\n", done.stderr

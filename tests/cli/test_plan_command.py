@@ -102,8 +102,8 @@ def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
     marks = {line.split()[1]: line.split()[0] for line in lines}
     assert marks == {
         "state": "no", "backoff": "ok", "queue": "ok", "quota": "ok", "running_limit": "ok", "submitter_limit": "ok",
-        "workers": "ok", "hardware": "ok", "capacity": "no", "fragmentation": "ok", "ahead": "ok", "kept": "ok",
-        "start": "->", "unblock": "->",
+        "workers": "ok", "hardware": "ok", "slots": "no", "capacity": "no", "fragmentation": "ok", "ahead": "ok",
+        "kept": "ok", "start": "->", "unblock": "->",
     }  # fmt: skip
     starts = {line.index(line.split()[1]) for line in lines}
     assert starts == {4}, "the gates are a column"

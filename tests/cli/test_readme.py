@@ -38,7 +38,7 @@ def test_the_defaults_it_names_are_those_of_a_fresh_installation(
         "stall_timeout_s": "120 s, or what was learned",
         "health_window_s": "300 s, after",
         "load_grace_s": "1200 s to load",
-        "gang_stall_s": "is named | 1200 s",
+        "gang_stall_s": "makes a step | 1200 s",
     }
     for setting, said in named.items():
         assert said in HANGS
@@ -71,14 +71,17 @@ def test_its_query_for_hosts_without_gangq_names_whom_to_restart(
     db: psycopg.Connection[dict[str, Any]], client: Client, clock: Any
 ) -> None:
     client.set_queue(name="other")
-    for name, host, queue in (("here", socket.gethostname(), "default"), ("there", "elsewhere", "other")):
+    for name, host, queue in (("here-7", socket.gethostname(), "default"), ("there-1", "elsewhere", "other")):
         client.submit(task="a", queue=queue)
         incarnation = client.register_worker(name=name, host=host, queues=[queue]).incarnation
         assert client.claim(incarnation=incarnation)
     for number in range(9):
-        client.register_worker(name=f"idle{number}", host="elsewhere", queues=["default"])
+        client.submit(task="a")
+        row = client.register_worker(name=f"idle{number}", host=f"elsewhere-{number}", queues=["default"])
+        (claim,) = client.claim(incarnation=row.incarnation)
+        client.complete(job_ids=[claim.job_id], tokens=[claim.token])
     clock.advance(31)
     assert client.flag_dead_workers() == 2
     (query,) = re.findall(r'psql -At "\$GANGQ_DSN" -c "([^"]+)"', HANGS)
     found = db.execute(query.replace("$(hostname)", socket.gethostname()).encode()).fetchall()
-    assert found == [{"worker": "here", "bounce": "go"}]
+    assert found == [{"substring": "7", "bounce": "go"}]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from cli_process import (
     GANGQ,
     answers,
+    environment,
     eventually,
     finished,
     objects,
@@ -115,13 +119,13 @@ exit 9
 
 
 def test_it_says_why_it_waits_when_it_waits_for_long(served: str, tmp_path: Path) -> None:
-    with running(served, tmp_path, "run", "run", "--gpus", "1", "--", "true") as run:
+    with running(served, tmp_path, "run", "run", "--gpus", "1", "--wait-for-hardware", "--", "true") as run:
         run.until(lambda: "is pending for" in run.err and "GPUs" in run.err, "it says why")
         run.interrupt()
         assert run.code() == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_cancels_and_waits_until_the_command_is_gone(
     served: str, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -230,3 +234,33 @@ def test_a_database_restart_does_not_end_it(template: str, tmp_path: Path) -> No
                 gate.touch()
                 assert run.code() == 0
                 assert run.out == "up\ndown\n"
+
+
+def test_one_member_is_said_in_the_singular_and_nohup_keeps_its_meaning(served: str, tmp_path: Path) -> None:
+    ignoring = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from gangq.cli import main; main()"
+    )
+    done = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            ignoring,
+            "run",
+            "--gang",
+            "1",
+            "--",
+            "sh",
+            "-c",
+            "echo up; sleep 1; echo over",
+        ],
+        env=environment(served),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout is not None
+    said = done.stdout.readline()
+    done.send_signal(signal.SIGHUP)
+    out, err = done.communicate(timeout=30)
+    assert ("up" in said, "over" in out, done.returncode) == (True, True, 0)
+    assert re.search(r": 1 member, job \d+\n", err)

@@ -186,7 +186,7 @@ def test_a_job_that_tripped_shows_what_was_seen_in_the_order_of_the_questions(ds
         evidence={"message": "no beat for 120.4 s"},
     )
     fleet.trip(incarnation, claim, evidence=seen())
-    text = ok(dsn, "show", claim.job_id)
+    text = ok(dsn, "show", claim.job_id, "--evidence")
     place = 0
     for word in (
         "state     ",
@@ -223,6 +223,32 @@ def test_a_job_that_tripped_shows_what_was_seen_in_the_order_of_the_questions(ds
     assert {event["kind"] for event in shown["events"]} >= {"suspect", "trip"}
 
 
+def test_a_trip_is_shown_by_its_sentence_and_the_handlers_stack_and_the_rest_on_request(
+    dsn: str, fleet: Fleet
+) -> None:
+    incarnation, claim = fleet.run("w1")
+    said = "waited 126 s in recv() of allreduce at train.py:88; GPU 0 %, 3 looks"
+    fleet.client.trip(
+        incarnation=incarnation,
+        job_id=claim.job_id,
+        token=claim.token,
+        code=76,
+        error={"type": "Stalled", "message": said},
+        evidence={**seen(), "handler": 'File "train.py", line 88, in step\n    allreduce(x)\n'},
+    )
+    lines = ok(dsn, "show", claim.job_id).splitlines()
+    assert "trips      1 (three are sent back, the fourth ends the job)" in lines
+    first = next(n for n, line in enumerate(lines) if line.startswith("trip at "))
+    assert lines[first + 1 :] == [
+        f"job {claim.job_id} {said}",
+        "handler:",
+        '  File "train.py", line 88, in step',
+        "      allreduce(x)",
+        "",
+        f"all that was seen: gangq show {claim.job_id} --evidence",
+    ]
+
+
 def test_the_latest_trip_is_on_top_and_one_that_stopped_nothing_is_shown_too(
     dsn: str, fleet: Fleet, clock: Any
 ) -> None:
@@ -232,7 +258,7 @@ def test_the_latest_trip_is_on_top_and_one_that_stopped_nothing_is_shown_too(
     fleet.client.configure(notify_only=["budget"])
     again = fleet.claim(incarnation)
     fleet.trip(incarnation, again, code=75, exit_in_s=5, evidence={"note": "the second one"})
-    text = ok(dsn, "show", claim.job_id)
+    text = ok(dsn, "show", claim.job_id, "--evidence")
     assert text.index("the second one") < text.index("the first one")
     assert "\nnotify at " in text
 
@@ -241,7 +267,7 @@ def test_a_doubt_that_is_not_settled_shows_what_was_seen(dsn: str, fleet: Fleet)
     incarnation, claim = fleet.run("w1")
     words = {"job_id": claim.job_id, "token": claim.token, "class_": "health"}
     fleet.client.suspect(incarnation=incarnation, **words, evidence={"message": "idle", "quiet_s": 61.0})
-    assert "quiet  1m01s" in ok(dsn, "show", claim.job_id)
+    assert "quiet  1m01s" in ok(dsn, "show", claim.job_id, "--evidence")
 
 
 def test_a_viewer_sees_that_it_tripped_but_neither_stacks_nor_output(dsn: str, db: Db, fleet: Fleet) -> None:
@@ -253,12 +279,12 @@ def test_a_viewer_sees_that_it_tripped_but_neither_stacks_nor_output(dsn: str, d
         result = gangq(theirs, "show", claim.job_id)
         assert result.exit_code == 0
         assert "trip  stall" in result.stdout
-        assert "is shown to gangq_submitter" in result.stderr
+        assert "is shown to those who may read" in result.stderr
         for secret in ("stacks", "last words", "silence"):
             assert secret not in result.stdout
         assert answers(theirs, "show", claim.job_id)[0]["evidence"] is None
         assert answers(theirs, "trips", "--evidence")[0]["evidence"] is None
-        assert "is shown to gangq_submitter" in gangq(theirs, "trips", "--evidence").stderr
+        assert "is shown to those who may read" in gangq(theirs, "trips", "--evidence").stderr
     finally:
         db.execute("drop role only_looks")
 

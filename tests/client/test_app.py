@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,20 +15,23 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from gangq import App, AsyncClient, Client, Context, GangHandle, Handle, context, embedded
+from gangq import App, AsyncClient, Client, Context, GangHandle, Handle, Role, context, embedded
 from gangq.embedded import Server
 from gangq.errors import (
     GangqError,
     InvalidInput,
     JobCancelled,
     JobFailed,
+    NotAllowed,
     NotFound,
     NotSerializable,
     Stopped,
     UnknownTask,
 )
 from gangq.handles import AsyncGangHandle, AsyncHandle
+from gangq.worker.context_impl import job_log
 
 
 @pytest.fixture
@@ -116,7 +121,7 @@ def test_options_reach_the_job_and_leave_the_task_as_it_was(app: App, db: psycop
     assert (row.queue, row.gpus, row.vram_mb, row.memory_mb, row.cpus) == ("gpu", 1, 8000, 512, 0.5)
     assert (row.budget_s, row.max_attempts, row.priority, row.state) == (30.0, 7, 9, "waiting")
     assert (row.labels, row.payload, row.task) == ({"zone": "a"}, {"n": 1}, "t")
-    assert task.defaults.queue == "default"
+    assert task.defaults.queue is None
     with pytest.raises(InvalidInput, match="'colour'"):
         task.options(colour=1)
 
@@ -130,6 +135,122 @@ def test_many_payloads_are_one_statement_and_keep_their_order(app: App) -> None:
         task.submit_many([{}, 5])  # type: ignore[list-item]
     with pytest.raises(NotSerializable, match=r"payloads\[0\] has bytes at \$\.x"):
         task.submit(x=b"")
+
+
+def test_what_is_waited_for_is_named_by_handles_of_jobs_and_gangs_or_by_ids_of_jobs(app: App) -> None:
+    task = app.declare_task("t")
+    jobs = task.submit_many([{}] * 5)
+    gang = task.submit_gang(2)
+    assert gang.id == jobs[0].id == 1, "a number is a job, also where a gang has the same"
+
+    def awaited(*after: Any) -> list[int]:
+        waits = task.options(after=after).submit()
+        (gate,) = (reason for reason in app.client.explain_job(job_id=waits.id) if reason.gate == "state")
+        return [int(id) for id in re.findall(r"\d+", gate.detail)]
+
+    assert awaited(gang) == gang.job_ids
+    assert awaited(jobs[3], gang, 2) == [2, jobs[3].id, *gang.job_ids]
+    assert awaited(app.gang(gang.id)) == gang.job_ids
+    aio = AsyncGangHandle(lambda: app.aio.client, gang.id, gang.job_ids), app.aio.job(jobs[1].id)
+    assert awaited(*aio) == [jobs[1].id, *gang.job_ids]
+    later = task.submit_gang(2, after=[gang])
+    assert {member.state for member in app.client.jobs(ids=later.job_ids)} == {"waiting"}
+    for wrong in ([gang.row()], ["g1"], [True], [None], gang, 7, "7"):
+        with pytest.raises(InvalidInput, match="handles"):
+            task.options(after=wrong).submit()
+        with pytest.raises(InvalidInput, match="handles"):
+            app.client.submit(task="t", after=wrong)  # type: ignore[arg-type]
+
+
+def test_arguments_that_the_function_cannot_take_are_refused_at_submit(app: App) -> None:
+    @app.task
+    def train(ctx: Context, epochs: int, /, lr: float = 0.1) -> None: ...
+
+    @app.task
+    def fit(context: Context, epochs: int, lr: float = 0.1) -> None: ...
+
+    @app.task
+    def anything(ctx: Context, **given: Any) -> None: ...
+
+    @functools.wraps(fit.function)  # type: ignore[arg-type]
+    def gives_more(ctx: Context, **given: Any) -> None: ...
+
+    wrapped = app.task(name="wrapped")(gives_more)
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"epochz": 3}, "missing a required argument: 'epochs'"),
+        ({"epochs": 3, "rl": 1}, "unexpected keyword argument 'rl'; it takes .epochs: "),
+        ({}, "task 'fit': missing a required argument"),
+        ({"context": 1, "epochs": 3}, "'context' is the context, which the worker gives"),
+    ]
+    for payload, said in refusals:
+        for refused in (
+            lambda payload=payload: fit.submit(**payload),
+            lambda payload=payload: fit.submit_many([{"epochs": 1}, payload]),
+            lambda payload=payload: fit.submit_gang(2, payload),
+            lambda payload=payload: fit.submit_gang(2, payloads=[{"epochs": 1}, payload]),
+            lambda payload=payload: anything.submit_gang(roles=[Role("r", 1, task=fit, payload=payload)]),
+            lambda payload=payload: asyncio.run(fit.aio.submit(**payload)),
+        ):
+            with pytest.raises(InvalidInput, match=said):
+                refused()
+    with pytest.raises(InvalidInput, match=r"positional.only"):
+        train.submit(epochs=3)
+    assert app.client.jobs() == []
+    fit.submit(epochs=3, lr=0.2)
+    fit.submit_gang(2, {"epochs": 1})
+    fit.submit_gang(roles=[Role("r", 1, payload={"epochs": 1})])
+    anything.submit(whatever=1)
+    wrapped.submit(whatever=1)
+    app.declare_task("elsewhere").submit(nobody="knows")
+
+
+def test_functions_that_run_nothing_when_called_are_refused_at_declaration(app: App) -> None:
+    async def coroutine(ctx: Context) -> None: ...
+
+    def generator(ctx: Context) -> Iterator[int]:
+        yield 1
+
+    def no_context() -> None: ...
+
+    refusals = [
+        (coroutine, "without async"),
+        (generator, "without yield"),
+        (no_context, r"no_context\(ctx\)"),
+    ]
+    for function, said in refusals:
+        with pytest.raises(InvalidInput, match=said):
+            app.task(function)  # type: ignore[arg-type, call-overload]
+    assert app.tasks == {}
+
+
+def test_a_login_that_may_not_read_payloads_is_told_so_instead_of_none(
+    app: App, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    task = app.declare_task("t", max_attempts=1)
+    done, nothing, failed = task.submit_many([{}] * 3)
+    gang = task.submit_gang(1)
+    worker = Worker(app.client)
+    worker.finish({"acc": 0.9}, None)
+    worker.fail(type="ValueError", message="secret")
+    app.client.tick(force=True)
+    worker.finish(1)
+    db.execute("create role only_sees login in role gangq_viewer")
+    try:
+        with App(make_conninfo(dsn, user="only_sees")) as viewer:
+            for handle in (viewer.job(done.id), viewer.job(nothing.id), viewer.gang(gang.id)):
+                with pytest.raises(
+                    NotAllowed,
+                    match=r"may not read the result of job \d+ .* Its submitter, gangq_admin and",
+                ):
+                    handle.result(timeout=20)
+            with pytest.raises(JobFailed, match="this login may not read its error"):
+                viewer.job(failed.id).result(timeout=20)
+            with pytest.raises(NotAllowed, match="may not read the output of job") as refused:
+                viewer.job(done.id).logs()
+            assert "Grant this login" not in str(refused.value)
+    finally:
+        db.execute("drop role only_sees")
+    assert (done.result(), nothing.result(), gang.result()) == ({"acc": 0.9}, None, 1)
 
 
 def test_submitting_in_the_callers_transaction(app: App, dsn: str) -> None:
@@ -165,6 +286,12 @@ def test_a_command_is_a_job_with_its_words(app: App) -> None:
 def test_a_command_that_cannot_be_one_is_refused(app: App, argv: Any, options: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         app.submit_command(argv, **options)
+
+
+def test_an_app_without_a_database_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    with App() as app, pytest.raises(InvalidInput, match="no database is named: set GANGQ_DSN"):
+        app.declare_task("t").submit()
 
 
 def test_nothing_is_resolved_before_the_first_use(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
@@ -205,8 +332,11 @@ def test_a_result_is_waited_for_while_the_job_runs(app: App) -> None:
 def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
     handle = app.declare_task("t").submit()
     started = time.monotonic()
-    with pytest.raises(TimeoutError, match=rf"job {handle.id} has not ended within 0.1 s; it is pending"):
+    with pytest.raises(
+        TimeoutError, match=rf"job {handle.id} has not ended within 0.1 s; it is pending"
+    ) as over:
         handle.result(timeout=0.1)
+    assert isinstance(over.value, GangqError)
     assert 0.1 <= time.monotonic() - started < 5
     with pytest.raises(NotFound, match="job 987654"):
         app.job(987654).wait(timeout=5)
@@ -231,9 +361,27 @@ def test_a_failure_carries_the_last_error_and_a_retry_runs_it_again(app: App) ->
 def test_a_cancelled_job_has_no_result(app: App) -> None:
     handle = app.declare_task("t").submit()
     assert handle.cancel(reason="changed my mind") == "cancelled"
-    with pytest.raises(JobCancelled) as caught:
+    with pytest.raises(JobCancelled, match=r"was cancelled: changed my mind$") as caught:
         handle.result(timeout=20)
-    assert caught.value.job_id == handle.id
+    assert (caught.value.job_id, caught.value.reason) == (handle.id, "changed my mind")
+    follower = app.declare_task("later", after=[app.declare_task("first").submit()]).submit()
+    app.job(follower.id - 1).cancel("not needed")
+    app.client.tick(force=True)
+    with pytest.raises(JobCancelled, match=rf"was cancelled: .*{follower.id - 1}"):
+        follower.result(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["budget", "stall_timeout", "load_grace", "health_window", "long_phase"])
+def test_a_length_of_time_is_no_truth_value(app: App, name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} is True: a number of seconds"):
+        app.task(**{name: True})
+
+
+def test_a_handlers_fields_stay_on_its_log_records(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gangq.task.t")
+    job_log(context.JobInfo(7, 99, 1, 3, "default", "t"), None).info("x", extra={"loss": 0.3})
+    (record,) = caplog.records
+    assert (record.__dict__["loss"], record.__dict__["job"]) == (0.3, 7)
 
 
 def test_the_output_shown_is_that_of_the_latest_attempt(app: App) -> None:
@@ -391,6 +539,9 @@ class Pretend(Context):
     def save_checkpoint(self, step: int, data: bytes) -> None: ...
 
     def complete(self, connection: object, result: Any = None) -> None: ...
+
+    def submit_child(self, verb: str, arguments: Any) -> dict[str, Any]:
+        return {}
 
 
 def test_the_current_context_is_found_from_threads_of_the_handler_too(tmp_path: Path) -> None:

@@ -12,24 +12,29 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from enum import Enum, IntEnum
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
+from gangq import schema
 from gangq.client import AsyncClient, Client, calls, rows
 from gangq.client.encoding import dumps
+from gangq.client.sent import send
 from gangq.embedded import Server
 from gangq.errors import (
     Busy,
     DatabaseUnreachable,
+    GangqError,
     InvalidInput,
     NotAllowed,
     NotFound,
@@ -93,13 +98,17 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
         )
     }
     spelled = {"timestamptz": "timestamp with time zone"}
+    hidden = {"wake", "parent", "parent_token"}
     checked = 0
     for name in VERBS:
         if name not in found:
             continue
         ours = inspect.signature(getattr(calls, name)).parameters.keys() - {"connection"}
+        if "arguments" in ours:  # Those of the verb that a job calls.
+            called = inspect.signature(getattr(calls, name.replace("_child", "")))
+            ours = ours - {"arguments"} | called.parameters.keys() - {"connection"}
         sent = {a.rstrip("_"): spelled.get(kind := calls._type_of(name, a), kind) for a in ours}
-        theirs = {argument: kind for argument, kind in found[name].items() if argument != "wake"}
+        theirs = {argument: kind for argument, kind in found[name].items() if argument not in hidden}
         assert sent == theirs, name
         checked += 1
     assert checked >= 34
@@ -936,6 +945,12 @@ def test_an_address_that_cannot_be_parsed_is_explained_without_quoting_it(dsn: s
     assert caught.value.__suppress_context__
 
 
+def test_an_option_that_nobody_has_is_named() -> None:
+    with pytest.raises(InvalidInput, match="there is no option 'pool_size'"):
+        Client("host=db", pool_size=4)
+    assert Client("host=db", sslmode="require").target.conninfo.count("sslmode=require") == 1
+
+
 def test_connections_notice_a_dead_peer_and_carry_a_name(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = psycopg.conninfo.conninfo_to_dict(Client(dsn).target.conninfo)
     wanted = {
@@ -983,13 +998,150 @@ def test_calls_are_prepared_on_the_server_unless_the_connection_does_not_allow_i
             for number in range(20):
                 conn.execute(f"prepare _pg3_{number} as select 1".encode())
         assert work(pooled) == set()
-    with Client(dsn, max_size=1, prepare=True) as mistaken, mistaken.connection() as conn:
-        for number in range(20):
-            conn.execute(f"prepare _pg3_{number} as select 1".encode())
-        for _ in range(5):
-            conn.execute("select gangq.schema_version()")
-        with pytest.raises(psycopg.errors.DuplicatePreparedStatement):
-            conn.execute("select gangq.schema_version()")
+
+
+SIZES = pytest.mark.parametrize("size", [1, 2], ids=["one connection", "a pool"])
+
+
+@SIZES
+def test_where_prepared_statements_do_not_last_the_client_goes_on_without_them_and_says_so_once(
+    dsn: str, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="gangq.client")
+
+    def said() -> int:
+        return sum("going on without them" in record.message for record in caplog.records)
+
+    with Client(dsn, min_size=1, max_size=size, prepare=True) as client:
+        for number in range(30):
+            # What the next transaction meets behind PgBouncer: a session without the statements of this one.
+            with client.connection() as conn:
+                conn.execute("deallocate all", prepare=False)
+            assert client.submit(task="t", payloads=[{"n": number}]) == [number + 1]
+            client.schema_version()
+        assert said() == 1
+        assert prepared_on(client) == set()
+        assert [job.payload["n"] for job in client.jobs()] == [*reversed(range(30))], (
+            "each was submitted once"
+        )
+    assert said() == 1
+
+
+def test_the_async_client_too_goes_on_without_prepared_statements(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="gangq.client")
+
+    async def attempt() -> None:
+        async with AsyncClient(dsn, max_size=1, prepare=True) as client:
+            for number in range(20):
+                async with client.connection() as conn:
+                    await conn.execute("deallocate all", prepare=False)
+                assert await client.submit(task="t") == [number + 1]
+
+    asyncio.run(attempt())
+    assert caplog.text.count("going on without them") == 1
+
+
+def test_a_report_sent_ahead_behind_a_pooler_is_refused_once_and_then_goes_unprepared(dsn: str) -> None:
+    with Client(dsn, max_size=1, prepare=True) as client:
+        incarnation = register(client)
+
+        def claim() -> object:
+            query = calls.claim(incarnation=incarnation, request_id=uuid.uuid4())
+            with client.connection() as conn:
+                conn.execute("deallocate all", prepare=False)
+            return send(client, query).answer()
+
+        refused = 0
+        for _ in range(20):
+            try:
+                claim()
+            except GangqError:
+                refused += 1
+        assert refused == 1
+
+
+def test_two_clients_never_call_their_prepared_statements_alike(dsn: str) -> None:
+    names = []
+    for _ in range(2):
+        with Client(dsn, max_size=1, prepare=True) as client:
+            for _ in range(8):
+                client.submit(task="t")
+                send(client, calls.submit(task="t")).answer()
+            with client.connection() as conn:
+                names.append({name for (name,) in conn.execute("select name from pg_prepared_statements")})
+    assert all(len(found) >= 2 for found in names)
+    assert not names[0] & names[1]
+
+
+@contextmanager
+def frozen(server: Server) -> Iterator[None]:
+    """The server's processes stand still: its kernel takes what is sent, and nobody answers."""
+    postmaster = psutil.Process(server.status().pid)
+    stopped = [postmaster, *postmaster.children(recursive=True)]
+    try:
+        for process in stopped:
+            # A server process that had little to do may have ended by itself.
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        yield
+    finally:
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+@SIZES
+def test_a_server_that_hangs_ends_a_call_when_its_time_is_up_and_the_connection_is_dropped(size: int) -> None:
+    with Server.temporary() as server:
+        schema.migrate(server.dsn(), log=lambda _: None)
+        with Client(server.dsn(), max_size=size, timeout_s=2) as client:
+            client.submit(task="t")
+            with client.connection() as conn:
+                before = conn.info.backend_pid
+            with frozen(server):
+                started = time.monotonic()
+                with pytest.raises(DatabaseUnreachable) as caught:
+                    client.submit(task="t")
+                took_s = time.monotonic() - started
+                said = "during gangq.submit; whether it took effect is unknown: no answer came in 2 s"
+                assert said in str(caught.value)
+                assert 1.9 <= took_s < 4
+                started = time.monotonic()
+                with pytest.raises(DatabaseUnreachable):
+                    client.submit(task="t")
+                assert time.monotonic() - started < 8
+            eventually(lambda: client.schema_version() != "")
+            with client.connection() as conn:
+                assert conn.info.backend_pid != before
+
+
+def test_a_server_that_hangs_ends_an_awaited_call_in_time_and_leaves_the_loop_free() -> None:
+    async def attempt(server: Server) -> None:
+        async with AsyncClient(server.dsn(), timeout_s=2) as client:
+            await client.submit(task="t")
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0.05)
+                    ticks += 1
+
+            ticking = asyncio.create_task(tick())
+            with frozen(server):
+                started = time.monotonic()
+                with pytest.raises(DatabaseUnreachable, match="effect is unknown: no answer came in 2 s"):
+                    await client.submit(task="t")
+                assert 1.9 <= time.monotonic() - started < 4
+            ticking.cancel()
+            assert ticks > 5
+            await client.submit(task="t")
+
+    with Server.temporary() as server:
+        schema.migrate(server.dsn(), log=lambda _: None)
+        asyncio.run(attempt(server))
 
 
 def test_the_listener_is_a_connection_of_its_own_that_hears(
@@ -1060,3 +1212,14 @@ def test_what_the_database_warns_of_is_logged_once_where_the_tick_runs(
         assert client.flag_dead_workers() == 0
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gangq.server"]
     assert line.startswith("DEAD WORKER gone on host h")
+
+
+def test_a_look_without_a_limit_is_at_a_thousand_and_none_is_all(client: Client) -> None:
+    ids = client.submit(task="t", payloads=[{}] * 1001)
+    assert [job.id for job in client.jobs()] == ids[:0:-1]
+    assert len(client.jobs(limit=None)) == 1001
+    client.cancel(job_ids=ids)
+    first = client.events()
+    assert len(first) == 1000
+    assert len(client.events(limit=None)) == 1000 + len(client.events(after_id=first[-1].id, limit=None))
+    assert "limit 1000" in calls.gangs().text

@@ -108,7 +108,7 @@ def test_what_is_no_selector_is_refused_before_it_is_sent(client: Client, select
         ({"min": 0}, "min 0 of 1"),
         ({"strategy": "stack"}, "stack"),
         ({"payload": {}, "payloads": [{}]}, "both payload and payloads"),
-        ({"payloads": [{}, {}]}, "1 members and 2 payloads"),
+        ({"payloads": [{}, {}]}, "1 member and 2 payloads"),
         ({"task": 7}, "task 7"),
         ({"tolerates": "spot"}, "tolerates"),
         ({"selector": "gpu>"}, "selector of role 'a'"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
+from importlib import metadata
+
+import pytest
 
 import gangq
+from gangq import errors, schema
 
 
 def test_every_public_name_is_there_and_nothing_is_imported_before_it_is_used() -> None:
@@ -19,3 +25,31 @@ def test_every_public_name_is_there_and_nothing_is_imported_before_it_is_used() 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(gangq, "Celery")
+
+
+def test_a_checkout_that_was_never_installed_can_write_down_its_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.delitem(vars(gangq), "__version__", raising=False)
+    assert "0+checkout" in schema.dump_sql()[:200]
+
+
+def test_every_error_is_in_one_place() -> None:
+    for module in pkgutil.walk_packages(gangq.__path__, "gangq."):
+        if module.name not in ("gangq.__main__", "gangq.worker.guardian"):
+            importlib.import_module(module.name)
+    found: list[type[errors.GangqError]] = [errors.GangqError]
+    for kind in found:
+        found += kind.__subclasses__()
+    assert {
+        f"{kind.__module__}.{kind.__name__}"
+        for kind in found
+        if kind.__module__.startswith("gangq.")
+        and kind.__module__ != "gangq.errors"
+        and kind.__name__[0] != "_"
+    } == set()
+    assert gangq.Unfit is errors.Unfit

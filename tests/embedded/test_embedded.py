@@ -23,7 +23,8 @@ import psycopg
 import pytest
 
 from gangq import embedded
-from gangq.embedded import Binaries, EmbeddedError, Server, find_binaries, resolve_dsn
+from gangq.embedded import Binaries, Server, find_binaries, resolve_dsn
+from gangq.errors import EmbeddedError, InvalidInput
 
 ALL = find_binaries()
 Make = Callable[..., Server]
@@ -647,7 +648,7 @@ def test_a_throwaway_server_whose_owner_was_killed_is_swept_and_a_living_ones_is
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_dsn_is_the_one_given_else_the_environments_else_a_private_server(
+def test_the_dsn_is_the_one_given_else_the_environments_and_embedded_is_the_private_server(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cluster: Path
 ) -> None:
     monkeypatch.setenv("GANGQ_DATA_DIR", str(cluster))
@@ -656,9 +657,13 @@ def test_the_dsn_is_the_one_given_else_the_environments_else_a_private_server(
     assert resolve_dsn() == "dbname=env"
     assert not make(cluster).status().running
     monkeypatch.delenv("GANGQ_DSN")
+    with pytest.raises(InvalidInput, match="no database is named"):
+        resolve_dsn()
+    assert not make(cluster).status().running
+    monkeypatch.setenv("GANGQ_DSN", "embedded")
     server = make(cluster)
     with caplog.at_level(logging.INFO, "gangq.embedded"):
         assert query(resolve_dsn(), "select current_database()") == "gangq"
-        assert resolve_dsn() == server.dsn()
+        assert resolve_dsn("embedded") == server.dsn()
     events = [vars(record) for record in caplog.records]
     assert [(e["event"], e["data_dir"]) for e in events] == [("embedded_started", str(server.data_dir))]

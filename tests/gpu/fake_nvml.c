@@ -6,6 +6,7 @@
  *           used_mib=2048  util=37  memutil=5  samples=0/95/0  memsamples=1/2  temp=41  milliwatts=70000
  *           millijoules=9  kb=1000  reasons=8  ecc=0  recovery=1  recovery_code=3
  *           pids=PID:MIB;PID:MIB  procs=PID:PERCENT;...  fail=util:3;samples:13  hang=util
+ *           slow_ms=600
  *           event=SEQUENCE:TYPE:DATA:GPU_INSTANCE
  *   mig     uuid=MIG-...  name=...  total_mib=9856  instance=1  (belongs to the gpu line before it; uuid= is a hole)
  *
@@ -37,7 +38,7 @@ struct device {
   unsigned long long total_mib, used_mib, millijoules, ecc, reasons, event_type, event_data;
   unsigned util, memutil, temp, milliwatts, kb, recovery, samples[2][ROWS], pid_count, proc_count, sequence;
   unsigned instance, event_instance;
-  int lost, memory, mig, slots, recovery_code, sample_count[2];
+  int lost, memory, mig, slots, recovery_code, slow_ms, sample_count[2];
   struct pair pids[ROWS], procs[ROWS];
   struct device *slot[MIG_SLOTS], *card;
   /* These outlive a new script. */
@@ -97,6 +98,7 @@ static void set(struct device *device, const char *key, const char *value) {
   if (!strcmp(key, "hang")) snprintf(device->hang, sizeof device->hang, "%s", value);
   if (!strcmp(key, "total_mib")) device->total_mib = number;
   if (!strcmp(key, "used_mib")) device->used_mib = number;
+  if (!strcmp(key, "slow_ms")) device->slow_ms = atoi(value);
   if (!strcmp(key, "lost")) device->lost = atoi(value);
   if (!strcmp(key, "memory")) device->memory = atoi(value);
   if (!strcmp(key, "mig")) device->mig = atoi(value);
@@ -176,6 +178,7 @@ static int enter(struct device *device, const char *call) {
   fputs("chatter ", stdout);
   fflush(stdout);
   if (!strcmp(device->hang, call)) stay();
+  if (device->slow_ms) usleep(1000 * device->slow_ms);
   snprintf(wanted, sizeof wanted, ";%s:", call);
   if (!(found = strstr(device->fail, wanted))) found = strstr(device->fail, ";all:");
   if (found) return atoi(strchr(found, ':') + 1);

@@ -143,8 +143,8 @@ def test_fewer_devices_than_before_are_an_event_and_more_are_none(findings: Find
 def test_a_second_hang_within_ten_minutes_is_fatal_and_a_later_one_is_not(
     findings: Findings, clock: Clock
 ) -> None:
-    def hang(uuid: str | None) -> tuple[str | None, bool, str] | None:
-        event = findings.hang(uuid, unkillable=False)
+    def hang(uuid: str | None, call: str = "temp") -> tuple[str | None, bool, str] | None:
+        event = findings.hang(uuid, call, unkillable=False)
         return event and (event.uuid, event.fatal, event.bucket)
 
     assert hang("A") == ("A", False, "driver")
@@ -156,10 +156,12 @@ def test_a_second_hang_within_ten_minutes_is_fatal_and_a_later_one_is_not(
     assert findings.last_hung() is None
     assert hang("A") == ("A", False, "driver")
     assert hang(None) == (None, False, "driver")
+    assert hang("A", "util") == ("A", False, "driver"), "it was another call"
+    assert hang("A", "util") == ("A", True, "driver")
 
 
 def test_a_process_that_survives_sigkill_is_fatal_the_first_time(findings: Findings) -> None:
-    event = findings.hang("A", unkillable=True)
+    event = findings.hang("A", "temp", unkillable=True)
     assert event is not None
     assert (event.fatal, event.bucket) == (True, "reboot")
     assert "SIGKILL" in event.advice

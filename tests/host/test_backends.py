@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gangq import names
 from gangq.errors import InvalidInput
 from gangq.host import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
 from gangq.host.commands import run
+from gangq.worker import seen
+from gangq.worker.proof import HostIdentity, process_identity
 
 ID = "ab" * 32
 
@@ -34,7 +41,8 @@ else:
     started = state.read_text() if state.exists() else "earlier"
     mode = (here / "pid_mode").read_text() if (here / "pid_mode").exists() else ""
     running = "false" if (here / "stopped").exists() else "true"
-    print({id!r}, "/gangq-gpu-0", started, running, "87", mode, sep="\\t")
+    pid = (here / "pid").read_text() if (here / "pid").exists() else "0"
+    print({id!r}, "/gangq-gpu-0", started, running, "87", mode, pid, sep="\\t")
 """
 
 _SYSTEMCTL = """#!{python}
@@ -310,11 +318,22 @@ def test_a_mapping_that_names_nothing_is_refused(text: str) -> None:
         WorkerMap.parse(text)
 
 
-def test_a_mapping_fits_by_name_and_fills_in_the_name() -> None:
+def anywhere(worker: str, identity: object) -> tuple[int, ...]:
+    """Sees every worker in this process."""
+    del worker, identity
+    return (os.getpid(),)
+
+
+def nowhere(worker: str, identity: object) -> str:
+    return f"no {worker} here"
+
+
+def test_a_mapping_fits_by_name_and_fills_in_the_name(docker: Stub) -> None:
+    (docker.directory / "pid").write_text(str(os.getpid()))
     maps = [WorkerMap.parse("a-*=docker:box-{worker}"), WorkerMap.parse("*=command:sv restart '{worker}'")]
-    assert str(choose("a-1", {}, maps=maps).backend) == "docker restart box-a-1"
-    assert str(choose("b;c d", {}, maps=maps).backend) == "sv restart 'b;c d'"
-    assert choose("a-$x", {}, maps=maps).backend is None
+    assert str(choose("a-1", {}, see=anywhere, maps=maps).backend) == "docker restart box-a-1"
+    assert str(choose("b;c d", {}, see=anywhere, maps=maps).backend) == "sv restart 'b;c d'"
+    assert choose("a-$x", {}, see=anywhere, maps=maps).backend is None
     assert (
         str(WorkerMap.parse("w=unit:gangq-worker@0").backend("w"))
         == "systemctl restart gangq-worker@0.service"
@@ -322,47 +341,165 @@ def test_a_mapping_fits_by_name_and_fills_in_the_name() -> None:
     assert str(WorkerMap.parse("w=user-unit:x").backend("w")) == "systemctl --user restart x.service"
 
 
-def test_what_a_worker_registered_is_used_when_nothing_is_mapped(docker: Stub) -> None:
-    assert str(choose("w", {"unit": "gangq-worker@0.service"}).backend) == (
+def test_what_a_worker_registered_is_used_when_nothing_is_mapped(
+    docker: Stub, systemctl: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docker.directory / "pid").write_text(str(os.getpid()))
+    put(systemctl, MainPID=os.getpid())
+    assert str(choose("w", {"unit": "gangq-worker@0.service"}, see=anywhere).backend) == (
         "systemctl restart gangq-worker@0.service"
     )
     mine = {"user_unit": "gangq-worker@0.service", "host": {"uid": os.getuid()}}
-    assert str(choose("w", mine).backend) == "systemctl --user restart gangq-worker@0.service"
-    assert str(choose("w", {"container": ID}).backend) == f"docker restart {ID}"
+    assert str(choose("w", mine, see=anywhere).backend) == "systemctl --user restart gangq-worker@0.service"
+    assert str(choose("w", {"container": ID}, see=anywhere).backend) == f"docker restart {ID}"
 
 
-def test_a_worker_cannot_have_another_service_restarted_by_saying_it_is_one(docker: Stub) -> None:
-    found = choose("w", {"unit": "sshd.service"})
+def test_a_worker_cannot_have_another_service_restarted_by_saying_it_is_one(
+    docker: Stub, systemctl: Stub
+) -> None:
+    put(systemctl, MainPID=os.getpid())
+    found = choose("w", {"unit": "sshd.service"}, see=anywhere)
     assert found.backend is None
     assert "--trust 'sshd.service'" in found.problem
-    assert choose("w", {"unit": "sshd.service"}, trusted=["ssh*"]).backend is not None
-    assert choose("w", {"unit": "--force"}).backend is None
-    other = choose("w", {"container": ID}, trusted=["mine-*"])
+    assert choose("w", {"unit": "sshd.service"}, see=anywhere, trusted=["ssh*"]).backend is not None
+    assert choose("w", {"unit": "--force"}, see=anywhere).backend is None
+    other = choose("w", {"container": ID}, see=anywhere, trusted=["mine-*"])
     assert other.backend is None
     assert "gangq-gpu-0" in other.problem
 
 
+TRAPS = (
+    "webserver=docker:{worker}",
+    "webserver=docker:webserver",
+    "*=unit:{worker}",
+    "*=command:restart {worker}",
+)
+
+
+@pytest.mark.parametrize("text", TRAPS)
+def test_what_is_not_seen_on_this_host_is_not_restarted_whatever_maps_say(
+    docker: Stub, systemctl: Stub, text: str
+) -> None:
+    (docker.directory / "pid").write_text("1")
+    put(systemctl, MainPID=1)
+    found = choose("webserver", {}, see=nowhere, maps=[WorkerMap.parse(text)])
+    assert found.backend is None
+    assert "no webserver here" in found.problem
+    assert not any("restart" in call for call in docker.calls + systemctl.calls)
+
+
+@pytest.mark.parametrize("text", [*TRAPS[:3], None])
+def test_a_unit_or_container_that_does_not_hold_the_worker_is_left_alone(
+    docker: Stub, systemctl: Stub, text: str | None
+) -> None:
+    (docker.directory / "pid").write_text("1")
+    put(systemctl, MainPID=1)
+    maps = [WorkerMap.parse(text)] if text else []
+    found = choose("webserver", {"unit": "gangq-worker@0.service"}, see=anywhere, maps=maps)
+    assert found.backend is None
+    assert "does not belong to the main process" in found.problem
+
+
+def test_a_command_without_the_name_in_it_is_the_operators_own_word() -> None:
+    found = choose("w", {}, see=nowhere, maps=[WorkerMap.parse("w=command:sv restart w")])
+    assert str(found.backend) == "sv restart w"
+
+
+def test_a_container_that_has_ended_is_asked_although_nothing_of_it_is_seen(docker: Stub) -> None:
+    (docker.directory / "stopped").write_text("")
+    assert choose("w", {"container": ID}, see=nowhere).backend is not None
+
+
+# Which process is that worker
+
+
+@contextlib.contextmanager
+def program(directory: Path, *words: str, name: str = "gangq") -> Iterator[dict[str, Any]]:
+    """A process with such a command line, and what a worker in it would register."""
+    script = directory / name
+    script.write_text("import time; print('here', flush=True); time.sleep(60)")
+    argv = [sys.executable, "-u", str(script), *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env={}) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline()
+        try:
+            yield {
+                "host": asdict(HostIdentity.here()),
+                "process": asdict(process_identity(started.pid)),
+            }
+        finally:
+            started.kill()
+
+
+def test_a_worker_is_seen_by_its_process_and_the_name_on_its_command_line(tmp_path: Path) -> None:
+    with program(tmp_path, "--dsn", "x", "worker", "tasks:app", "--name", "w1") as identity:
+        found = seen.lineage("w1", identity)
+        assert isinstance(found, tuple)
+        assert found[:2] == (identity["process"]["pid"], os.getpid())
+        assert "is gangq worker --name w1" in seen.lineage("webserver", identity)
+    assert "no process of this host" in seen.lineage("w1", identity)
+
+
+@pytest.mark.parametrize("words", [("worker",), ("worker", "--queue", "default")])
+def test_a_worker_without_a_name_on_its_command_line_is_called_as_its_host(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with program(tmp_path, *words) as identity:
+        assert isinstance(seen.lineage(names.host_name(), identity), tuple)
+    with program(tmp_path, *words, "--host", "other") as identity:
+        assert isinstance(seen.lineage("other", identity), tuple)
+        assert "--name other" in seen.lineage(names.host_name(), identity)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nginx", ("worker", "--name", "w1")),
+        ("gangq", ("tick", "--loop", "worker", "--name", "w1")),
+        ("gangq", ("worker", "off", "w1", "--name", "w1")),
+        ("gangq", ()),
+    ],
+)
+def test_what_is_no_worker_is_not_taken_for_one(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+    with program(tmp_path, *words, name=name) as identity:
+        assert "no gangq worker by its command line" in seen.lineage("w1", identity)
+
+
+def test_a_process_that_only_has_the_pid_is_not_the_worker(tmp_path: Path) -> None:
+    with program(tmp_path, "worker", "--name", "w1") as identity:
+        for where, field, other in (
+            ("process", "start_ticks", identity["process"]["start_ticks"] - 1),
+            ("process", "boot_id", "another"),
+            ("process", "pid", 1),
+            ("host", "pid_namespace", 1),
+        ):
+            forged = {**identity, where: {**identity[where], field: other}}
+            assert isinstance(seen.lineage("w1", forged), str)
+    for junk in (None, {}, [], {"host": 1, "process": 2}):
+        assert isinstance(seen.lineage("w1", junk), str)  # type: ignore[arg-type]
+
+
 def test_another_users_unit_is_for_that_users_bouncer() -> None:
-    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": {"uid": 4711}}, uid=0)
+    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": {"uid": 4711}}, uid=0, see=anywhere)
     assert found.backend is None
     assert "4711" in found.problem
 
 
 @pytest.mark.parametrize("junk", ["x", ["uid"], 1, None, {"uid": None}, {"uid": "0"}, {}])
 def test_junk_that_stands_where_the_host_should_restarts_nothing(junk: object) -> None:
-    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": junk})
+    found = choose("w", {"user_unit": "gangq-worker@0.service", "host": junk}, see=anywhere)
     assert found.backend is None
     assert "run gangq bounce as that user" in found.problem
 
 
 @pytest.mark.parametrize("junk", [None, ["a"], "unit", 1, {"unit": 1, "user_unit": [], "container": {}}])
 def test_junk_instead_of_an_identity_is_none(junk: Any) -> None:
-    found = choose("w", junk)
+    found = choose("w", junk, see=anywhere)
     assert found.backend is None
     assert "runs neither as a unit nor in a container" in found.problem
 
 
 def test_a_worker_that_is_neither_unit_nor_container_has_to_be_mapped() -> None:
-    found = choose("w", {"mark": "m", "unit": None, "container": None})
+    found = choose("w", {"mark": "m", "unit": None, "container": None}, see=anywhere)
     assert found.backend is None
     assert "--map 'w=command:" in found.problem

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -26,8 +27,10 @@ from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
 from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted, choose
+from gangq.worker import seen
+from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.proof import HostIdentity, process_identity
-from gangq.worker.report import DIRECTORY_PREFIX
+from gangq.worker.session import blameless
 from worker.worker_process import Fleet, fleet_of, short_leases
 
 HOST = socket.gethostname()
@@ -144,6 +147,41 @@ def test_a_frozen_worker_is_restarted_and_its_job_runs_again(
     assert bounce(dsn) == (0, [], ""), "nothing is left to do, and nothing is said"
 
 
+def test_where_every_process_is_stopped_and_nobody_ticks_the_bouncer_flags_by_itself(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, start: str, tmp_path: Path
+) -> None:
+    short_leases(client, lease_s=30, flag_after_s=FLAG_S, tick_s=0.5)
+    (tmp_path / "tasks.py").write_text(
+        "import os, time\nfrom pathlib import Path\nfrom gangq.app import App\napp = App(os.environ['TEST_DSN'])\n"
+        + _HANG
+    )
+    gate = tmp_path / "gate"
+    options = ("--name", "w1", "--devices", "none")
+    with running(dsn, tmp_path, "w1", "worker", "tasks:app", *options) as worker:
+        job = client.submit(task="hang", payloads=[{"gate": str(gate)}])[0]
+        worker.until(gate.exists, "it runs the job")
+        supervisor = psutil.Process(worker.process.pid)
+        everything = [supervisor, *supervisor.children(recursive=True)]
+        assert len(everything) >= 2, "a supervisor and its worker"
+        for process in everything:
+            process.suspend()
+        # Nobody has ticked for so long that judging gives everybody one more period.
+        db.execute("update gangq.tick_state set last_at = last_at - interval '25 seconds'")
+        said = []
+        how = ("--map", f"w1=command:{start}", "--kill-after", "5", "--verify", "30")
+
+        def restarted() -> bool:
+            said.extend(bounce(dsn, *how)[1])
+            return [answer["action"] for answer in said] == ["bounced", "verified"]
+
+        eventually(restarted, f"w1 is restarted: {said}", 60)
+        eventually(lambda: client.job(id=job).state == "done", f"job {job} runs again")
+        assert [e["reason"] for e in events(db, "outage")] != []
+        for process in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 def test_a_worker_that_is_gone_is_only_reported_dead(
     dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -230,15 +268,14 @@ def test_a_worker_is_not_restarted_more_often_than_the_installation_allows(
     assert worker.process.poll() is None
 
 
-def test_when_a_fifth_of_the_fleet_is_flagged_nobody_is_restarted(
+def test_when_two_hosts_of_a_small_fleet_are_flagged_nobody_is_restarted(
     dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
     first, _, _ = frozen(fleet, client, tmp_path, "w1")
-    second, _, _ = frozen(fleet, client, tmp_path, "w2")
-    fleet.start("w3")
+    second, _, _ = frozen(fleet, client, tmp_path, "w2", host="elsewhere")
     marker = tmp_path / "restarted"
     code, answers, _ = bounce(dsn, "--map", f"*=command:touch {marker}")
-    assert (code, [a["action"] for a in answers]) == (1, ["refused", "refused"])
+    assert (code, [a["action"] for a in answers]) == (1, ["refused"])
     assert all("the fault is elsewhere" in a["text"] and "database" in a["text"] for a in answers)
     assert not marker.exists()
     assert {e["data"]["answer"] for e in events(db, "bounce_refused")} == {"fleet"}
@@ -397,6 +434,8 @@ def pretended(
 
         def __getattr__(self, verb: str) -> Callable[..., Any]:
             def call(**arguments: Any) -> Any:
+                if verb == "tick":
+                    return None
                 if verb in failing:
                     raise failing[verb]
                 told.append((verb, arguments))
@@ -564,6 +603,9 @@ def test_what_is_refused_for_one_flag_does_not_keep_the_others_waiting(refusal: 
     told: list[tuple[str, int]] = []
 
     class Refuses:
+        def tick(self) -> None:
+            pass
+
         def flagged(self, host: str) -> list[FlaggedRow]:
             return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
 
@@ -600,6 +642,9 @@ def test_a_refusal_of_one_outcome_does_not_keep_the_others_waiting() -> None:
     told: list[int] = []
 
     class Refuses:
+        def tick(self) -> None:
+            pass
+
         def flagged(self, host: str) -> list[FlaggedRow]:
             return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
 
@@ -660,11 +705,72 @@ def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
     with pretended(replace(FLAG, identity=junk)) as (database, _, _):
         actions: list[Action] = []
         bouncer = Bouncer(
-            database, host=HOST, choose=choose, prove=deaths.prove, bury=deaths.bury, say=actions.append
+            database,
+            host=HOST,
+            choose=lambda worker, identity: choose(worker, identity, see=seen.lineage),
+            prove=deaths.prove,
+            bury=deaths.bury,
+            say=actions.append,
         )
         bouncer.round()
         assert [a.action for a in actions] == ["unmapped"]
         assert deaths.bury(database, "w1", 7, junk, {}) == 0
+
+
+def _fifo(place: Path, number: int) -> None:
+    os.mkfifo(place)
+
+
+def _zero(place: Path, number: int) -> None:
+    place.symlink_to("/dev/zero")
+
+
+def _link(place: Path, number: int) -> None:
+    (place.parent / "elsewhere").write_text(str(number))
+    place.symlink_to("elsewhere")
+
+
+def _big(place: Path, number: int) -> None:
+    with place.open("w") as out:
+        out.write(str(number))
+        out.truncate(1 << 33)
+
+
+def _directory(place: Path, number: int) -> None:
+    place.mkdir()
+
+
+@pytest.mark.parametrize("what", [_fifo, _zero, _link, _big, _directory])
+def test_a_note_that_is_no_small_file_excuses_nobody_and_keeps_nobody_waiting(
+    what: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    left = tmp_path / f"{DIRECTORY_PREFIX}x"
+    left.mkdir()
+    for name in ("lapsed", "drained", "trip", "death"):
+        what(left / name, 7)
+    code = (
+        "import sys, resource; from pathlib import Path; from gangq.worker.session import blameless\n"
+        "from gangq.worker.report import deliver\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        f"assert deliver(None, 7, Path({str(left)!r}), {os.getuid()}) is None\n"
+        f"sys.exit(blameless(Path({str(left)!r}), 7, {os.getuid()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("what", ["the directory is a link", "another user's", "it is read as a note"])
+def test_a_note_counts_only_in_the_workers_own_directory(what: str, tmp_path: Path) -> None:
+    left = tmp_path / f"{DIRECTORY_PREFIX}x"
+    left.mkdir()
+    (left / "drained").write_text("7")
+    asked, uid = left, os.getuid()
+    if "link" in what:
+        asked = tmp_path / f"{DIRECTORY_PREFIX}y"
+        asked.symlink_to(left)
+    if "another" in what:
+        uid += 1
+    assert blameless(asked, 7, uid) == ("drained" if "read" in what else None)
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])

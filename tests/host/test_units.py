@@ -124,6 +124,16 @@ def test_the_sandbox_does_not_hide_gpus_and_lets_their_libraries_write_code() ->
     assert "/" not in settings["StateDirectory"]
 
 
+def test_a_worker_may_make_control_groups_below_its_own_in_either_kind_of_unit(tmp_path: Path) -> None:
+    for text in (
+        units.shipped("gangq-worker@.service"),
+        (placed(tmp_path, "--user") / "gangq-worker@.service").read_text(),
+    ):
+        assert "\nDelegate=yes\n" in text
+        # That would mount them read-only.
+        assert "ProtectControlGroups" not in text
+
+
 def test_the_service_managers_watchdog_leaves_the_supervisor_the_time_to_act_first() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", units.shipped("gangq-worker@.service"), re.M))
     assert int(settings["WatchdogSec"]) >= SILENCE_S + 10

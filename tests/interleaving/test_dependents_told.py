@@ -75,6 +75,107 @@ def test_a_dependent_submitted_since_the_snapshot_of_a_completing_caller_is_told
     assert unsettled(meeting) == []
 
 
+@pytest.mark.parametrize(("how", "then"), [("done", "pending"), ("failed", "cancelled")])
+@pytest.mark.parametrize("kind", ["solo", "gang"])
+def test_a_job_ends_while_the_submission_of_one_that_waits_for_it_is_open(meeting, how, then, kind):
+    worker = meeting.worker("w1")
+    if kind == "solo":
+        job, token = meeting.running(worker)
+    else:
+        _, (job,), (token,) = meeting.running_gang([worker], failure_policy="fail")
+    submitter = meeting.connect(autocommit=False)
+    waiting = value(submitter, "submit", task="later", after=[job])
+    (gang,) = call(submitter, "submit_gang", task="later", size=1, after=[job])
+    end(meeting.connect(statement_timeout="1000"), job, token, how)
+    meeting.tick()
+    submitter.commit()
+    assert meeting.state(waiting) == "waiting"
+    assert meeting.violations() == []
+    meeting.tick()
+    assert meeting.state(waiting) == then
+    assert meeting.gang_row(gang["gang_id"])["state"] in {"pending": ("blocked", "reserved")}.get(
+        then, (then,)
+    )
+    assert meeting.violations() == []
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize(("how", "then"), [("done", "pending"), ("failed", "cancelled")])
+def test_a_job_is_submitted_after_one_whose_ending_is_open(meeting, how, then, ending):
+    job, token = meeting.running(meeting.worker("w1"))
+    ender = meeting.connect(autocommit=False)
+    end(ender, job, token, how)
+    waiting = value(meeting.connect(statement_timeout="1000"), "submit", task="later", after=[job])
+    meeting.tick()
+    assert meeting.state(waiting) == "waiting"
+    if ending == "rollback":
+        ender.rollback()
+        meeting.tick()
+        assert meeting.state(waiting) == "waiting"
+        end(meeting.db, job, token, how)
+    else:
+        ender.commit()
+    assert meeting.violations() == []
+    meeting.tick()
+    assert meeting.state(waiting) == then
+    assert meeting.violations() == []
+
+
+@pytest.mark.parametrize(("how", "then"), [("done", "pending"), ("failed", "cancelled")])
+def test_a_job_ends_after_the_tick_has_settled_who_waits_for_it(meeting, how, then):
+    job, token = meeting.running(meeting.worker("w1"))
+    waiting = meeting.job(after=[job])
+    meeting.tick()
+    assert meeting.db.execute("select settled from gangq.dependencies").fetchall() == [{"settled": True}]
+    end(meeting.db, job, token, how)
+    assert meeting.db.execute("select outcome from gangq.dependencies").fetchall() == [{"outcome": how}]
+    meeting.tick()
+    assert meeting.state(waiting) == then
+
+
+def test_an_awaited_job_ends_while_the_tick_that_has_settled_its_dependents_is_left_open(meeting):
+    job, token = meeting.running(meeting.worker("w1"))
+    waiting = meeting.job(after=[job])
+    frozen = meeting.connect(autocommit=False)
+    call(frozen, "tick", force=True)
+    # That tick has let go of the awaited job, but not of the dependency's row: the next one tells it.
+    end(meeting.connect(statement_timeout="1000"), job, token, "done")
+    frozen.commit()
+    assert meeting.violations() == []
+    meeting.tick()
+    assert meeting.state(waiting) == "pending"
+    assert unsettled(meeting) == []
+
+
+def test_an_open_submission_that_waits_for_it_keeps_nobody_from_any_job(meeting):
+    one = meeting.worker("w1", kind="command", slots=4)
+    done, failed, cancelled, handed_back = (meeting.running(one) for _ in range(4))
+    pending = meeting.job()
+    frozen = meeting.connect(autocommit=False)
+    jobs = [job for job, _ in (done, failed, cancelled, handed_back)]
+    call(frozen, "submit", task="later", after=[*jobs, pending])
+    others = meeting.connect(statement_timeout="1000")
+    call(others, "complete", job_ids=[done[0]], tokens=[done[1]])
+    value(others, "fail", job_id=failed[0], token=failed[1], retryable=False)
+    call(others, "cancel", job_ids=[cancelled[0], pending])
+    call(others, "release", job_ids=[handed_back[0]], tokens=[handed_back[1]])
+    call(others, "set_priority", priority=5, job_ids=[handed_back[0]])
+    assert meeting.tick()["ran"]
+    frozen.rollback()
+    assert meeting.violations() == []
+
+
+def test_what_waits_for_an_ending_that_is_kept_no_longer_is_cancelled(meeting):
+    job, token = meeting.running(meeting.worker("w1"))
+    submitter = meeting.connect(autocommit=False)
+    waiting = value(submitter, "submit", task="later", after=[job])
+    end(meeting.db, job, token, "done")
+    meeting.db.execute("delete from gangq.history")
+    submitter.commit()
+    meeting.tick()
+    assert meeting.state(waiting) == "cancelled"
+
+
 def test_a_job_with_two_awaited_jobs_is_not_let_go_early_by_two_promotions_at_once(meeting):
     """The second promotion read how many were done before the first one had taken them off."""
     one, two = meeting.worker("w1"), meeting.worker("w2")

@@ -24,7 +24,12 @@ def test_a_batch_completed_in_any_order_meets_a_batch_locked_in_order_without_a_
     blocker.execute("select 1 from gangq.live_jobs where id = %s for update", (middle[0],))
     in_order = Later(
         meeting.connect(),
-        lambda conn: call(conn, "set_priority", priority=1, job_ids=[low[0], middle[0], high[0]]),
+        lambda conn: (
+            conn.execute(
+                "select from gangq.live_jobs where id = any(%s) order by id for update",
+                ([low[0], middle[0], high[0]],),
+            ).rowcount
+        ),
     ).start(meeting.db)
     assert in_order.waited
     # Given backwards: taken as given, it would hold the high one and wait for the low one.

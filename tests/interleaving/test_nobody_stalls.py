@@ -101,14 +101,14 @@ def test_a_submit_of_a_shape_never_seen_before_held_uncommitted_stalls_no_other_
     assert meeting.violations() == []
 
 
-@pytest.mark.parametrize("hold", ["submit after a member", "checkpoint of a member"])
+@pytest.mark.parametrize("hold", ["lock of a member", "checkpoint of a member"])
 def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick(meeting, frozen, others, hold):
     one, two = meeting.worker("w1"), meeting.worker("w2")
     gang_id, (m0,), (t0,) = meeting.running_gang([one])
     call(frozen, "heartbeat", incarnation=two)
     frozen.commit()
-    if hold == "submit after a member":
-        value(frozen, "submit", task="later", after=[m0])
+    if hold == "lock of a member":
+        frozen.execute("select from gangq.live_jobs where id = %s for key share", (m0,))
     else:
         value(frozen, "save_checkpoint", job_id=m0, token=t0, step=1, data=b"x")
     meeting.clock.advance(121)
@@ -123,7 +123,7 @@ def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick(meeting, frozen
 
 
 @pytest.mark.parametrize("stage", ["blocked", "late", "drained"])
-def test_a_member_awaited_by_a_frozen_submit_does_not_stop_the_tick_at_any_stage_of_its_gang(
+def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick_at_any_stage_of_its_gang(
     meeting, frozen, others, stage
 ):
     one = meeting.worker("w1")
@@ -133,7 +133,7 @@ def test_a_member_awaited_by_a_frozen_submit_does_not_stop_the_tick_at_any_stage
     if stage == "drained":
         assert meeting.claim(one)
         value(meeting.db, "preempt_gang", gang_id=gang_id)
-    value(frozen, "submit", task="later", after=[m0])
+    frozen.execute("select from gangq.live_jobs where id = %s for key share", (m0,))
     if stage == "late":
         meeting.clock.advance(31)
     if stage == "drained":
@@ -152,8 +152,8 @@ def test_a_pass_that_has_time_for_one_gang_goes_past_those_that_a_frozen_client_
 ):
     meeting.worker("w1")
     meeting.worker("w2")
-    _, (awaited,) = meeting.gang(1)
-    value(frozen, "submit", task="later", after=[awaited])
+    _, (held,) = meeting.gang(1)
+    frozen.execute("select from gangq.live_jobs where id = %s for key share", (held,))
     others_gang, _ = meeting.gang(1, priority=-1)
     assert call(others, "admit", budget_ms=0) == [{"placed": 1, "again": True}]
     assert meeting.gang_row(others_gang)["state"] == "reserved"

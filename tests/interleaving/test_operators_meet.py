@@ -118,13 +118,25 @@ def test_a_timeout_and_a_cancellation_end_the_gang_once(meeting, turn, end, styl
 
 
 @both_ends
-def test_a_timeout_steps_over_a_gang_with_a_member_that_somebody_awaits_this_moment(meeting, end):
+def test_a_timeout_steps_over_a_gang_with_a_member_that_somebody_holds_this_moment(meeting, end):
+    gang_id, members = overdue(meeting, "soft")
+    hold: Verb = lambda conn: conn.execute(  # noqa: E731
+        "select from gangq.live_jobs where id = %s for key share", (members[1],)
+    )
+    met = meeting.meet(hold, verb("time_out"), end)
+    assert not met.later.waited
+    assert met.later.result() == 0
+    assert value(meeting.db, "time_out") == 1
+    assert meeting.gang_row(gang_id)["state"] == "cancelled"
+
+
+@both_ends
+def test_a_timeout_ends_a_gang_with_a_member_that_an_open_submit_waits_for(meeting, end):
     gang_id, members = overdue(meeting, "soft")
     submit = verb("submit", task="later", after=[members[1]])
     met = meeting.meet(submit, verb("time_out"), end)
     assert not met.later.waited
-    assert met.later.result() == 0
-    assert value(meeting.db, "time_out") == 1
+    assert met.later.result() == 1
     assert meeting.gang_row(gang_id)["state"] == "cancelled"
     if end == "commit":
         assert meeting.state(met.first) == "waiting"

@@ -70,6 +70,7 @@ class Floor:
         return self.client.submit(task=task, payloads=[payload], **options)[0]
 
     def command(self, *flags: str, **options: Any) -> int:
+        options.setdefault("wait_for_hardware", True)  # Its worker may be about to register.
         return self.client.submit(task="command", payloads=[self.work(*flags)], **options)[0]
 
     def work(self, *flags: str) -> dict[str, Any]:

@@ -27,6 +27,12 @@ def first_time(ctx):
     return True
 
 @app.task
+def beats(ctx):
+    while not (HERE / "enough").exists():
+        ctx.beat()
+        time.sleep(0.1)
+
+@app.task
 def waits(ctx):
     "The first time for ever, and without a beat; tells where it runs the second."
     if first_time(ctx):
@@ -162,3 +168,26 @@ def test_an_xid_that_programs_cause_is_a_suspicion_and_blames_no_device(
     assert device(floor, A).state == "held"
     floor.client.cancel(job_ids=[job])
     assert worker.exit_code(PATIENCE_S) == 79
+
+
+def test_a_driver_that_is_slow_costs_no_job_and_brings_no_new_one(
+    floor: Floor, cards: Cards, start: Callable[[str], WorkerProcess]
+) -> None:
+    worker = start("a")
+    floor.configure(health_window_s=300)
+    beats = floor.inline("beats", gpus=1)
+    eventually(lambda: floor.client.job(id=beats).state == "running", "it runs", PATIENCE_S)
+    cards.say({**BUSY, "slow_ms": 700})
+    eventually(lambda: "device_silent" in worker.log, "its device is doubtful", PATIENCE_S)
+    (floor.directory / "enough").touch()
+    (row,) = floor.until_done(beats)
+    assert (row.attempts, row.trips) == (1, 0)
+    after = floor.inline("quick")
+    # What would take it does not ask, though it is woken.
+    with pytest.raises(AssertionError, match="did not happen"):
+        eventually(lambda: floor.client.job(id=after).state != "pending", "it is claimed", 3)
+    cards.say(BUSY)
+    floor.until_done(after)
+    assert worker.process.poll() is None
+    assert floor.client.trips() == []
+    assert device(floor, A).state == "free"

@@ -183,7 +183,6 @@ def test_the_second_of_two_workers_with_one_name_is_refused_and_the_first_is_lef
 
 BAD = {
     "raises": "raise RuntimeError('as it was told')",
-    "returns what is no JSON": "return {1, 2}",
     "calls sys.exit": "sys.exit(3)",
     "recurses for ever": "def down(): return down() + 1\n    down()",
     "allocates too much": (
@@ -202,6 +201,7 @@ BAD = {
     ),
 }
 WEIRD = {
+    "returns what is no JSON": "return {1, 2}",
     "prints 100 MB": "for _ in range(100): print('x' * (1 << 20))\n    return 'printed'",
     "starts threads that never end": (
         "for _ in range(20): threading.Thread(target=time.sleep, args=(10**6,)).start()\n    return 'threads'"

@@ -95,6 +95,9 @@ def test_of_three_workers_under_one_host_name_two_trip_and_the_third_never_notic
     assert (stall.code, stall.outcome, stall.task, stall.host) == (76, "scheduled", "stalls", "h1")
     # The evidence says where it hung, what it last said, and for how long nothing had moved.
     assert "deadlock" in stall.evidence["stacks"]
+    assert "deadlock" in stall.evidence["handler"]
+    assert "runner_inline" not in stall.evidence["handler"], "what called the handler tells nothing"
+    assert stall.evidence["place"].startswith("futex() of ")
     assert stall.evidence["seen"]["last_beat"]["step"] == 7
     assert stall.evidence["seen"]["silence_s"] >= 12
     assert [e.kind for e in floor.client.events(job_id=stuck)].count("suspect") == 1

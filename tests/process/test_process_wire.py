@@ -143,9 +143,8 @@ def test_a_lost_answer_to_a_heartbeat_and_to_a_registration_are_asked_for_again(
     cut.wire.lose(b"gangq.register_worker(")
     worker = floor.start("far", dsn=cut.dsn, ready=False)
     until_lost(cut)
-    if worker.process.poll() is not None or worker.exit_code():
-        # Its word was lost with it: its successor finds the name taken by a process that is dead.
-        worker = cut.far()
+    floor.until_listening(worker)
+    assert worker.process.poll() is None, "it asks again and knows its own incarnation"
     job = floor.inline()
     floor.until_at_work(job)
     cut.wire.lose(b"gangq.heartbeat(")

@@ -17,7 +17,7 @@ import pytest
 from gangq.client import Client
 from gangq.errors import Unfit
 from gangq.gpu import Detection
-from gangq.worker import fitness, oom, procfs
+from gangq.worker import cgroup, fitness, oom, procfs
 from gangq.worker.options import WorkerOptions
 from process.supervised import PATIENCE_S, Start, starter
 from worker.worker_process import eventually
@@ -197,31 +197,26 @@ def test_an_unkillable_worker_is_flagged_first_and_nothing_starts_beside_it(
 # -- counting kills ------------------------------------------------------------------------------------------
 
 
-def test_the_count_of_the_cgroup_a_process_is_in_comes_first(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
-    files = oom.counter_files(os.getpid(), str(tmp_path))
-    assert oom.kills([str(tmp_path / "nowhere"), str(tmp_path / "memory.events")]) == 2
-    assert oom.kills([str(tmp_path / "nowhere")]) is None
-    assert all(name.startswith(str(tmp_path)) for name in files)
-
-
-def test_a_kill_just_before_the_last_sign_of_life_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_just_before_the_last_sign_of_life_counts(tmp_path: Path) -> None:
     count = tmp_path / "memory.events"
-    count.write_text("oom_kill 0\n")
-    monkeypatch.setattr(oom, "counter_files", lambda pid, root: [str(count)])
-    watch = oom.OomWatch(1, str(tmp_path))
+    count.write_text("low 0\noom_kill 0\n")
+    # The group that the process is in has no count of its own: its parent has.
+    watch = oom.OomWatch(cgroup.Group(2, [str(tmp_path / "below"), str(tmp_path)]))
     watch.look(10.0)
     assert not watch.killed()
-    count.write_text("oom_kill 1\n")
+    count.write_text("low 0\noom_kill 1\n")
     watch.look(11.5)
     assert watch.killed()
     # Somebody else's kill, long before this death.
     watch.look(13.0)
     assert not watch.killed()
+
+
+def test_nobody_counts_where_there_is_no_group(tmp_path: Path) -> None:
+    for group in (None, cgroup.Group(1, [str(tmp_path)])):
+        watch = oom.OomWatch(group)
+        watch.look(10.0)
+        assert not watch.killed()
 
 
 # -- the command itself --------------------------------------------------------------------------------------
@@ -243,7 +238,7 @@ def gangq(directory: Path, *args: str, **environ: str) -> subprocess.CompletedPr
 def test_the_private_server_outlives_the_worker_that_started_it(tmp_path: Path) -> None:
     place = {"GANGQ_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)}
     try:
-        done = gangq(tmp_path, "worker", "--once", "--devices", "none", **place)
+        done = gangq(tmp_path, "worker", "--embedded", "--once", "--devices", "none", **place)
         assert done.returncode == 0, done.stderr
         status = gangq(tmp_path, "db", "status", "--json", **place)
         assert json.loads(status.stdout)["running"], status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,11 @@ class _Line:
         self.wire = wire
         self.client = client
         self.server = socket.socket(socket.AF_UNIX)
-        self.server.connect(wire.upstream)
+        try:
+            self.server.connect(wire.upstream)
+        except OSError:
+            self.server.close()
+            raise
         self.open = threading.Event()
         self.open.set()
         """Cleared, nothing passes in either direction, and both ends stay as they are."""
@@ -74,6 +79,8 @@ class _Line:
                     self.asked = (self.asked + data)[-(1 << 16) :]
                     target.sendall(data)
                     continue
+                if self.wire.slow_s:
+                    time.sleep(self.wire.slow_s)
                 self._count(data)
                 # An answer is passed on as a whole: half of one would be another kind of fault.
                 answer += data
@@ -107,6 +114,9 @@ class Wire:
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._frozen_from_now = False
+        self._refusing = False
+        self.slow_s = 0.0
+        """How long every answer is late."""
         self._wanted: _Wanted | None = None
         self._socket = socket.socket(socket.AF_UNIX)
 
@@ -126,6 +136,9 @@ class Wire:
             while True:
                 client, _ = self._socket.accept()
                 with self._lock:
+                    if self._refusing:
+                        client.close()
+                        continue
                     try:
                         line = _Line(self, client)
                     except OSError:
@@ -181,6 +194,14 @@ class Wire:
             self._frozen_from_now = new_ones_too
             for line in self._lines:
                 line.open.clear()
+
+    def cut(self, *, refuse: bool = False) -> None:
+        """Every connection is closed; with ``refuse`` every new one too, until cut again."""
+        with self._lock:
+            self._refusing = refuse
+            lines, self._lines = self._lines, []
+        for line in lines:
+            line.close()
 
     def thaw(self) -> None:
         """What was held back goes on its way."""

@@ -686,7 +686,8 @@ def make_reset(db: Connection) -> None:
     tables = db.execute(
         "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
         "and c.relkind in ('r', 'p') and not c.relispartition and c.relname not in "
-        "('migrations', 'settings', 'queues_table', 'transitions', 'tick_state', 'shapes')"
+        "('migrations', 'settings', 'queues_table', 'transitions', 'tick_state', 'lock_rows', 'sequence_base', "
+        "'shapes')"
     ).fetchall()
     emptied = "".join(f"delete from gangq.{r['relname']};" for r in tables)
     # A walk repeated must go the same way: no chance in how long things back off.

@@ -227,4 +227,4 @@ def test_somebody_who_reads_makes_it_give_up_and_change_nothing(
         {"policy": "largest_first"}
     ]
     applied = schema.migrate(old, log=lambda _: None).applied
-    assert applied == ("0003_placement", "0004_pace", "0005_speed", "0006_checks")
+    assert applied == tuple(file.name for file in schema.migrations()[2:])

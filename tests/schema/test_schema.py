@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import gangq
 from gangq import schema
@@ -142,6 +144,42 @@ def test_processes_that_start_together_apply_each_migration_once(empty_dsn: str)
     assert applied == [(), (), tuple(file.name for file in schema.migrations())]
 
 
+def test_an_owner_that_is_no_superuser_migrates_as_the_readme_says(empty_dsn: str, server: Server) -> None:
+    name = conninfo_to_dict(empty_dsn)["dbname"]
+    owner, alice = f"owner_{name}", f"alice_{name}"
+    with psycopg.connect(empty_dsn, autocommit=True) as admin:
+        for statement in (
+            f"create role {owner} login",
+            f"create role {alice} login",
+            f"alter database {name} owner to {owner}",
+            f"revoke temporary on database {name} from public",
+        ):
+            admin.execute(statement.encode())
+        for role in ("viewer", "submitter", "worker", "admin"):
+            with contextlib.suppress(psycopg.errors.DuplicateObject):
+                admin.execute(f"create role gangq_{role}".encode())
+        with psycopg.connect(empty_dsn, autocommit=True) as conn:
+            conn.execute(f"set session authorization {owner}".encode())
+            assert schema.migrate(conn, log=lambda _: None).code_rebuilt
+            assert schema.migrate(conn, log=lambda _: None).already_current
+        admin.execute(f"grant gangq_submitter, gangq_worker to {alice}".encode())
+        with psycopg.connect(empty_dsn, autocommit=True) as conn:
+            conn.execute(f"set session authorization {alice}".encode())
+            conn.execute("select gangq.submit('t')")
+            conn.execute("select gangq.register_worker('w', 'h', '{default}')")
+            assert conn.execute("select ran from gangq.tick(true)").fetchone() == (True,)
+            assert conn.execute("select job_id from gangq.claim(1)").fetchone() == (1,)
+            assert conn.execute("select count(*) from gangq.violations").fetchone() == (0,)
+        owners = admin.execute(
+            "select distinct pg_get_userbyid(p.proowner) from pg_proc p where p.pronamespace = 'gangq'::regnamespace"
+        )
+        assert owners.fetchall() == [(owner,)]
+        admin.execute(f"alter database {name} owner to current_user".encode())
+        admin.execute(f"reassign owned by {owner} to current_user".encode())
+        admin.execute(f"drop owned by {owner}, {alice}".encode())
+        admin.execute(f"drop role {owner}, {alice}".encode())
+
+
 def test_a_table_in_use_makes_it_busy_and_not_wait_for_ever(
     dsn: str, lib: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +189,21 @@ def test_a_table_in_use_makes_it_busy_and_not_wait_for_ever(
         other.execute("select count(*) from gangq.live_jobs")
         with pytest.raises(Busy):
             migrate(dsn)
+    assert migrate(dsn).applied == ("0099_more",)
+
+
+def test_who_holds_the_lock_of_migrations_is_waited_for_and_named(
+    dsn: str, lib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_WAIT_FOR_MIGRATION", "100ms")
+    (lib / "migrations" / "0099_more.sql").write_text("alter table gangq.live_jobs add more integer;")
+    said: list[str] = []
+    with psycopg.connect(dsn, application_name="a stranger") as other:
+        other.execute("select pg_advisory_lock(%s)", (0x67616E6771,))
+        who = rf"pid {other.info.backend_pid} \(login {other.info.user}, application a stranger\)"
+        with pytest.raises(Busy, match=f"{who} has held the lock of migrations for 100ms"):
+            schema.migrate(dsn, log=said.append)
+    assert re.match(who, said[0])
     assert migrate(dsn).applied == ("0099_more",)
 
 
@@ -235,6 +288,50 @@ def test_what_a_superuser_migrates_belongs_to_the_schemas_owner(empty_dsn: str, 
             "relnamespace = 'gangq'::regnamespace",
         )
         assert owners == [("keeper",)]
+    finally:
+        run(empty_dsn, "drop owned by keeper cascade; drop role keeper")
+
+
+@pytest.mark.parametrize(("may", "who"), [("createrole", "keeper"), ("", "keeper"), ("", "postgres")])
+def test_the_owner_reads_and_works_and_is_made_an_admin_where_it_may_be(
+    empty_dsn: str, template: str, may: str, who: str
+) -> None:
+    """By itself, where it may grant; by a superuser who migrates for it; else the command is said."""
+    del template  # with it the server has the roles, as another database's installation left them
+    run(empty_dsn, f"create role keeper login {may}")
+    try:
+        name = psycopg.conninfo.conninfo_to_dict(empty_dsn)["dbname"]
+        run(empty_dsn, f"grant create on database {name} to keeper")
+        if may and run(empty_dsn, "select current_setting('server_version_num')::integer >= 160000") == [
+            (True,)
+        ]:
+            # As whoever created the role has it there.
+            run(empty_dsn, "grant gangq_admin to keeper with admin true, inherit false, set false")
+        keeper = empty_dsn.replace("postgres@", "keeper@")
+        said: list[str] = []
+        if who == "postgres":
+            migrate(keeper)
+            said.clear()
+        schema.migrate(empty_dsn.replace("postgres@", f"{who}@"), log=said.append)
+        told = "\n".join(said)
+        admin = run(empty_dsn, "select pg_has_role('keeper', 'gangq_admin', 'usage')") == [(True,)]
+        if may or who == "postgres":
+            assert (admin, "granted gangq_admin to" in told) == (True, True)
+        else:
+            assert (admin, 'have an administrator run: grant gangq_admin to "keeper"' in told) == (
+                False,
+                True,
+            )
+        with Client(keeper) as client:
+            (job,) = client.submit(task="work", payloads=[{"n": 1}])
+            assert client.job(id=job).payload == {"n": 1}
+        with psycopg.connect(empty_dsn, autocommit=True) as other:
+            other.execute("select gangq.submit('work', payloads => array['{\"n\": 2}']::jsonb[])")
+        with Client(keeper) as client:
+            assert [found.payload for found in client.jobs()] == [{"n": 2}, {"n": 1}], (
+                "also what others submitted"
+            )
+            client.cancel(job_ids=[found.id for found in client.jobs()])
     finally:
         run(empty_dsn, "drop owned by keeper cascade; drop role keeper")
 
@@ -367,3 +464,14 @@ def test_a_database_that_is_not_utf8_is_refused_before_anything_is_made(server: 
     finally:
         server.drop_database("ascii")
         server.drop_database("plain")
+
+
+def test_what_is_rolled_back_is_not_said_to_be_applied() -> None:
+    with Server.temporary() as server:
+        with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
+            conn.execute("create role jobs login")
+            conn.execute("create database jobs owner jobs")
+        said: list[str] = []
+        with pytest.raises(NotAllowed, match="create role gangq_viewer"):
+            schema.migrate(make_conninfo(server.dsn("jobs"), user="jobs"), log=said.append)
+        assert said == []

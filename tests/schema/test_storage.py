@@ -24,6 +24,7 @@ SETTLED = {
     "device_registry",
     "device_claimants",
     "retried",
+    "sequence_base",
 }
 """Written by people, at a registration, or once for each thing of its kind."""
 
@@ -41,6 +42,7 @@ REWRITTEN = {
     "runtimes",
     "beat_gaps",
     "tick_state",
+    "lock_rows",
 }
 """Of the others, those whose rows are updated where they stand."""
 

@@ -43,6 +43,23 @@ def gpus(*vram_mb: int, prefix: str = "G", source: str = "nvml") -> list[Row]:
     ]
 
 
+def a_role(db: psycopg.Connection[Row], name: str, *groups: str, login: bool = False) -> str:
+    """A role of the server, which other tests may have made before, in these groups alone; its name."""
+    if not db.execute("select 1 from pg_roles where rolname = %s", [name]).fetchall():
+        db.execute(f"create role {name}")
+    db.execute(f"alter role {name} {'login' if login else 'nologin'}")
+    held = db.execute(
+        "select g.rolname from pg_auth_members m join pg_roles g on g.oid = m.roleid "
+        "where m.member = %s::regrole",
+        [name],
+    )
+    for row in held.fetchall():
+        db.execute(f"revoke {row['rolname']} from {name}")
+    for group in groups:
+        db.execute(f"grant {group} to {name}")
+    return name
+
+
 class Q:
     """One connection's view of gangq."""
 

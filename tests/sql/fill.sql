@@ -17,20 +17,22 @@ select count(*) from (
   select gangq.register_worker('busy' || n, 'host' || n / 8, '{elsewhere}', kind => 'command', slots => 400)
   from generate_series(1, :workers) n) x;
 select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
-update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(),
+update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(0),
   incarnation = (select min(i.id) from gangq.incarnations i) + j.id % :workers
 from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
 insert into gangq.progress (job_id, token, beat_at, data) select j.id, j.token, clock_timestamp(), '{}' from gangq.live_jobs j where j.state = 'running';
+-- As after their first submission beside workers that fit.
+update gangq.shapes set fits = true;
 -- What has ended: of a thousand jobs one failed and one was cancelled, in every class.
 insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, priority, attempts,
-  max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter)
+  max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter, login)
 select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0,
-  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me'
+  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me', 'me'
 from generate_series(1, :many) n;
 insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts, crashes,
-  max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, submitter)
+  max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, submitter, login)
 select 1000000000 + n, clock_timestamp(), clock_timestamp(), 1, 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 0, 0,
-  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 30, 'me'
+  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 30, 'me', 'me'
 from generate_series(1, :many) n;
 insert into gangq.checkpoints (job_id, step, token, saved_at, data)
 select 1000000000 + n, 1, n, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;

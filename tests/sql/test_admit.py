@@ -286,7 +286,7 @@ def test_a_worker_that_takes_nothing_is_no_candidate(q: Q, how: str) -> None:
         worker.retire()
     elif how == "dead":
         worker.report_dead()
-    gang = q.submit_gang(1)
+    gang = q.submit_gang(1, wait_for_hardware=True)
     q.tick()
     assert gang.state == "blocked"
 

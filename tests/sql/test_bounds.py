@@ -104,29 +104,36 @@ def test_a_rank_that_nobody_has_to_follow_saves_as_many_steps_as_it_likes(q: Q, 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"lease_s": 15},
-        {"heartbeat_s": 110},
-        {"lease_margin_s": 115},
-        {"lease_s": 40, "heartbeat_s": 20, "lease_margin_s": 20},
+        {"lease_s": 25},
+        {"lease_s": 35},
+        {"grace_s": 100},
+        {"heartbeat_s": 47.5},
+        {"lease_margin_s": 95},
+        {"lease_s": 40, "heartbeat_s": 5, "lease_margin_s": 10, "grace_s": 20},
     ],
 )
-def test_a_lease_that_no_renewal_could_save_is_refused(q: Q, settings: dict[str, Any]) -> None:
+def test_a_lease_that_leaves_no_time_to_work_in_is_refused_with_the_numbers(
+    q: Q, settings: dict[str, Any]
+) -> None:
     before = q.sql("select * from gangq.settings")
-    with refused(INVALID, "the lease must be longer than its margin and one heartbeat together"):
-        q.call("configure", **settings, grace_s=1)
+    with refused(INVALID, "lease_margin_s") as caught:
+        q.call("configure", **settings)
+    for name in ("lease_s", "grace_s", "heartbeat_s"):
+        assert name in str(caught.value)  # type: ignore[attr-defined]
     assert q.sql("select * from gangq.settings") == before
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"lease_s": 15.5},
-        {"heartbeat_s": 109.5},
-        {"lease_margin_s": 114.5},
-        {"lease_s": 10, "heartbeat_s": 1, "lease_margin_s": 2},
+        {"lease_s": 35.5},
+        {"grace_s": 99.5},
+        {"heartbeat_s": 47},
+        {"lease_margin_s": 94.5},
+        {"lease_s": 10, "heartbeat_s": 1, "lease_margin_s": 2, "grace_s": 5.5},
     ],
 )
-def test_a_lease_just_long_enough_for_its_margin_and_a_heartbeat_is_accepted(
+def test_a_lease_just_long_enough_for_its_margin_the_grace_and_two_heartbeats_is_accepted(
     q: Q, settings: dict[str, Any]
 ) -> None:
     q.call("configure", **settings)

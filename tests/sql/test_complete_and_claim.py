@@ -316,7 +316,8 @@ def test_only_a_job_that_could_be_next_here_holds_up_plain_ones(q: Q, why: str) 
     elif "queue" in why:
         q.call("set_queue", name="other", **changes[why.split()[-1]])
     due_at = q.value("select now() + interval '1 day'") if "due" in why else None
-    whole = q.submit(queue=queue, cpus=8 if "not fit" in why else 1, due_at=due_at)
+    cpus = 8 if "not fit" in why else 1
+    whole = q.submit(queue=queue, cpus=cpus, due_at=due_at, wait_for_hardware=True)
     plain = q.submit()
     claimed = amid(worker, first, max_jobs=2)
     expected = {"another slot is free for it": [whole, plain], "its queue is fair": []}

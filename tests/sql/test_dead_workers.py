@@ -275,18 +275,68 @@ def test_a_worker_is_restarted_at_most_so_often_within_an_hour_whatever_its_inca
     assert bounce(q, worker) == "go"
 
 
+def worked(q: Q, name: str, host: str | None = None) -> Worker:
+    """A worker that has done a job and waits for the next."""
+    worker, claim = busy(q, name, host)
+    claim.complete()
+    return worker
+
+
 @pytest.mark.parametrize(("workers", "answer"), [(10, "go"), (9, "fleet")])
 def test_when_more_than_a_fifth_is_flagged_at_once_the_fault_is_elsewhere(
     q: Q, workers: int, answer: str
 ) -> None:
     first, _ = busy(q)
     busy(q, "w2")
-    others = [q.worker(f"ok{n}") for n in range(workers - 2)]
+    others = [worked(q, f"ok{n}") for n in range(workers - 2)]
     silent(q, 40, *others)
     assert flagged(q) == ["w1", "w2"]
     assert bounce(q, first) == answer
     if answer == "fleet":
-        assert "2 of 9 workers" in q.events("bounce_refused")[0]["reason"]
+        assert "workers of 2 of 9 hosts" in q.events("bounce_refused")[0]["reason"]
+
+
+def test_one_hung_host_of_four_with_a_worker_a_gpu_is_restarted_as_a_whole(q: Q) -> None:
+    others = [worked(q, f"{host}-{n}", host) for host in ("a", "b", "c") for n in range(8)]
+    hung = [busy(q, f"d-{n}", "d")[0] for n in range(8)]
+    silent(q, 40, *others)
+    assert len(flagged(q)) == 8
+    assert [bounce(q, worker, "d") for worker in hung] == ["go"] * 8
+
+
+@pytest.mark.parametrize("idle", ["many that are live", "many on hosts of their own that fell silent"])
+def test_registrations_that_never_worked_neither_lift_the_brake_nor_engage_it(q: Q, idle: str) -> None:
+    if "live" in idle:
+        # Two of five hosts are flagged: the brake holds, whoever else registers.
+        first, _ = busy(q)
+        busy(q, "w2")
+        others = [worked(q, f"ok{n}") for n in range(3)] + [q.worker(f"fake{n}") for n in range(20)]
+        silent(q, 40, *others)
+        assert bounce(q, first) == "fleet"
+        return
+    q.call("configure", claim_deadline_s=600)
+    first, _ = busy(q)
+    others = [worked(q, f"ok{n}") for n in range(4)]
+    for n in range(6):
+        q.worker(f"fake{n}", labels={"fake": "yes"})
+    # Reserved for a gang that never started there, they hold members and are flagged.
+    q.submit_gang(6, labels={"fake": "yes"})
+    q.settle()
+    silent(q, 40, *others)
+    assert flagged(q) == [*(f"fake{n}" for n in range(6)), "w1"]
+    assert bounce(q, first) == "go"
+
+
+def test_new_names_on_a_host_buy_no_more_restarts(q: Q) -> None:
+    q.call("configure", bounces_per_hour=2)
+    answers = []
+    for n in range(4):
+        worker, _ = busy(q, f"name-{n}", "box")
+        silent(q, 40)
+        answers.append(bounce(q, worker, "box"))
+        worker.report_dead()
+        q.later(600)
+    assert answers == ["go", "go", "too_often", "too_often"]
 
 
 def test_the_only_worker_there_is_may_be_restarted(q: Q) -> None:

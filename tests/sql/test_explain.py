@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -159,7 +160,7 @@ def test_how_many_workers_fall_to_each_condition(q: Q, fell: str, offer: Row, as
     good: Row = {"labels": {"gpu": "h100"}} if fell == "labels" else {}
     q.worker("bad1", **offer)
     q.worker("bad2", **offer)
-    gang = q.submit_gang(1, **asked)
+    gang = q.submit_gang(1, **asked, wait_for_hardware=True)
     gates = explained(q, gang_id=gang.id)
     assert "workers" in holding(gates)
     assert numbers(gates["workers"], "live", fell, "serving", "open") == (2, 2, 0, 0)
@@ -229,9 +230,9 @@ def test_too_little_is_free(q: Q) -> None:
         worker.take()
     gang = q.submit_gang(3)
     gates = explained(q, gang_id=gang.id)
-    assert holding(gates) == {"capacity"}
+    assert holding(gates) == {"slots", "capacity"}
     assert numbers(gates["capacity"], "room", "asked") == (1, 3)
-    assert "room for 2 members more" in gates["unblock"]["detail"]
+    assert "2 free slots more" in gates["unblock"]["detail"]
 
 
 def test_fragmentation_enough_gpus_in_all_and_none_together(q: Q) -> None:
@@ -421,3 +422,11 @@ def test_a_job_waits_for_what_is_kept_for_a_gang(q: Q) -> None:
     assert gates["kept"]["numbers"]["gangs"][0]["gang_id"] == first.id
     assert "estimate is 1000 s" in gates["kept"]["detail"]
     assert workers[1].claim() == [], "and so it is"
+
+
+def test_one_session_explains_gangs_on_and_off_the_board_in_any_order(q: Q) -> None:
+    q.worker("w1")
+    waits = q.submit_gang(2, wait_for_hardware=True)
+    later = q.submit_gang(2, wait_for_hardware=True, due_at=q.clock.now() + timedelta(hours=1))
+    for gang in (waits, later, waits, later):
+        assert q.call("explain_gang", gang_id=gang.id), gang.id

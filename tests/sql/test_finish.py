@@ -409,3 +409,39 @@ def test_a_log_is_kept_in_order_without_repeats_and_without_strangers(q: Q) -> N
     log(q, claim, (3, "the tail, after its end"))
     rows = q.sql("select chunk from gangq.logs order by seq")
     assert [row["chunk"] for row in rows] == ["one", "two", "three", "the tail, after its end"]
+
+
+# The last word about an attempt that was taken away ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["fail", "requeue", "ack_preempted", "complete"])
+@pytest.mark.parametrize("gang", [False, True])
+@pytest.mark.parametrize("attempts", [1, 100])
+def test_a_first_word_about_an_attempt_that_was_taken_away_is_stale(
+    q: Q, verb: str, gang: bool, attempts: int
+) -> None:
+    worker = q.worker()
+    if gang:
+        claim = q.submit_gang(1, max_crashes=attempts).start(worker)[0]
+    else:
+        q.submit(max_crashes=attempts)
+        claim = worker.take()
+    q.call("report_dead", worker=worker.name, incarnation=worker.incarnation, evidence={"by": "test"})
+    before = q.job(claim.job_id)
+    pair = {"job_id": claim.job_id, "token": claim.token}
+    many = {"job_ids": [claim.job_id], "tokens": [claim.token]}
+    with refused(STALE):
+        q.call(verb, **(many if verb == "complete" else pair))
+    assert q.call("release", **many) == [{"job_id": claim.job_id, "outcome": "stale"}]
+    assert q.job(claim.job_id) == before
+
+
+@pytest.mark.parametrize("verb", ["fail", "requeue"])
+def test_the_same_last_word_again_succeeds_silently_also_once_its_worker_is_dead(q: Q, verb: str) -> None:
+    worker = q.worker()
+    q.submit()
+    claim = worker.take()
+    pair = {"job_id": claim.job_id, "token": claim.token}
+    assert q.one(verb, **pair) in ("scheduled", "pending")
+    q.call("report_dead", worker=worker.name, incarnation=worker.incarnation, evidence={"by": "test"})
+    assert q.one(verb, **pair) == "repeated"

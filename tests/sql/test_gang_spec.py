@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from drive import INVALID, MISSING, TOO_LARGE, WRONG_STATE, Gang, Q, Row, gpus, refused
 
@@ -266,7 +267,7 @@ def test_a_budget_comes_from_the_nearest_queue_above(q: Q) -> None:
         ({"roles": [{**DRIVER, "balanced": "so-so"}]}, INVALID, "so-so"),
         ({"roles": [{**DRIVER, "budget_s": 0}]}, INVALID, "budget_s 0"),
         ({"roles": [{**DRIVER, "payload": {}, "payloads": [{}]}]}, INVALID, "both payload and payloads"),
-        ({"roles": [{**DRIVER, "payloads": [{}, {}]}]}, INVALID, "1 members and its payloads are 2"),
+        ({"roles": [{**DRIVER, "payloads": [{}, {}]}]}, INVALID, "1 member and its payloads are 2"),
         ({"roles": [{**DRIVER, "payloads": {}}]}, INVALID, "its payloads are {}"),
         ({"roles": [{**DRIVER, "payload": {}}], "payloads": [{}]}, INVALID, "both the gang and its role driver"),
         ({"roles": [DRIVER], "payloads": [{}, {}]}, INVALID, "2 payloads for a gang of 1"),
@@ -443,15 +444,26 @@ def test_hardware_is_known_by_the_latest_start_of_its_worker_and_for_its_retenti
         q.submit_gang(3)
 
 
-def test_what_no_worker_known_serves_is_taken_with_a_note(q: Q) -> None:
+def test_what_no_worker_known_of_its_queue_could_run_is_taken_only_when_it_waits_for_hardware(q: Q) -> None:
     q.workers(2)
-    assert "labels" in q.submit_gang(9, labels={"gpu": "h100"}).note
-    assert "selector" in q.submit_gang(9, selector=[{"key": "gpu", "op": "exists"}]).note
+    roles = [EXECUTOR | {"count": 2}, {"name": "x", "count": 9, "labels": {"a": "b"}}]
+    asked = [
+        ("carries labels", {"size": 9, "labels": {"gpu": "h100"}}),
+        ("meets the selector", {"size": 9, "selector": [{"key": "gpu", "op": "exists"}]}),
+        ("role x: none of 2 workers", {"roles": roles}),
+    ]
+    for why, more in asked:
+        with refused(INVALID, why):
+            q.submit_gang(**more)
+        gang = q.submit_gang(**more, wait_for_hardware=True)
+        assert why in gang.note
+        assert stored(q, gang)["note"] == gang.note
+
+
+def test_a_queue_that_no_worker_has_ever_served_takes_gangs_with_a_note(q: Q) -> None:
+    q.workers(2)
     q.call("set_queue", name="new")
     assert "no registered worker serves queue new" in q.submit_gang(9, queue="new").note
-    gang = q.submit_gang(roles=[EXECUTOR | {"count": 2}, {"name": "x", "count": 9, "labels": {"a": "b"}}])
-    assert "role x: none of 2 workers" in gang.note
-    assert stored(q, gang)["note"] == gang.note
 
 
 def test_roles_that_fit_each_for_itself_and_not_together_are_refused(q: Q) -> None:
@@ -545,6 +557,38 @@ def test_a_level_that_a_live_gang_asks_for_stays(q: Q) -> None:
     q.call("configure", topology=["rack", "host"])
     q.call("cancel", gang_ids=[gang.id])
     q.call("configure", topology=["host"])
+
+
+def test_a_retry_of_a_gang_whose_level_is_gone_is_refused(q: Q) -> None:
+    q.call("configure", topology=["rack", "host"])
+    q.worker("w1", slots=2, labels={"rack": "r1"})
+    gang = q.submit_gang(2, require="rack")
+    q.call("cancel", gang_ids=[gang.id])
+    q.call("configure", topology=["host"])
+    with refused(INVALID, f"gang {gang.id} names the topology level 'rack'"):
+        q.call("retry", gang_ids=[gang.id])
+
+
+def test_a_gang_whose_level_does_not_exist_is_not_placed_as_if_it_had_asked_for_none(q: Q) -> None:
+    q.call("configure", topology=["rack", "host"])
+    q.worker("w1", labels={"rack": "r1"})
+    q.worker("w2", labels={"rack": "r2"})
+    gang = q.submit_gang(2, require="rack", wait_for_hardware=True)
+    q.sql("update gangq.settings set topology = '{host}'")
+    q.tick()
+    assert gang.state == "blocked"
+    gang.cancel()
+
+
+def test_a_level_that_a_gang_not_yet_committed_asks_for_stays(q: Q, dsn: str) -> None:
+    q.call("configure", topology=["rack", "host"])
+    with q.connected(dsn) as one, q.connected(dsn) as other, one.db.transaction(), other.db.transaction():
+        one.submit_gang(2, require="rack", wait_for_hardware=True)
+        other.submit_gang(2, require="rack", wait_for_hardware=True)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            q.call("configure", topology=["host"])
+    with refused(WRONG_STATE, "asks for the topology level rack"):
+        q.call("configure", topology=["host"])
 
 
 # Afterwards -------------------------------------------------------------------------------------------------

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from drive import WRONG_STATE, Claim, Q, Worker, gpus, refused
+from drive import WRONG_STATE, Claim, Q, Worker, a_role, gpus, refused
 
 
 @contextmanager
 def submitter(q: Q, name: str) -> Iterator[None]:
     """Submit as another login: any of the roles that may."""
-    q.sql(f"set role {name}")
+    q.sql(f"set role {a_role(q.db, name, 'gangq_submitter')}")
     try:
         yield
     finally:
         q.sql("reset role")
 
 
-ONE, OTHER = "gangq_submitter", "gangq_admin"
+ONE, OTHER = "one_test", "other_test"
 
 
 def fleet(q: Q, count: int = 4, **offer: Any) -> list[Worker]:
@@ -95,6 +95,32 @@ def test_members_of_gangs_count_against_the_limits_of_solo_jobs(q: Q) -> None:
     assert gang.state == "reserved"
     q.submit(count=3, gpus=1)
     assert [c["gang_id"] for c in worker.claim()] == [gang.id, gang.id, None]
+
+
+@pytest.mark.parametrize("gang", [False, True], ids=["job", "gang"])
+def test_what_another_submitter_retries_stands_in_his_place(q: Q, gang: bool) -> None:
+    q.call("set_queue", name="default", others="shared", submitter_maximum={"jobs": 1})
+    worker = fleet(q, 1)[0]
+    with submitter(q, ONE):
+        if gang:
+            ended = q.submit_gang(1)
+            ended.cancel()
+        else:
+            job = q.submit()
+            q.call("cancel", job_ids=[job])
+        q.submit()
+    assert len(worker.claim()) == 1
+    with submitter(q, OTHER):
+        q.call("retry", gang_ids=[ended.id] if gang else [], job_ids=[] if gang else [job])
+    q.tick()
+    assert [(c["gang_id"], c.job_id) for c in worker.claim()] == (
+        [(ended.id, ended.members[0]["id"])] if gang else [(None, job)]
+    )
+    assert q.sql(
+        "select distinct s.submitter from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id "
+        "where j.submitter = %(name)s",
+        name=OTHER,
+    ) == [{"submitter": OTHER}]
 
 
 # What is not at its limit is taken --------------------------------------------------------------------------

@@ -53,7 +53,8 @@ def test_a_claim_visits_every_shape_that_waits_and_takes_the_best(q: Q) -> None:
     worker = q.worker(memory_mb=1)
     q.sql("select gangq.submit('fits', memory_mb => 1, priority => n) from generate_series(1, 3) n")
     q.sql(
-        "select gangq.submit('too large', memory_mb => 1 + n, priority => 9) from generate_series(1, 300) n"
+        "select gangq.submit('too large', memory_mb => 1 + n, priority => 9, wait_for_hardware => true) "
+        "from generate_series(1, 300) n"
     )
     best = q.submit("last of all", memory_mb=1, priority=8)
     assert worker.take().job_id == best

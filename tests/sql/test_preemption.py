@@ -356,7 +356,7 @@ class Fleet:
             shape = self.shape()
             shape["priority"] = rng.choice((-3, -2, -2, -1, 0, 0, 0, 1))
             if rng.random() < 0.6:
-                q.submit(**shape)
+                q.submit(wait_for_hardware=True, **shape)
             else:
                 q.submit_gang(rng.randint(1, 2), wait_for_hardware=True, **shape)
         for _ in range(2):

@@ -276,7 +276,7 @@ def test_a_gang_without_a_step_for_too_long_is_drained_and_the_rank_that_stopped
     )
     assert (data["task"], data["queue"], data["host"]) == ("train", "default", f"host-{team.by_rank[1].name}")
     assert data["steps"] == {"0": 11, "1": 10, "2": 11}
-    assert "rank 1 stopped first, at step 10" in data["message"]
+    assert "rank 1 stopped first: it is at step 10" in data["message"]
     assert stopped_at < q.clock.now()
     evidence = q.sql("select * from gangq.evidence where kind = 'trip'")[0]
     assert [m["step"] for m in evidence["data"]["members"]] == [11, 10, 11]
@@ -323,15 +323,109 @@ def test_the_lowest_step_is_blamed_although_it_came_last(q: Q) -> None:
     assert team.gang.live["drain_trigger"] == team.claims[2].job_id
 
 
-def test_of_equal_steps_the_one_that_got_there_first_is_blamed(q: Q) -> None:
+def test_of_equal_steps_nobody_is_charged_and_the_gangs_own_count_ends_it(q: Q) -> None:
+    """All beat the step before the one that was never finished: who beat it first says nothing."""
+    team = Team(q, max_attempts=9)
+    trips = 0
+    while team.gang.state not in ("failed", "done"):
+        team.beats({"step": 9}, {"step": 9}, {"step": 10})
+        q.later(5)
+        team.beats({"step": 10}, {"step": 9}, {"step": 10})
+        q.later(5)
+        team.beats({"step": 10}, {"step": 10}, {"step": 10})
+        team.go_on(1260, *[{"step": 10}] * 3)
+        assert (team.gang.state, team.gang.live["drain_trigger"]) == ("draining", None)
+        trips += 1
+        (event,) = q.events("trip")[trips - 1 :]
+        assert (
+            "ranks 0 to 2 wait at step 10; which of them stopped first is not known"
+            in event["data"]["message"]
+        )
+        assert event["data"]["charged"] is False
+        assert (
+            q.sql("select trips from gangq.live_jobs where gang_id = %(id)s", id=team.gang.id)
+            == [{"trips": 0}] * 3
+        )
+        for claim in team.claims:
+            claim.ack()
+        if team.gang.state == "failed":
+            break
+        q.later(700)
+        for worker in team.workers:
+            worker.beat()
+        team.claims = team.gang.restart(*team.workers)
+    assert trips == 4
+    assert "the gang tripped a watchdog 4 times" in str(q.events("drained")[-1]["reason"])
+
+
+@pytest.mark.parametrize(("others_at", "named"), [(37, False), (41, True)])
+def test_a_member_is_named_only_if_it_is_behind_by_the_steps_between_two_beats(
+    q: Q, others_at: int, named: bool
+) -> None:
+    """Rank 0 beats every tenth step, the others every step: being at 30 while they are at 37 is no evidence."""
     team = Team(q)
-    team.beats({"step": 9}, {"step": 9}, {"step": 10})
-    q.later(5)
-    team.beats({"step": 10}, {"step": 9}, {"step": 10})
-    q.later(5)
-    team.beats({"step": 10}, {"step": 10}, {"step": 10})
-    team.go_on(1260, *[{"step": 10}] * 3)
+    for steps in ((10, 11, 11), (20, 22, 23), (30, others_at, others_at)):
+        team.beats(*[{"step": step} for step in steps])
+        q.later(5)
+    team.go_on(1260, {"step": 30}, {"step": others_at}, {"step": others_at})
+    assert team.gang.live["drain_trigger"] == (team.claims[0].job_id if named else None)
+
+
+WAITING = "recv() of allreduce at train.py:88"
+
+
+def test_the_member_that_is_in_another_place_of_the_code_has_not_arrived(q: Q) -> None:
+    team = Team(q, 4)
+    team.beats(*[{"step": 512}] * 4)
+    places = [WAITING, WAITING, "read() of load at data.py:12", WAITING]
+    for claim, place in zip(team.claims, places, strict=True):
+        claim.suspect(place=place)
+    team.go_on(1260, *[{"step": 512}] * 4)
     assert team.gang.live["drain_trigger"] == team.claims[2].job_id
+    (event,) = q.events("trip")
+    assert (
+        f"ranks 0, 1, 3 wait in {WAITING}; rank 2 has not arrived: it is in read() of load at data.py:12"
+        in event["data"]["message"]
+    )
+
+
+def test_where_all_wait_in_one_place_it_is_said_and_nobody_is_charged(q: Q) -> None:
+    team = Team(q)
+    team.beats(*[{"step": 512}] * 3)
+    for claim in team.claims:
+        claim.suspect(place=WAITING)
+    team.go_on(1260, *[{"step": 512}] * 3)
+    (event,) = q.events("trip")
+    assert (
+        f"ranks 0 to 2 wait at step 512 in {WAITING}; which of them stopped first is not known"
+        in event["data"]["message"]
+    )
+    assert team.gang.live["drain_trigger"] is None
+
+
+@pytest.mark.parametrize("how", ["behind", "elsewhere", "unknown", "alone"])
+def test_the_watchdog_that_speaks_first_does_not_make_its_member_the_culprit(q: Q, how: str) -> None:
+    """Rank 0 trips. Rank 1 is behind or elsewhere; or nothing tells them apart; or the others went on."""
+    team = Team(q)
+    steps = [512, 511 if how == "behind" else 512, 512]
+    team.beats(*[{"step": step} for step in steps])
+    for rank, claim in enumerate(team.claims[1:], 1):
+        if how != "alone":
+            claim.suspect(
+                place="read() of load at data.py:12" if (how, rank) == ("elsewhere", 1) else WAITING
+            )
+    if how == "alone":
+        q.later(30)
+        team.beats(None, {"step": 513}, {"step": 513})
+    assert team.claims[0].trip(76, exit_in_s=5, evidence={"place": WAITING}) == "preempted"
+    trips = q.sql(
+        "select rank, trips from gangq.live_jobs where gang_id = %(id)s order by rank", id=team.gang.id
+    )
+    charged = {"behind": 1, "elsewhere": 1, "unknown": None, "alone": 0}[how]
+    assert [row["trips"] for row in trips] == [int(rank == charged) for rank in range(3)]
+    assert team.gang.live["trips"] == 1
+    (event,) = q.events("trip")
+    assert event["data"]["charged"] is (charged == 0)
 
 
 @pytest.mark.parametrize("phase", ["load", "save", "long"])
@@ -372,11 +466,11 @@ def test_steps_of_the_epoch_before_are_none_of_this_one(q: Q) -> None:
     assert team.gang.state == "running"
 
 
-def test_members_that_never_beat_do_not_count_and_are_not_blamed(q: Q) -> None:
+def test_beside_members_that_never_beat_nobody_is_charged(q: Q) -> None:
     team = Team(q)
     team.beats(None, {"step": 4}, {"loss": 1})
     team.go_on(1260, None, {"step": 4}, {"loss": 1})
-    assert team.gang.live["drain_trigger"] == team.claims[1].job_id
+    assert (team.gang.state, team.gang.live["drain_trigger"]) == ("draining", None)
 
 
 def test_after_an_outage_of_the_database_everyone_gets_the_whole_time_again(q: Q) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, gpus, refused
+from drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, a_role, gpus, refused
 
 
 def path(q: Q, name: str) -> Any:
@@ -190,13 +190,13 @@ def test_what_is_placed_counts_in_its_queue_and_every_ancestor(q: Q) -> None:
 
 def test_usage_is_told_apart_by_submitter(q: Q) -> None:
     worker = q.worker(slots=4)
-    for role, count in (("gangq_admin", 1), ("gangq_submitter", 2)):
-        q.sql(f"set role {role}")
+    for role, count in (("one_test", 1), ("other_test", 2)):
+        q.sql(f"set role {a_role(q.db, role, 'gangq_submitter')}")
         q.submit(count=count)
         q.sql("reset role")
     worker.claim()
     rows = q.sql("select submitter, jobs from gangq.queue_usage('{default}') order by submitter")
-    assert rows == [{"submitter": "gangq_admin", "jobs": 1}, {"submitter": "gangq_submitter", "jobs": 2}]
+    assert rows == [{"submitter": "one_test", "jobs": 1}, {"submitter": "other_test", "jobs": 2}]
 
 
 def test_a_viewer_reads_the_tree(q: Q) -> None:

@@ -295,8 +295,9 @@ def test_tainting_is_an_event_and_needs_a_worker(q: Q) -> None:
 
 def test_what_no_worker_meets_is_explained(q: Q) -> None:
     q.worker(taints=["spot"])
-    assert "tolerates none" in q.submit_gang(1).note
-    assert "meets the selector" in q.submit_gang(1, selector=[when("gpu", "=", "h100")], tolerates=["*"]).note
+    assert "tolerates none" in q.submit_gang(1, wait_for_hardware=True).note
+    picky = q.submit_gang(1, selector=[when("gpu", "=", "h100")], tolerates=["*"], wait_for_hardware=True)
+    assert "meets the selector" in picky.note
 
 
 def test_serves_is_one_expression_that_the_planner_sees_through(q: Q) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from drive import Q, Worker
 
 GAP_S = 600
@@ -40,3 +41,15 @@ def test_each_sign_of_life_is_good_for_one_more_gap(q: Q) -> None:
     assert q.state(job) == "running"
     cron(q)
     assert (q.state(job), worker.row["state"]) == ("pending", "dead")
+
+
+@pytest.mark.parametrize("gap", [100, 120, 150, GAP_S])
+def test_a_dead_worker_is_judged_while_another_lives_however_seldom_anybody_ticks(q: Q, gap: int) -> None:
+    job, dead, alive = q.submit(), q.worker("dead"), q.worker("alive")
+    dead.take()
+    q.tick()
+    for _ in range(3):
+        q.live_on(gap, alive, tick=False)
+        q.tick()
+    assert (q.state(job), dead.row["state"], alive.row["state"]) == ("pending", "dead", "live")
+    assert q.job(job)["crashes"] == 1

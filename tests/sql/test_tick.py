@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from drive import Q
+from drive import NOT_ALLOWED, Q, refused
 
 DAY = 86400
 
@@ -104,13 +104,101 @@ def test_to_ask_for_a_tick_reads_three_workers_and_not_the_fleet(q: Q) -> None:
         assert q.value(read) - before <= 20
 
 
-def test_a_tick_gives_way_to_one_that_runs_and_one_that_waits(q: Q) -> None:
-    with q.connected(q.db.info.dsn) as runner, q.connected(q.db.info.dsn) as waiter, runner.db.transaction():
-        assert runner.one("tick", force=True)["ran"] is True  # holds RUN until its transaction ends
-        waiter.sql("select pg_advisory_lock(4873961273421)")  # NEXT, as one that waits holds it
-        assert q.one("tick", force=True)["ran"] is False
-        waiter.sql("select pg_advisory_unlock(4873961273421)")
-    assert q.one("tick", force=True)["ran"] is True
+def test_a_tick_that_finds_one_running_comes_again_until_one_has_begun_after_it_asked(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
+        assert runner.one("tick", force=True)["ran"] is True
+        row = q.one("tick", force=True)
+        turn = row["next_turn"]
+        assert (row["ran"], row["next_in_s"]) == (False, pytest.approx(0.02))
+        late = q.submit(due_at=q.value("select gangq.now() + interval '0.1 s'"))
+        q.later(0.2)
+        assert q.one("tick", force=True, turn=turn)["next_turn"] == turn, "the same run is waited for"
+    # The one that ran had begun before it was asked, and did not see this job.
+    assert q.state(late) == "scheduled"
+    row = q.one("tick", force=True, turn=turn)
+    assert (row["ran"], row["next_turn"], q.state(late)) == (True, None, "pending")
+
+
+def test_many_that_ask_during_one_tick_are_served_by_one_more(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
+        runner.one("tick", force=True)
+        turns = [q.one("tick", force=True)["next_turn"] for _ in range(3)]
+    assert [q.one("tick", force=True, turn=turn)["ran"] for turn in turns] == [True, False, False]
+
+
+def test_a_tick_that_was_rolled_back_serves_nobody(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction(force_rollback=True):
+        runner.one("tick", force=True)
+        turn = q.one("tick", force=True)["next_turn"]
+    assert q.one("tick", force=True, turn=turn)["ran"] is True
+
+
+def test_an_unforced_tick_that_found_one_running_does_nothing_when_that_is_over(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
+        runner.one("tick")
+        turn = q.one("tick")["next_turn"]
+        assert turn is not None
+    row = q.one("tick", turn=turn)
+    assert (row["ran"], row["next_turn"]) == (False, None)
+
+
+def test_no_number_that_a_login_can_lock_stops_anything(q: Q) -> None:
+    """Advisory locks are anybody's: all keys that gangq ever used, and a thousand more."""
+    keys = [4873961273421, 4873961273422]
+    q.submit_gang(1)
+    with q.connected(q.db.info.dsn) as stranger:
+        for key in keys:
+            stranger.sql(f"select pg_advisory_lock({key})")
+        for space in range(1734438257, 1734438262):
+            stranger.sql(f"select pg_advisory_lock({space}, hashtext('w1')), pg_advisory_lock({space}, 0)")
+            stranger.sql(f"select pg_advisory_lock({space}, n) from generate_series(1, 200) n")
+        worker = q.worker()
+        assert q.one("tick", force=True)["ran"] is True
+        claim = worker.take()
+        assert claim.complete() == "done"
+        q.call("set_taints", worker="w1", taints=["slow"])
+        q.call("quarantine", worker="w1")
+        assert q.call("retry", gang_ids=[1])[0]["state"] == "blocked"
+
+
+def test_only_the_lock_of_migrate_is_an_advisory_one(q: Q) -> None:
+    assert (
+        q.sql(
+            "select proname from pg_proc where pronamespace = 'gangq'::regnamespace and prosrc ~ 'advisory'"
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("role", ["gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_admin"])
+def test_nobody_locks_the_rows_of_locks_but_through_a_function(q: Q, role: str) -> None:
+    for table in ("lock_rows", "worker_names"):
+        for lock in (
+            "select from gangq.{} for update",
+            "select from gangq.{} for key share",
+            "lock table gangq.{} in row exclusive mode",
+        ):
+            with refused(NOT_ALLOWED), q.db.transaction():
+                q.sql(f"set local role {role}")
+                q.sql(lock.format(table))
+
+
+def test_readers_of_the_state_do_not_wait_for_a_tick_left_open(q: Q) -> None:
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
+        runner.one("tick", force=True)
+        with q.db.transaction():
+            q.sql("set local lock_timeout = '1ms'")
+            assert q.sql("select * from gangq.tick_state")
+            assert q.sql("select * from gangq.lock_rows")
+            q.call("reap_expired")
+
+
+def test_names_without_a_worker_are_forgotten(q: Q) -> None:
+    q.worker("a").retire()
+    q.later(8 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select * from gangq.worker_names") == []
+    q.worker("a")
 
 
 def test_a_tick_skips_what_somebody_has_locked_and_does_the_rest(q: Q) -> None:

@@ -129,6 +129,22 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     assert event["data"]["gate"] == "reserved"
 
 
+def test_a_gang_whose_planned_start_has_come_starts_though_its_timeout_is_due_in_the_same_tick(q: Q) -> None:
+    worker = q.worker(lease_s=1e5)
+    runs = q.submit_gang(1, budget_s=900)
+    planned = q.submit_gang(1, budget_s=900)
+    behind = q.submit_gang(1, budget_s=50_000)
+    (claim,) = runs.start(worker)
+    q.tick()
+    assert q.sql("select gang_id from gangq.plans order by place")[0]["gang_id"] == planned.id
+    q.later(900.5)
+    worker.beat(claim)
+    claim.complete()
+    q.tick()
+    assert (runs.state, planned.state, behind.state) == ("done", "reserved", "blocked")
+    assert q.events("timeout", gang_id=planned.id) == []
+
+
 def test_a_gang_nothing_known_could_hold_backs_off_longer_each_time(q: Q) -> None:
     q.worker(lease_s=1e5)
     gang = gang_of(q, wait_for_hardware=True)
@@ -150,9 +166,7 @@ def test_a_hard_timeout_fails_the_gang_with_the_numbers_of_what_there_is(q: Q) -
     assert gang.state == "blocked"
     pass_by(q, 1)
     assert gang.state == "failed"
-    reason = (
-        "not placed within 100 s: the 1 workers of queue default could hold 1 of 2 members even when idle"
-    )
+    reason = "not placed within 100 s: the 1 worker of queue default could hold 1 of 2 members even when idle"
     assert gang.row["reason"].startswith(reason)
     assert gang.states == ["failed", "failed"]
     assert {m["error"]["message"] for m in gang.members} == {gang.row["reason"]}
@@ -474,7 +488,7 @@ def test_a_gang_somebody_holds_is_left_for_the_next_tick(q: Q, dsn: str) -> None
     held, free = gang_of(q, 1, "soft"), gang_of(q, 1, "soft")
     q.later(100)
     with q.connected(dsn) as other, other.db.transaction():
-        other.submit(after=held.job_ids)
+        other.sql("select 1 from gangq.live_gangs where id = %(id)s for update", id=held.id)
         assert q.one("time_out") == 1
         assert (held.state, free.state) == ("blocked", "cancelled")
     assert q.one("time_out") == 1

@@ -229,9 +229,9 @@ def test_a_job_deleted_beside_a_history_row_written_by_hand_is_refused(q: Q) -> 
         q.sql(
             "insert into gangq.history (job_id, submitted_at, finished_at, shape_id, priority, attempts, "
             "max_attempts, "
-            "crashes, max_crashes, trips, max_trips, stops, state, retention, submitter) select id, "
+            "crashes, max_crashes, trips, max_trips, stops, state, retention, submitter, login) select id, "
             "submitted_at, now(), "
-            "shape_id, 0, 0, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me' from gangq.live_jobs"
+            "shape_id, 0, 0, 3, 0, 3, 0, 3, 0, 'done', 'short', 'me', 'me' from gangq.live_jobs"
         )
         q.sql("delete from gangq.live_jobs")
     assert q.state(job) == "pending"

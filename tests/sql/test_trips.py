@@ -295,6 +295,7 @@ def test_the_event_says_what_happened_and_the_evidence_lies_apart(q: Q) -> None:
         "devices": ["G0", "G1"],
         "blamed": ["G1"],
         "application": False,
+        "charged": True,
         "trips": 1,
         "outcome": "scheduled",
         "exit_in_s": 5,
@@ -329,7 +330,8 @@ def test_a_viewer_sees_the_trip_and_not_the_evidence(q: Q) -> None:
     claim.suspect(reason="silent", stack="hunter2")
     claim.trip(evidence={"stack": "hunter2"})
     with q.db.transaction(force_rollback=True):
-        q.sql("set local role gangq_viewer")
+        q.sql("create role viewer_test; grant gangq_viewer to viewer_test")
+        q.sql("set local session authorization viewer_test")
         (row,) = q.sql("select * from gangq.trips")
         assert (row["code"], row["evidence"]) == (76, None)
         assert "hunter2" not in str(q.sql("select * from gangq.events"))
@@ -1189,6 +1191,145 @@ def test_the_share_is_a_setting_and_exact(q: Q) -> None:
     assert claims[0].trip() == "pending", "7 of 10 is not more than 0.7"
     claims[7].suspect()
     assert claims[1].trip(exit_in_s=5) == "held"
+
+
+def hung_gangs(q: Q, size: int, gangs: int) -> list[list[Claim]]:
+    """That many running gangs, each member on a worker of its own."""
+    found = []
+    for n in range(gangs):
+        gang = q.submit_gang(size)
+        workers = [q.worker(f"g{n}w{m}") for m in range(size)]
+        found.append(gang.start(*workers))
+    return found
+
+
+def test_the_members_of_one_gang_are_one_suspect(q: Q) -> None:
+    """A collective that hangs makes all of them fall silent at once: that must not protect it."""
+    (gang,) = hung_gangs(q, 4, 1)
+    assert [c.suspect() for c in gang] == ["noted"] * 4
+    assert gang[0].trip(exit_in_s=5) == "preempted"
+
+
+def test_gangs_count_as_one_each_on_both_sides_of_the_share(q: Q) -> None:
+    gangs = hung_gangs(q, 3, 3)
+    idle = [q.worker(f"idle{n}") for n in range(12)]
+    for gang in gangs[:2]:
+        assert [c.suspect() for c in gang] == ["noted"] * 3
+    assert gangs[2][0].suspect() == "noted", "3 of 15 is a fifth, not more"
+    idle[0].retire()
+    assert gangs[2][1].suspect() == "held"
+    assert gangs[2][1].trip(exit_in_s=5) == "held"
+
+
+def test_a_held_trip_is_let_go_after_its_time(q: Q) -> None:
+    setting(q, brake_hold_s=900)
+    claims = fleet(q, 5)
+
+    def all_suspect() -> None:
+        for worker in claims:
+            Worker(q, "", {"incarnation": worker.incarnation}).beat(worker)
+            worker.suspect()
+
+    all_suspect()
+    assert claims[0].trip(exit_in_s=5) == "held"
+    for _ in range(9):
+        q.later(95)
+        all_suspect()
+        assert claims[0].trip(exit_in_s=5) == "held"
+    q.later(50)
+    all_suspect()
+    assert claims[1].trip(exit_in_s=5) == "held", "this one was never held before"
+    assert claims[0].trip(exit_in_s=5) == "scheduled"
+
+
+def test_a_beat_starts_the_time_of_a_held_trip_anew(q: Q) -> None:
+    setting(q, brake_hold_s=100)
+    claims = fleet(q, 5)
+    assert [c.suspect() for c in claims][-1] == "held"
+    assert claims[0].trip(exit_in_s=5) == "held"
+    q.later(90)
+    Worker(q, "", {"incarnation": claims[0].incarnation}).beat(claims[0], beats=[{"step": 1}])
+    q.later(30)
+    for claim in claims[1:]:
+        claim.suspect()
+    assert claims[0].trip(exit_in_s=5) == "held"
+    q.later(101)
+    for claim in claims[1:]:
+        claim.suspect()
+    assert claims[0].trip(exit_in_s=5) == "scheduled"
+
+
+@pytest.mark.parametrize("shared", [["fs:nas:/data"], ["peer:10.0.0.7", "fs:nas:/data"]])
+def test_a_held_trip_stays_held_while_others_wait_for_the_same_file_system_or_peer(
+    q: Q, shared: list[str]
+) -> None:
+    setting(q, brake_hold_s=100)
+    claims = fleet(q, 5)
+    for _ in range(3):
+        for claim in claims[1:]:
+            claim.suspect(waits_for=["fs:nas:/data"])
+        assert claims[0].trip(exit_in_s=5, evidence={"waits_for": shared}) == "held"
+        q.later(130)
+    for claim in claims[1:]:
+        claim.suspect(waits_for=["fs:nas:/data"])
+    assert claims[0].trip(exit_in_s=5, evidence={"waits_for": ["peer:10.0.0.9"]}) == "scheduled"
+
+
+def test_the_others_of_its_gang_that_wait_for_the_same_peer_do_not_keep_a_trip_held(q: Q) -> None:
+    setting(q, brake_hold_s=100)
+    gangs = hung_gangs(q, 2, 3)
+    for outcome in ("held", "preempted"):
+        for number, gang in enumerate(gangs):
+            for claim in gang:
+                claim.suspect(waits_for=[f"peer:10.0.0.{number}"])
+        assert gangs[0][0].trip(exit_in_s=5, evidence={"waits_for": ["peer:10.0.0.0"]}) == outcome
+        q.later(101)
+
+
+def test_a_held_trip_stays_held_for_a_lease_after_an_outage_of_the_database(q: Q) -> None:
+    setting(q, brake_hold_s=100)
+    claims = fleet(q, 5)
+    for claim in claims:
+        claim.suspect()
+    assert claims[0].trip(exit_in_s=5) == "held"
+    q.later(130)
+    q.sql("update gangq.tick_state set outage_ended_at = gangq.now() - interval '60 s'")
+    for claim in claims:
+        claim.suspect()
+    assert claims[0].trip(exit_in_s=5) == "held"
+    q.later(61)
+    for claim in claims:
+        claim.suspect()
+    assert claims[0].trip(exit_in_s=5) == "scheduled"
+
+
+def test_a_convicted_command_is_held_on_record_and_let_go_like_a_handler(q: Q) -> None:
+    """The worker of a command asks before it kills: its question is what the time counts from."""
+    setting(q, brake_hold_s=100)
+    claims = fleet(q, 5)
+
+    def ask() -> str:
+        return str(
+            q.one(
+                "suspect",
+                incarnation=claims[0].incarnation,
+                job_id=claims[0].job_id,
+                token=claims[0].token,
+                convicted=True,
+                evidence={},
+                **{"class": "stall"},
+            )
+        )
+
+    for claim in claims:
+        claim.suspect()
+    assert ask() == "held"
+    (held,) = q.events("held")
+    assert (held["job_id"], held["data"]["outcome"]) == (claims[0].job_id, "held")
+    q.later(101)
+    for claim in claims:
+        claim.suspect()
+    assert ask() == "noted"
 
 
 # A process that nothing can kill ----------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from drive import MISSING, Q, gpus, refused
 
+from gangq import schema
+
 
 def only(q: Q, text: str, **values: object) -> dict:
     rows = q.sql(text, **values)
@@ -200,10 +202,12 @@ def test_explain_gang_names_the_gate_that_holds_it(q: Q) -> None:
     assert holding(gang.id) == set()
     q.submit()
     busy = workers[0].take()
-    assert holding(gang.id) == {"capacity"}
+    assert holding(gang.id) == {"slots", "capacity"}
     ahead = q.submit_gang(2, priority=5)
     q.tick()
-    assert holding(gang.id) == {"capacity"}, "who is ahead does not hold it while it would not fit anyway"
+    assert holding(gang.id) == {"slots", "capacity"}, (
+        "who is ahead does not hold it while it would not fit anyway"
+    )
     assert "2 workers are kept for gang 2" in str(q.call("explain_gang", gang_id=gang.id))
     q.call("set_queue", name="default", paused=True)
     assert "queue" in holding(gang.id)
@@ -230,7 +234,7 @@ def test_explain_job_says_why_it_waits_and_sends_members_to_their_gang(q: Q) -> 
 
 
 def test_schema_version_is_a_migrations_name(q: Q) -> None:
-    assert q.one("schema_version").startswith("0006_checks")
+    assert q.one("schema_version") == schema.migrations()[-1].name
 
 
 # Violations are not blind -----------------------------------------------------------------------------------
@@ -253,8 +257,22 @@ CORRUPTIONS = {
     "worker may run it": "update gangq.incarnations set queues = '{}'",
     "token is unique": "update gangq.live_jobs set token = 5 where token is not null",
     "order key matches priority": "update gangq.live_jobs set priority = 9 where state = 'pending'",
-    "waits for a live job": "update gangq.dependencies set on_job_id = 999",
+    "waits for a live job": "update gangq.dependencies set on_job_id = 999, settled = true",
     "waits for as many as it says": "delete from gangq.dependencies",
+    "holds devices of its own worker": "delete from gangq.device_claimants",
+    "rank within its gang": "update gangq.live_jobs set rank = 99 where gang_id = 1 and rank = 1",
+    "order key of a gang matches priority": "update gangq.live_gangs set priority = 9",
+    "a gang that runs has begun an epoch": "update gangq.live_gangs set epoch = 0",
+    "gang is of a known kind": "update gangq.live_gangs set kind_id = 999",
+    "gang asks for levels that exist": "update gangq.gang_kinds set require = 'rack'",
+    "live worker has a lease": "delete from gangq.leases",
+    "ended worker holds nothing beyond its lease": "with late as (update gangq.leases set "
+    "expires_at = gangq.now() - interval '1 hour') update gangq.incarnations set state = 'dead', "
+    "ended_at = gangq.now() - interval '1 hour'",
+    "counters are not negative": "update gangq.live_jobs set crashes = -1",
+    "told to stop while it stops": "update gangq.live_jobs set told_at = gangq.now() where state = 'running'",
+    "finished when it has ended": "update gangq.live_jobs set finished_at = gangq.now() where state = 'running'",
+    "has its rows": "delete from gangq.tick_state",
 }
 
 
@@ -266,7 +284,7 @@ def busy(q: Q) -> Q:
     gang.start(worker)
     q.submit(gpus=1, vram_mb=100, memory_mb=100)
     worker.take()
-    q.submit(after=[q.submit(cpus=100)])
+    q.submit(after=[q.submit(cpus=100, wait_for_hardware=True)])
     return q
 
 
@@ -276,6 +294,25 @@ def test_a_broken_invariant_is_seen(busy: Q, rule: str) -> None:
     with busy.db.transaction(force_rollback=True):
         busy.sql("set local session_replication_role = replica")
         busy.sql(CORRUPTIONS[rule])
+        assert rule in {row["rule"] for row in busy.violations()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "corruption"),
+    [
+        ("counters are not negative", "update gangq.live_gangs set attempts = -1"),
+        ("counters are not negative", "update gangq.live_jobs set max_attempts = -3"),
+        ("gang is of a known kind", "delete from gangq.kind_roles"),
+        *(
+            ("has its rows", f"delete from gangq.{table}")
+            for table in ("settings", "transitions", "lock_rows", "sequence_base")
+        ),
+    ],
+)
+def test_another_way_to_break_a_rule_is_seen(busy: Q, rule: str, corruption: str) -> None:
+    with busy.db.transaction(force_rollback=True):
+        busy.sql("set local session_replication_role = replica")
+        busy.sql(corruption)
         assert rule in {row["rule"] for row in busy.violations()}
 
 

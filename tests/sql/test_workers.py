@@ -30,9 +30,13 @@ def test_a_worker_registers_and_is_told_the_installations_numbers(q: Q) -> None:
 
 
 def test_a_worker_may_choose_its_own_lease(q: Q) -> None:
-    assert q.worker("a", lease_s=33).registration["lease_granted_s"] == 33
-    with refused(INVALID, "lease_s is 5"):
-        q.worker("b", lease_s=5)
+    assert q.worker("a", lease_s=36).registration["lease_granted_s"] == 36
+    q.call("configure", grace_s=20)
+    for too_short in (5, 28, 40):
+        with refused(INVALID, f"a lease of {too_short} s is too short") as caught:
+            q.worker("b", lease_s=too_short)
+        assert "longer than 40 s" in str(caught.value)  # type: ignore[attr-defined]
+    assert q.worker("b", lease_s=41).registration["lease_granted_s"] == 41
 
 
 def test_incarnations_are_never_reused(q: Q) -> None:
@@ -214,6 +218,40 @@ def test_quarantine_refuses_what_it_does_not_know(q: Q) -> None:
 
 
 # Heartbeat --------------------------------------------------------------------------------------------------
+
+
+def test_no_verb_changes_a_setting_of_its_caller_unless_asked_to(q: Q) -> None:
+    """A person's own writes in the same transaction stay as durable as that person wanted them."""
+    settings = "select name, setting from pg_settings order by name"
+    worker = q.worker(slots=4)
+    q.submit(count=6)
+    claims = worker.claim(max_jobs=3)
+    gang, _ = q.submit_gang(1), q.tick()
+    before = q.sql(settings)
+    with q.db.transaction():
+        worker.beat(*claims, beats=[{"step": 1}, None, None], readings=[{"uuid": "x"}])
+        q.call(
+            "suspect",
+            incarnation=worker.incarnation,
+            job_id=claims[0].job_id,
+            token=claims[0].token,
+            **{"class": "stall"},
+        )
+        claims[0].complete()
+        claims[1].fail()
+        claims[2].release()
+        q.submit(after=[claims[2].job_id])
+        q.call("cancel", gang_ids=[gang.id])
+        q.call("retry", gang_ids=[gang.id])
+        q.call("set_priority", job_ids=[claims[2].job_id], priority=3)
+        q.call("quarantine", worker="w1")
+        q.call("unquarantine", worker="w1")
+        q.call("explain_job", job_id=claims[2].job_id)
+        q.call("admit")
+        worker.claim()
+        assert q.sql(settings) == before
+        worker.beat(durable=False)
+        assert q.value("select current_setting('synchronous_commit')") == "off", "as gangq's worker asks"
 
 
 def test_a_heartbeat_renews_the_lease_from_now(q: Q) -> None:
@@ -430,3 +468,40 @@ def test_a_worker_with_several_slots_charges_as_many_jobs_as_it_ran(q: Q) -> Non
     assert len(worker.claim()) == 4
     worker.report_dead()
     assert [q.job(i)["crashes"] for i in ids] == [1, 1, 0, 0]
+
+
+# Names ------------------------------------------------------------------------------------------------------
+
+_TRAPS = [
+    *("", "-f", "--force", "a b", "a|go", "a\nb", "a\n", "a/b", "../x", "$(id)", "a;b", "{worker}"),
+    *("\x1b]0;x", "é", "\u202e", "x" * 201),
+]
+
+
+@pytest.mark.parametrize("what", ["name", "host", "address"])
+@pytest.mark.parametrize("trap", _TRAPS)
+def test_a_name_that_a_command_could_misread_registers_nobody(q: Q, what: str, trap: str) -> None:
+    given = {"name": "w1", "host": "h1", "queues": ["default"], what: trap}
+    with refused(INVALID, f"the {what} of a worker cannot be"):
+        q.call("register_worker", **given)
+    assert q.sql("select * from gangq.incarnations") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["w1", "Box_7.example.org-0", "10.0.0.7", "fe80::1", "a@b:c", "-".join("x" * 100)]
+)
+def test_names_as_hosts_and_people_have_them_are_taken(q: Q, name: str) -> None:
+    assert q.worker(name, host=name, address=name).row["name"] == name
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *(f"update gangq.incarnations set {column} = '--force'" for column in ("name", "host", "address")),
+        "update gangq.device_registry set host = '--force'",
+    ],
+)
+def test_the_tables_themselves_refuse_such_names(q: Q, statement: str) -> None:
+    q.worker("w1", devices=gpus(8000))
+    with refused("23514"):
+        q.sql(statement)

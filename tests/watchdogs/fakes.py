@@ -62,6 +62,9 @@ class Sampler:
         }
         self.happened.append(DeviceEvent(uuid, self.clock(), kind, fatal=fatal, **values))  # type: ignore[arg-type]
 
+    def doubtful(self) -> frozenset[str]:
+        return frozenset()
+
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -80,6 +83,11 @@ class Scene:
         self.uuids = tuple(sampler.now) if sampler is not None else ()
         self.moving: bool | None = False
         self.cpu_share = 0.0
+        self.waiting = False
+        """Whether it waits for a lock that somebody else holds."""
+        self.steps: int | None = None
+        """How many looks found that Python got on; None: another process does the work."""
+        self.got_on_at: float | None = None
         self.samples = 0
         self.first: list[DeviceReading] = []
         """What the next sample sees besides, such as readings from before the job."""
@@ -104,7 +112,10 @@ class Scene:
         self._cpu += (now - self._at) * self.cpu_share
         self._at = now
         counters = Counters(io_bytes=self._io, cpu_s=self._cpu, switches={1: 0})
-        host = HostSample(now, {(1, 1): counters}, unknown="hidden" if self.moving is None else None)
+        locked = frozenset([1] if self.waiting else [])
+        host = HostSample(
+            now, {(1, 1): counters}, locked=locked, unknown="hidden" if self.moving is None else None
+        )
         readings, self.first = self.first, []
         if self.sampler is not None:
             latest = self.sampler.readings()
@@ -112,7 +123,7 @@ class Scene:
                 if uuid in latest:
                     readings += [latest[uuid]]
         trusted = frozenset(r.uuid for r in readings if self._calibration.trusted(r))
-        return Sample(now, host, tuple(readings), self.uuids, trusted, self._calibration.idle_w())
+        return Sample(now, host, tuple(readings), self.uuids, trusted, self._calibration.idle_w(), self.steps)
 
 
 class Record:

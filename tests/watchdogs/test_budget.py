@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 from fakes import Clock, Record, drive
 
 from gangq.errors import InvalidInput
-from gangq.watchdogs import ExitCode, Watchdog
+from gangq.watchdogs import ExitCode, Suspicion, Watchdog
 
 
 def make(clock: Clock, record: Record, **more: object) -> Watchdog:
@@ -95,6 +97,15 @@ def test_it_is_suspect_once_at_nine_tenths(clock: Clock, record: Record) -> None
     assert record.suspicions == []
     drive(dog, clock, 10)
     assert len(record.suspicions) == 1
+
+
+def test_the_class_of_a_suspicion_is_not_taken_from_the_name_of_the_thread(
+    clock: Clock, record: Record
+) -> None:
+    told: queue.Queue[Suspicion] = queue.Queue()
+    dog = make(clock, record, name="my-trainer", on_suspect=told.put).start(budget_s=100)
+    drive(dog, clock, 95)
+    assert told.get(timeout=10).cls == "budget"
 
 
 def test_called_off_it_is_tried_again_after_another_budget(clock: Clock) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gangq.errors import Unsupported
 from gangq.watchdogs import deadman
-from gangq.watchdogs.deadman import Deadman, Unsupported, boottime
+from gangq.watchdogs.deadman import Deadman, boottime
 
 PRELUDE = """
 import ctypes, os, re, signal, sys, threading, time

@@ -55,6 +55,34 @@ def test_loading_is_given_its_grace_and_then_a_whole_window() -> None:
     assert trip.evidence["window"]["samples"] > 5
 
 
+def test_what_only_waits_is_given_three_windows() -> None:
+    world = World(load_grace_s=0)
+    world.scene.waiting = True
+    world.run(890)
+    assert world.reasons == []
+    world.run(20)
+    assert world.reasons == ["idle"]
+    assert "only waited" in world.record.trips[0].message
+
+
+def test_a_loop_that_was_seen_to_get_on_in_the_window_waits() -> None:
+    world = World(load_grace_s=0)
+    world.run(100)
+    world.scene.got_on_at = world.clock.now
+    world.run(500)
+    assert world.reasons == []
+
+
+def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
+    world = World(load_grace_s=0)
+    world.dog.beat(phase="wait")
+    world.run(10_000)
+    assert world.reasons == []
+    world.dog.beat()
+    world.run(310)
+    assert world.reasons == ["idle"]
+
+
 def test_it_is_suspect_first() -> None:
     world = World()
     world.run(1258)

@@ -431,6 +431,81 @@ def test_with_a_device_a_processor_at_work_is_no_excuse() -> None:
     assert world.reasons == ["idle"]
 
 
+@pytest.mark.parametrize("device", [True, False])
+def test_what_only_waits_is_given_three_timeouts(device: bool) -> None:
+    world = World(device=device)
+    world.scene.waiting = True
+    world.dog.beat(5)
+    world.run(369)
+    assert world.reasons == []
+    world.run(3)
+    (trip,) = world.record.trips
+    assert trip.reason == "waits"
+    assert "another program holds" in trip.message
+
+
+def test_a_job_that_moves_while_it_waits_is_given_ten() -> None:
+    world = World()
+    world.scene.waiting = True
+    world.dog.beat()
+    world.run(365)
+    world.scene.moving = True
+    world.run(10)
+    assert world.reasons == []
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "silence_s", "reason"), [(0.5, 1200, "no_progress"), (0.02, 370, "waits")]
+)
+def test_python_that_gets_on_beside_an_idle_device_computes_or_polls(
+    cpu_share: float, silence_s: float, reason: str
+) -> None:
+    world = World()
+    world.scene.cpu_share = cpu_share
+
+    def get_on() -> None:
+        world.scene.steps = (world.scene.steps or 0) + 1
+
+    world.scene.on_sample = get_on
+    world.dog.beat()
+    world.run(silence_s - 3)
+    assert world.reasons == []
+    world.run(6)
+    assert world.reasons == [reason]
+
+
+@pytest.mark.parametrize(("until_s", "trips_at_s"), [(1000, 370), (40, 130)])
+def test_a_loop_that_sleeps_for_longer_than_the_window_is_a_loop(until_s: float, trips_at_s: float) -> None:
+    world = World()
+    world.dog.beat()
+    began = world.clock.now
+    while not world.reasons and world.clock.now - began < 1000:
+        # Seen from a window of ten seconds it does nothing at all.
+        ran_s = min(world.clock.now - began, until_s)
+        world.scene.got_on_at = began + ran_s - ran_s % 40
+        world.run(1)
+    assert abs(world.clock.now - began - trips_at_s) <= 3
+
+
+def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
+    world = World()
+    world.dog.beat(phase="wait")
+    world.run(50_000)
+    assert (world.reasons, world.suspected) == ([], [])
+    world.dog.beat()
+    world.run(131)
+    assert world.reasons == ["idle"]
+
+
+@pytest.mark.parametrize("cores", [0.03, 0.4])
+def test_without_devices_a_processor_of_which_little_is_had_is_at_work(cores: float) -> None:
+    world = World(device=False)
+    world.scene.cpu_share = cores
+    world.dog.beat()
+    world.run(1190)
+    assert world.reasons == []
+
+
 def test_called_off_it_watches_on_for_another_timeout() -> None:
     world = World(call_off=True)
     world.dog.beat()
@@ -536,7 +611,7 @@ def test_rearming_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) ->
         ("load_grace_s", float("inf")),
         ("long_phase_s", None),
         ("overdue_factor", 0.5),
-        ("spin_factor", "3"),
+        ("wait_factor", "3"),
         ("poll_s", 0),
     ],
 )

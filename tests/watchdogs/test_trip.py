@@ -22,6 +22,7 @@ from gangq.embedded import Server
 from gangq.errors import InvalidInput
 from gangq.watchdogs import ExitCode, Trip, TripPath, error_of
 from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.trip import leave_with
 
 Row = dict[str, Any]
 
@@ -146,6 +147,16 @@ def test_it_writes_down_the_evidence_requeues_and_exits_with_the_code(
     # The kernel timer was armed for less than this before the statement was sent.
     assert 3 < worker["exits_in"] <= 5.25
     assert "where_it_hangs" in ended.err
+
+
+@pytest.mark.parametrize(("code", "most_s"), [(85, 3.0), (75, 3.0), (76, 6.0)])
+def test_the_job_of_a_fact_waits_less_for_the_exit_than_one_that_the_database_may_hold(
+    dsn: str, held: Held, db: psycopg.Connection[Row], code: int, most_s: float
+) -> None:
+    assert run(dsn, held, GO.format(options=""), code).code == code
+    (event,) = db.execute("select data from gangq.events where kind = 'trip'").fetchall()
+    assert event["data"]["exit_in_s"] <= most_s
+    assert (event["data"]["exit_in_s"] > 3.0) == (code == 76)
 
 
 def test_a_fault_that_the_application_caused_spares_the_device(
@@ -297,7 +308,7 @@ def test_an_incarnation_that_has_ended_trips_nothing(dsn: str, held: Held, clien
     client.report_dead(worker="w", incarnation=held.incarnation, evidence={"by": "test"})
     left: list[int] = []
     path = TripPath(dsn, held.incarnation, leave=left.append, deadline_s=60)
-    path._kill_children = lambda: None  # type: ignore[method-assign]
+    path._children = list  # type: ignore[method-assign]
     try:
         trip = Trip(ExitCode.STALL, "idle", "no beat for 130 s")
         assert path(trip, job_id=held.job, token=held.token) is False
@@ -347,7 +358,9 @@ def test_a_child_that_has_just_gone_or_may_not_be_killed_does_not_spare_the_othe
     monkeypatch.setattr("gangq.watchdogs.trip.Family.members", lambda *_: pids)
     monkeypatch.setattr(os, "kill", killing)
     try:
-        TripPath("dbname=x", 1)._kill_children()
+        codes: list[int] = []
+        leave_with(TripPath("dbname=x", 1)._children(), 76, codes.append)
+        assert codes == [76]
         assert left[1].wait(5) == -signal.SIGKILL
     finally:
         monkeypatch.undo()
@@ -355,6 +368,55 @@ def test_a_child_that_has_just_gone_or_may_not_be_killed_does_not_spare_the_othe
             child.kill()
             child.wait()
     assert [(r.message, r.pids) for r in caplog.records] == [("children_left", [forbidden])]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+@pytest.mark.parametrize("nth", range(20 if os.environ.get("GANGQ_SOAK") else 2))
+def test_the_handlers_next_lines_do_not_run(thread: str, nth: int, dsn: str, held: Held) -> None:
+    # It waits for a child that the trip kills.
+    code = (
+        'child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])\n'
+        "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token)\n"
+        "def handler():\n"
+        "    child.wait()\n"
+        '    os.write(1, b"the next line ran\\n")\n'
+        "say(boottime())\n"
+        "threading.Thread(target=trips, daemon=True).start()\n"
+    )
+    code += {
+        "main": "handler()\n",
+        "another": "threading.Thread(target=handler).start(); time.sleep(60)\n",
+    }[thread]
+    ended = run(dsn, held, code)
+    assert ended.code == 76
+    assert "the next line ran" not in ended.out
+
+
+def test_a_handler_that_wakes_up_while_the_trip_is_told_does_not_go_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        dsn = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x"
+        code = (
+            "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token)\n"
+            "say(boottime())\n"
+            "threading.Thread(target=trips, daemon=True).start()\n"
+            'time.sleep(1.5); os.write(1, b"the next line ran\\n"); time.sleep(60)\n'
+        )
+        ended = run(dsn, NOBODY, code)
+    assert ended.code == 76
+    assert ended.took_s > 2
+    assert "the next line ran" not in ended.out
+
+
+def test_called_off_the_handler_goes_on(dsn: str, held: Held, client: Client) -> None:
+    client.configure(notify_only=["stall"])
+    code = (
+        "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token); say('off')\n"
+        "say(boottime())\n"
+        "thread = threading.Thread(target=trips, daemon=True); thread.start()\n"
+        "thread.join(); say('it went on')\n"
+    )
+    ended = run(dsn, held, code)
+    assert (ended.code, ended.out[:2]) == (0, ["off", "it went on"]), ended
 
 
 def _alive(pid: int) -> bool:
@@ -393,7 +455,7 @@ def test_a_database_without_the_verb_does_not_keep_it(empty_dsn: str) -> None:
     left: list[int] = []
     path = TripPath(empty_dsn, 1, leave=left.append, deadline_s=60)
     trip = Trip(ExitCode.BUDGET, "budget", "too long")
-    path._kill_children = lambda: None  # type: ignore[method-assign]
+    path._children = list  # type: ignore[method-assign]
     try:
         assert path(trip, job_id=1, token=1) is True
     finally:
@@ -403,7 +465,7 @@ def test_a_database_without_the_verb_does_not_keep_it(empty_dsn: str) -> None:
 
 
 def test_the_error_that_is_kept_names_type_reason_and_code() -> None:
-    error = error_of(Trip(ExitCode.FAULT, "xid", "device GPU-1: xid 79: reboot"))
+    error = error_of(Trip(ExitCode.FAULT, "xid", "device GPU-1: xid 79: reboot"), {})
     assert (error["type"], error["reason"], error["code"]) == ("DeviceFault", "xid", 85)
 
 
@@ -413,3 +475,48 @@ def test_settings_that_make_no_sense_are_refused(junk: Row) -> None:
         TripPath("dbname=x", 1, **junk)
     with pytest.raises(InvalidInput, match="cannot be parsed"):
         TripPath("post gres://", 1)
+
+
+@pytest.mark.parametrize(
+    ("trip", "evidence", "said"),
+    [
+        (
+            Trip(
+                ExitCode.STALL,
+                "idle",
+                "no beat for 126.0 s",
+                {
+                    "silence_s": 126.0,
+                    "window": {"samples": 3, "devices": [{"gpu_pct": 0}, {"gpu_pct": None}]},
+                },
+            ),
+            {"place": "recv() of allreduce at train.py:88"},
+            "waited 126 s in recv() of allreduce at train.py:88; GPU 0 %, 3 looks",
+        ),
+        (
+            Trip(ExitCode.STALL, "spin", "no beat", {"silence_s": 360.2, "window": {"samples": 5}}),
+            {"place": "step at train.py:3"},
+            "made no progress for 360 s in step at train.py:3; 5 looks",
+        ),
+        (
+            Trip(
+                ExitCode.HEALTH,
+                "idle",
+                "nothing",
+                {"quiet_s": 300, "window": {"devices": [{"gpu_pct": None}]}},
+            ),
+            {"place": "read() of load at data.py:1"},
+            "waited 300 s in read() of load at data.py:1; GPU unknown",
+        ),
+        (
+            Trip(ExitCode.BUDGET, "budget", "it ran for 9 s, its budget is 8 s"),
+            {"place": "step at train.py:3"},
+            "it ran for 9 s, its budget is 8 s; it was in step at train.py:3",
+        ),
+        (Trip(ExitCode.STALL, "idle", "no beat for 126.0 s"), {}, "no beat for 126.0 s"),
+    ],
+)
+def test_a_trip_is_told_in_one_sentence_of_what_was_seen(
+    trip: Trip, evidence: dict[str, str], said: str
+) -> None:
+    assert error_of(trip, evidence)["message"] == said

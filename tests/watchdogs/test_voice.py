@@ -220,5 +220,5 @@ def test_without_threads_evidence_is_incomplete_and_nothing_is_done_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     no_threads(monkeypatch)
-    assert collect(own=True)["incomplete"] == ["processes", "stacks"]
+    assert collect(own=True)["incomplete"] == ["processes", "stacks", "waits"]
     assert within(1.0, lambda: 1, "gangq-test") is None

@@ -17,7 +17,7 @@ from gangq.client import Client
 from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
 from gangq.gpu import Detection, Device, HostSampler
 from gangq.gpu.reading import DeviceReading
-from gangq.worker import fitness, procfs
+from gangq.worker import fitness, host_record, procfs
 from gangq.worker.options import WorkerOptions
 from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.registration import register
@@ -258,8 +258,17 @@ def identity(mark: str, pids: Sequence[int] = ()) -> dict[str, Any]:
     return {"mark": mark, "host": asdict(HostIdentity.here()), "process": asdict(gone)}
 
 
+def on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    """The predecessor with this mark has described itself on this host, and has ended since."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = tmp_path / f"{host_record.DIRECTORY_PREFIX}{mark}"
+    directory.mkdir(mode=0o700)
+    host_record.write(directory, "w", mark, replace(process_identity(os.getpid()), pid=2**22 - 1))
+
+
 def registration(client: Client, tmp_path: Path) -> Any:
-    return register(client, OPTIONS, kind="inline", tasks=[], detection=cards(), directory=tmp_path)
+    what = {"kind": "inline", "slots": 1, "tasks": [], "task_options": {}}
+    return register(client, OPTIONS, **what, detection=cards(), directory=tmp_path)
 
 
 def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Client, tmp_path: Path) -> None:
@@ -277,6 +286,7 @@ def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Cl
 
 def test_what_a_tripped_predecessor_left_is_killed(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("gangq.worker.registration._LET_END_S", 0.2)
+    on_record(tmp_path, monkeypatch, "left")
     with sleeper("left") as left:
         incarnation = registered(client, cards(0), identity=identity("left", [left.pid]))
         job = client.submit(task="t", gpus=1)[0]
@@ -300,6 +310,7 @@ def test_processes_that_cannot_be_ended_are_a_refusal(
         monkeypatch.setattr(f"gangq.worker.registration.{name}", 0.2)
     # As those of another user are to somebody who is not root.
     monkeypatch.setattr(procfs, "strike", lambda targets: targets)
+    on_record(tmp_path, monkeypatch, "left")
     with sleeper("left") as left:
         registered(client, cards(), identity=identity("left"), boot_id=HostIdentity.here().boot_id)
         with pytest.raises(Unfit, match=rf"cannot end \({left.pid}: sleep, state S\).*another user"):

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from gangq.errors import CommandStartError
 from gangq.worker import procfs
-from gangq.worker.child import Child, CommandStartError, Exit
+from gangq.worker.child import Child, Exit
 from gangq.worker.procfs import boottime
 
 Start = Callable[..., Child]

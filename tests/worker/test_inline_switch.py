@@ -47,9 +47,6 @@ def quick(ctx):
 def fails(ctx):
     raise ValueError
 
-def odd(ctx):
-    return object()
-
 def told(ctx):
     ctx._active.tell_stop("drain", 30.0)
     assert ctx.stopping
@@ -59,7 +56,7 @@ session = SimpleNamespace(kill_at=first, lapsing=lambda: False, directory=Path("
     ended=Event(), work=Event(), model=None)
 switch = Deadman()
 unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None, job=lambda *_: None)
-runner = InlineRunner(session, Slow(), None, switch, lambda *_: None, unwatched, unwatched)
+runner = InlineRunner(session, Slow(), None, switch, lambda *_: None, unwatched, unwatched, unwatched)
 app = App("host=nowhere")
 app.task(quick, name="quick")
 app.task(hang, name="isolated", isolate=True)
@@ -101,7 +98,7 @@ def test_a_renewal_during_a_later_handler_counts_for_it() -> None:
     assert run(code) == 0
 
 
-@pytest.mark.parametrize("handler", ["fails", "odd", "told", "quick"])
+@pytest.mark.parametrize("handler", ["fails", "told", "quick"])
 def test_telling_how_a_job_ended_may_outlast_the_lease(handler: str) -> None:
     follow = handler != "quick"
     assert run(f"runner.run(job(), {handler}, more_follow={follow}); outlive()") == 0

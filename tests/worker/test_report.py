@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gangq.client import Client
-from gangq.worker.report import report
+from gangq.worker import statefile
+from gangq.worker.report import DIRECTORY_PREFIX, deliver, report
+from worker.worker_process import eventually
 
 
 def facts(job: Any, **more: Any) -> dict[str, Any]:
@@ -61,3 +69,76 @@ def test_the_job_of_a_killed_worker_is_charged_a_crash(client: Client) -> None:
     assert report(client, record, facts(job, exit_code=137, silent_s=None))
     row = client.job(id=job.job_id)
     assert (row.state, row.trips, row.crashes, row.attempts) == ("pending", 0, 1, 0)
+
+
+def kept(directory: Path, record: dict[str, Any], job: Any, **more: Any) -> None:
+    trip = {
+        "incarnation": record["incarnation"],
+        "job": job.job_id,
+        "token": job.token,
+        "code": 76,
+        "class": "stall",
+    }
+    error = {"type": "Stalled", "message": "no step for 130 s"}
+    statefile.write(directory, statefile.TRIP, json.dumps({**trip, "error": error, **more}).encode())
+
+
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / f"{DIRECTORY_PREFIX}x"
+    made.mkdir()
+    return made
+
+
+def test_a_trip_that_the_worker_left_is_told_once_with_its_class_and_evidence(
+    client: Client, tmp_path: Path
+) -> None:
+    record, place = worker(client), directory(tmp_path)
+    client.submit(task="t")
+    (job,) = client.claim(incarnation=record["incarnation"])
+    kept(place, record, job, evidence={"stacks": "where it hung"})
+    for _ in range(3):
+        deliver(client, record["incarnation"], place, os.getuid())
+    assert (client.job(id=job.job_id).trips, client.job(id=job.job_id).crashes) == (1, 0)
+    (trip,) = client.trips()
+    assert (trip.code, trip.class_, trip.evidence) == (76, "stall", {"stacks": "where it hung"})
+
+
+def test_a_claim_that_was_over_meanwhile_is_no_trip_of_the_next(client: Client, tmp_path: Path) -> None:
+    client.set_queue(name="default", backoff_s=0.01, backoff_max_s=0.02)
+    record, place = worker(client), directory(tmp_path)
+    client.submit(task="t")
+    (job,) = client.claim(incarnation=record["incarnation"])
+    kept(place, record, job)
+    client.report_dead(worker="w", incarnation=record["incarnation"], evidence={"by": "a test"})
+    again = worker(client)
+
+    def claimed() -> bool:
+        client.tick(force=True)
+        return bool(client.claim(incarnation=again["incarnation"]))
+
+    eventually(claimed, "it runs again")
+    deliver(client, record["incarnation"], place, os.getuid())
+    row = client.job(id=job.job_id)
+    assert (row.state, row.trips, row.crashes, client.trips()) == ("running", 0, 1, [])
+
+
+@pytest.mark.parametrize(
+    "junk", ["", "null", "[" * 100000, '{"incarnation": 1}', '{"incarnation": 1, "job": "x", "code": []}']
+)
+def test_junk_in_the_place_of_what_was_left_is_nothing(client: Client, tmp_path: Path, junk: str) -> None:
+    record, place = worker(client), directory(tmp_path)
+    for name in (statefile.TRIP, statefile.DEATH):
+        statefile.write(place, name, junk.replace("1", str(record["incarnation"]), 1).encode())
+    deliver(client, record["incarnation"], place, os.getuid())
+    assert client.trips() == []
+
+
+def test_what_stands_there_is_mode_0600_and_takes_no_link(tmp_path: Path) -> None:
+    place = directory(tmp_path)
+    (tmp_path / "elsewhere").write_text("kept")
+    (place / "trip").symlink_to(tmp_path / "elsewhere")
+    statefile.write(place, "trip", b"7")
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+    assert stat.S_IMODE((place / "trip").stat().st_mode) == 0o600
+    assert statefile.read(place, "trip", uid=os.getuid()) == b"7"
+    assert [entry.name for entry in place.iterdir()] == ["trip"]

@@ -185,6 +185,7 @@ class Runner:
             nothing,
             self.watching,
             lambda: self.left.append(True),  # type: ignore[arg-type]
+            lambda: None,
         )
 
     def tripped(self, job: ActiveJob, **evidence: Any) -> CommandTrip:

@@ -71,7 +71,7 @@ COMMANDS = {
 def main(ctx: click.Context) -> None:
     """Run a durable job queue for work that occupies GPUs, inside PostgreSQL.
 
-    The database is --dsn, else GANGQ_DSN, else a private PostgreSQL that is started when first needed.
+    The database is --dsn, else GANGQ_DSN; --embedded is a private PostgreSQL on this machine.
     """
     session = ctx.ensure_object(Session)
     ctx.call_on_close(session.close)

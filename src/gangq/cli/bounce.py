@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from gangq.cli import deaths
+from gangq import names
+from gangq.cli import deaths, output
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.output import to_json
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.errors import GangqError
 from gangq.host import Action, Bouncer, Choice, WorkerMap, choose
+from gangq.worker import seen
 
 _RETRY_FIRST_S = 1.0
 _RETRY_LAST_S = 30.0
@@ -35,7 +35,8 @@ _OUTAGE_S = 60.0
     multiple=True,
     metavar="NAME=HOW",
     help="How workers called NAME (* and ? fit any) are restarted: unit:UNIT, user-unit:UNIT, docker:CONTAINER or "
-    "command:PROGRAM ARG..., where {worker} is the name; may be repeated [what they registered as].",
+    "command:PROGRAM ARG..., where {worker} is the name of a worker seen here; may be repeated [what they "
+    "registered as].",
 )
 @click.option(
     "--trust",
@@ -95,16 +96,16 @@ def bounce(
     mapped = tuple(WorkerMap.parse(each) for each in maps)
 
     def chosen(worker: str, identity: Mapping[str, Any]) -> Choice:
-        return choose(worker, identity, maps=mapped, trusted=trust or ("gangq-*",))
+        return choose(worker, identity, see=seen.lineage, maps=mapped, trusted=trust or ("gangq-*",))
 
     def tell(action: Action) -> None:
-        click.echo(to_json(action) if session.json else f"gangq: {action.text}")
+        output.write(output.to_json(action) if session.json else f"gangq: {action.text}")
 
     # A loop may be started before its database.
     client = session.client(checked=once)
     bouncer = Bouncer(
         client,
-        host=host or socket.gethostname(),
+        host=names.check("--host", host, "name the host as its workers do") if host else names.host_name(),
         choose=chosen,
         prove=deaths.prove,
         bury=deaths.bury,

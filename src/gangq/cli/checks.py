@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from gangq.client.rows import DeviceRow, RetentionRow
 
 _DAY_S = 86400.0
 _FIRST_READING_S = 60.0
+_IDLE_LOOKS = 3
+_IDLE_AGAIN_S = 1.0
 _LATE_DROP_S = 3600.0
 """The tick looks every ten minutes, and again when somebody held a lock."""
 
@@ -72,6 +76,73 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
             "HOST, or gangq worker on NAME",
         )
     return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
+
+
+def cgroups(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether commands have control groups of their own everywhere."""
+    del facts
+    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
+    without = [f"{w.name} on {w.host}" for w in present if w.cgroups is False]
+    if not without:
+        return Check("cgroups", "ok", "no worker lacks control groups for its commands")
+    return Check(
+        "cgroups",
+        "warn",
+        f"the host lets {len(without)} of {len(present)} workers make no control groups: {some(without)}",
+        "a process that cleared its environment outlives its command there if guardian, worker and supervisor are "
+        "killed at once. Run them in a unit with Delegate=yes (gangq systemd install), with control groups of "
+        "version 2 and Linux 5.14 or newer",
+    )
+
+
+def tasks(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether workers agree on what their tasks are declared with."""
+    del facts
+    declared: dict[str, dict[str, list[str]]] = {}
+    for worker in client.workers():
+        if worker.state in ("live", "draining", "silent"):
+            for task, options in (worker.task_options or {}).items():
+                said = json.dumps(options, sort_keys=True)
+                declared.setdefault(task, {}).setdefault(said, []).append(worker.name)
+    differ = {task: found for task, found in declared.items() if len(found) > 1}
+    if not differ:
+        return Check("tasks", "ok", f"workers agree on the options of {len(declared)} tasks")
+    listed = some(
+        [
+            f"{task}: " + ", ".join(f"{some(names)} {said}" for said, names in found.items())
+            for task, found in differ.items()
+        ]
+    )
+    return Check(
+        "tasks",
+        "warn",
+        f"workers declare {len(differ)} tasks with different options: {listed}",
+        "submissions that do not say take those of the worker that registered last (gangq task list): run the same "
+        "code on all workers",
+    )
+
+
+def claims(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether workers that are heard take the work that fits them."""
+    del facts
+    idle = client.execute(queries.idle_beside_work())
+    for _ in range(_IDLE_LOOKS - 1):
+        if not idle:
+            break
+        # A worker that is between two jobs holds nothing either, but not at every look.
+        time.sleep(_IDLE_AGAIN_S)
+        still = {row["worker"] for row in client.execute(queries.idle_beside_work())}
+        idle = [row for row in idle if row["worker"] in still]
+    if not idle:
+        return Check("claims", "ok", "no worker is idle beside work that fits it")
+    listed = some([f"{row['worker']} on {row['host']} ({row['why']})" for row in idle])
+    return Check(
+        "claims",
+        "warn",
+        f"{len(idle)} workers are heard and take nothing although work fits: {listed}",
+        "a worker claims only while its lease has more left than lease_margin_s and grace_s (gangq.settings, "
+        "gangq worker --lease-s): restart it with a longer lease, or look at its log",
+    )
 
 
 def reboot(client: Client, facts: dict[str, Any]) -> Check:

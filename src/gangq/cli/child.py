@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from gangq.cli.parsing import KeyValue
+from gangq.cli import output
+from gangq.cli.parsing import KeyValue, bounded
 from gangq.cli.session import Session, json_option, pass_session
 from gangq.errors import InvalidInput, NotFound
 
@@ -41,18 +42,21 @@ def beat(
 ) -> None:
     """Report progress from inside a command.
 
-    From the first beat on the stall watchdog expects the next one in time.
+    From the first beat on the stall watchdog expects the next one in time. NaN and infinity are stored as null.
 
     gangq beat --step 120 --total 400 --phase run --loss 0.3 lr=0.01
     """
+    from gangq.client.encoding import as_progress
     from gangq.worker.child_context import Link
     from gangq.worker.context_impl import progress
+    from gangq.worker.jobs import BEAT_BYTES
 
     more = dict(data)
     if loss is not None:
         more["loss"] = loss
-    told = progress(step, total, phase, more)
-    Link.from_environ().ask("beat", data=told)
+    told, _ = as_progress(progress(step, total, phase, more), BEAT_BYTES)
+    with Link.from_environ() as worker:
+        worker.ask("beat", data=told)
     session.answer(told)
 
 
@@ -69,15 +73,22 @@ def checkpoint() -> None:
 def save(session: Session, step: int, file: str) -> None:
     """Store FILE (- for standard input) as the state at STEP. Returns once it is committed.
 
+    Exit code 1: it may not be stored, because the claim of this job is over; keep the older one.
+
     At most 1 MiB: larger ones belong in shared storage, and only their address here.
     """
     from gangq.worker.child_context import Link
 
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if file == "-":
+            data = bounded(sys.stdin.buffer.read, "the checkpoint")
+        else:
+            with open(file, "rb") as opened:
+                data = bounded(opened.read, "the checkpoint")
     except OSError as e:
         raise InvalidInput(f"cannot read the checkpoint {file}: {e.strerror}") from e
-    Link.from_environ().ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
+    with Link.from_environ() as worker:
+        worker.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
     session.answer({"step": step, "bytes": len(data), "file": file})
 
 
@@ -93,16 +104,17 @@ def load(session: Session, file: str) -> None:
     """
     from gangq.worker.child_context import Link
 
-    found = Link.from_environ().ask("load_checkpoint")
+    with Link.from_environ() as worker:
+        found = worker.ask("load_checkpoint")
     if found["step"] is None:
         session.answer({"step": None, "bytes": None, "file": None})
-        click.echo("gangq: there is no checkpoint: begin at the beginning", err=True)
+        output.write("gangq: there is no checkpoint: begin at the beginning", err=True)
         click.get_current_context().exit(EXIT_NO_CHECKPOINT)
     data = base64.b64decode(found["data"])
     if file == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-        click.echo(found["step"], err=True)
+        output.write(str(found["step"]), err=True)
         return
     try:
         _replace(Path(file), data)
@@ -125,7 +137,8 @@ def gang(session: Session) -> None:
     from gangq.worker.environment import for_gang
     from gangq.worker.facts import gang_from_wire
 
-    told = Link.from_environ().ask("gang")["gang"]
+    with Link.from_environ() as worker:
+        told = worker.ask("gang")["gang"]
     found = gang_from_wire(told)
     if found is None:
         raise NotFound("this job is no member of a gang")

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from gangq import embedded, schema
+from gangq.cli import output
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.client import core
-from gangq.embedded import EmbeddedError
+from gangq.errors import EmbeddedError
 
 
 @click.command()
@@ -28,7 +29,7 @@ def migrate(session: Session, dump_sql: bool) -> None:
         text = schema.dump_sql()
         session.answer({"sql": text}, text.removesuffix("\n"))
         return
-    report = schema.migrate(session.dsn(), log=lambda step: None if session.json else click.echo(step))
+    report = schema.migrate(session.dsn(), log=lambda step: None if session.json else output.write(step))
     session.answer(asdict(report))
 
 
@@ -36,7 +37,7 @@ def migrate(session: Session, dump_sql: bool) -> None:
 def db() -> None:
     """Look after the private PostgreSQL.
 
-    It is used when no --dsn or GANGQ_DSN is given. Its data lives in GANGQ_DATA_DIR
+    It is used with --embedded or GANGQ_DSN=embedded. Its data lives in GANGQ_DATA_DIR
     [~/.local/share/gangq/pg-<major>] and stays there.
     """
 
@@ -100,7 +101,7 @@ def dsn(session: Session) -> None:
 
 
 @db.command(context_settings={"ignore_unknown_options": True})
-@click.option("--dsn", "flag_dsn", metavar="DSN", help="Another database than the private server's.")
+@click.option("--dsn", "flag_dsn", metavar="DSN", help="The database [GANGQ_DSN].")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @pass_session
 def psql(session: Session, flag_dsn: str | None, args: tuple[str, ...]) -> None:

@@ -11,8 +11,9 @@ from gangq.client import Client
 from gangq.errors import IncarnationEnded
 from gangq.host.bouncer import GLANCE_S, Proof
 from gangq.worker import procfs
+from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
-from gangq.worker.report import DIRECTORY_PREFIX
+from gangq.worker.report import deliver
 from gangq.worker.session import blameless
 
 
@@ -39,13 +40,13 @@ class Registered:
 
     def excuse(self, incarnation: int) -> str | None:
         """Why it ended its own work for no fault of the jobs', if it left word of that."""
-        left = self.directory
-        try:
-            if left is None or not left.name.startswith(DIRECTORY_PREFIX) or left.is_symlink():
-                return None
-            return blameless(left, incarnation)
-        except (OSError, ValueError):  # No path that this system could have.
-            return None
+        return None if self.left is None else blameless(self.left, incarnation, self.host.uid)
+
+    @property
+    def left(self) -> Path | None:
+        """Its private directory, if it has one by its name. What is in it is read as nobody's word."""
+        found = self.directory
+        return found if found is not None and found.name.startswith(DIRECTORY_PREFIX) else None
 
 
 def prove(identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
@@ -105,6 +106,8 @@ def bury(
         if excuse is not None:
             client.retire_worker(incarnation=incarnation, final=True)
             return 0
+        if registered is not None and registered.left is not None:
+            deliver(client, incarnation, registered.left, registered.host.uid)
         return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
     except IncarnationEnded:
         # Its successor, or its unit, was faster.

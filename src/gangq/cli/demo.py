@@ -158,9 +158,9 @@ def _watch(console: Console, client: Client, fleet: Fleet, gang_id: int, tiles: 
         while time.monotonic() < deadline:
             fleet.check()
             gang = client.gang(id=gang_id)
-            members = client.jobs(gang_id=gang_id)
+            members = client.jobs(gang_id=gang_id, limit=None)
             step = max((int((m.progress or {}).get("step", 0)) for m in members), default=0)
-            done = sum(job.state == "done" for job in client.jobs(ids=tiles))
+            done = sum(job.state == "done" for job in client.jobs(ids=tiles, limit=None))
             shown = f"gang g{gang_id}, epoch {gang.epoch}: {gang.state}"
             if shown != last_state:
                 progress.console.print(f"  {_clock()}  {shown}{_reason(gang)}")
@@ -189,7 +189,7 @@ def _verdict(
     console: Console, client: Client, gang_id: int, tiles: list[int], killed: str, took_s: float
 ) -> int:
     gang = client.gang(id=gang_id)
-    members = sorted(client.jobs(gang_id=gang_id), key=lambda member: member.rank or 0)
+    members = sorted(client.jobs(gang_id=gang_id, limit=None), key=lambda member: member.rank or 0)
     result = members[0].result or {}
     drains = client.drains(gang_id=gang_id)
     accuracy = float(result.get("accuracy") or 0)
@@ -216,7 +216,9 @@ def _verdict(
         and gang.epoch >= 2,
         f"training resumed from the checkpoint of step {resumed}, not from the start": resumed > 0,
         f"held-out accuracy is {accuracy:.1%} (at least {ENOUGH_ACCURACY:.0%})": accuracy >= ENOUGH_ACCURACY,
-        f"all {len(tiles)} solo jobs are done": all(job.state == "done" for job in client.jobs(ids=tiles)),
+        f"all {len(tiles)} solo jobs are done": all(
+            job.state == "done" for job in client.jobs(ids=tiles, limit=None)
+        ),
         "gangq.violations is empty": not client.violations(),
     }
     for what, held in checks.items():

@@ -17,7 +17,7 @@ from gangq.cli.checks import Check, some
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client import Client, calls
-from gangq.errors import GangqError, NotAllowed, SchemaMismatch
+from gangq.errors import EmbeddedError, GangqError, NotAllowed, SchemaMismatch
 
 _LISTEN_S = 3.0
 _SKEW_S = 1.0
@@ -37,18 +37,20 @@ def doctor(session: Session) -> None:
     one object per check: {"check", "status", "detail", "advice", "numbers"}; status is ok, warn or fail, numbers
     are the rows of gangq.retention, else null.
     """
+    if session.given_dsn is None:
+        session.dsn()  # What says how to name one.
     failed = False
     for found in examine(session):
         failed = failed or found.status == "fail"
-        session.answer(found, _line(found))
+        session.answer(found, *_line(found))
     if failed:
         click.get_current_context().exit(1)
 
 
-def _line(found: Check) -> str:
+def _line(found: Check) -> tuple[str, ...]:
     mark = output.coloured(found.status.ljust(4), _COLOURS[found.status])
-    line = f"{mark}  {found.check.ljust(10)}  {found.detail}"
-    return f"{line}\n{' ' * 18}-> {found.advice}" if found.advice else line
+    line = f"  {found.check.ljust(10)}  {found.detail}"
+    return mark, f"{line}\n{' ' * 18}-> {found.advice}" if found.advice else line
 
 
 def examine(session: Session) -> Iterator[Check]:
@@ -58,7 +60,7 @@ def examine(session: Session) -> Iterator[Check]:
         facts = client.execute(queries.server_facts())
     except GangqError as e:
         advice = "see the private server's log, or name a database: --dsn or GANGQ_DSN"
-        yield Check("database", "fail", str(e), advice if isinstance(e, embedded.EmbeddedError) else "")
+        yield Check("database", "fail", str(e), advice if isinstance(e, EmbeddedError) else "")
         return
     yield Check("database", "ok", f"reached {client.target}")
     yield from _server(client, facts)
@@ -77,6 +79,9 @@ def examine(session: Session) -> Iterator[Check]:
         _roles,
         _tick,
         checks.workers,
+        checks.cgroups,
+        checks.tasks,
+        checks.claims,
         checks.reboot,
         checks.devices,
         checks.watchdogs,
@@ -220,6 +225,18 @@ def _tick(client: Client, facts: dict[str, Any]) -> Check:
         return Check("tick", "ok", f"the last tick was {seconds(max(0.0, age))} ago")
     live = [w for w in client.workers() if w.state in ("live", "draining")]
     detail = "no tick has ever run" if age is None else f"the last tick was {seconds(age)} ago"
+    holder = client.execute(queries.tick_holder())
+    if holder is not None:
+        since = "" if holder["held_s"] is None else f" for {seconds(holder['held_s'])}"
+        end = (
+            "rollback prepared" if holder["pid"] is None else f"select pg_terminate_backend({holder['pid']})"
+        )
+        return Check(
+            "tick",
+            "fail",
+            f"{detail}, and {holder['who']} has held a tick open{since}",
+            f"nothing is placed, freed or promoted until that transaction ends: {end}",
+        )
     if live:
         return Check(
             "tick",

@@ -1,8 +1,9 @@
 """What the watchdogs did and saw of a job, as `gangq show` and `gangq trips --evidence` print it.
 
-The order is that of the questions: what was decided and why, how long it had been silent and where it stood,
-what its devices and processes did meanwhile, where every thread waits, its stacks, and at the bottom, next to
-the prompt, the end of its output. Evidence is an object that watchdogs, supervisors and other languages write:
+First one sentence for a person and the stack of the handler. With `--evidence` the rest, in the order of the
+questions: what was decided and why, how long it had been silent and where it stood, what its devices and
+processes did meanwhile, where every thread waits, all stacks, and at the bottom, next to the prompt, the end of
+its output. Evidence is an object that watchdogs, supervisors and other languages write:
 what is not known by name here is printed all the same.
 """
 
@@ -10,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import click
 
 from gangq.cli import output
 from gangq.cli.output import Column
@@ -21,10 +20,12 @@ KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
 """Events of a job that come from watchdogs."""
 _CONVICT = ("trip", "notify", "held")
 
+_VERBS = ("waited ", "made no progress ")
+"""How the sentences of `gangq.watchdogs.verdicts.sentence` begin."""
 _LINES = 200
 _SOONER = ("why", "event", "last_beat", "beats", "members", "devices", "moved")
 """Parts, and pairs, that answer the first questions; the database keeps no order of its own."""
-_LATER = ("threads", "processes", "stacks", "stack", "stack_dump", "traceback", "log_tail")
+_LATER = ("handler", "threads", "processes", "stacks", "stack", "stack_dump", "traceback", "log_tail")
 """Long or wide, and looked at once the rest has been read; in this order."""
 _TITLES = {
     "beats": "last beats",
@@ -95,6 +96,25 @@ def said(event: EventRow, evidence: Mapping[str, Any] | None) -> str:
     return str(_of(event, "message") or (evidence or {}).get("message") or event.reason or "")
 
 
+def headline(event: EventRow, evidence: Mapping[str, Any] | None) -> str:
+    """What happened in one sentence: whom it befell, and why."""
+    rank = _of(event, "rank")
+    whom = f"job {event.job_id}" if event.gang_id is None else f"rank {rank} of g{event.gang_id}"
+    word = said(event, evidence)
+    # A sentence of a watchdog has no subject of its own; any other text is quoted behind one.
+    return f"{whom} {word}" if word.startswith(_VERBS) else f"{whom}: {word}"
+
+
+def brief(event: EventRow, evidence: Mapping[str, Any]) -> None:
+    """Print the sentence, what is known of the gang, and the handler's stack."""
+    output.write(output.plain(headline(event, evidence)))
+    together = _of(event, "gang")
+    if together:
+        output.write(output.plain(together))
+    if evidence.get("handler"):
+        output.block("handler", str(evidence["handler"]), most=_LINES)
+
+
 def show(evidence: Mapping[str, Any]) -> None:
     """Print one piece of evidence."""
     flat = dict(_opened(evidence))
@@ -118,7 +138,7 @@ def _opened(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _section(key: str, value: Any) -> None:
-    click.echo()
+    output.write()
     title = _TITLES.get(key, _name(key))
     if key == "processes":
         for process in value:
@@ -126,33 +146,33 @@ def _section(key: str, value: Any) -> None:
     elif isinstance(value, str):
         output.block(title, value, most=_LINES)
     elif isinstance(value, Mapping):
-        click.echo(f"{title}:")
+        output.write(f"{title}:")
         names = sorted((name for name in value if name != "at"), key=lambda name: _in_order(name, _BEAT))
         output.pairs([(f"  {_name(name)}", _value(name, value[name])) for name in names])
     else:
-        click.echo(f"{title}:")
+        output.write(f"{title}:")
         _table(value)
 
 
 def _process(process: Mapping[str, Any]) -> None:
     about = "gone" if process.get("gone") else process.get("command") or ""
-    click.echo(f"process {process.get('pid')}: {output.plain(about)}")
+    output.write(f"process {process.get('pid')}: {output.plain(about)}")
     opened = process.get("devices_open") or {}
     if opened:
-        click.echo(f"  has open: {output.plain(', '.join(sorted(set(map(str, opened.values())))))}")
+        output.write(f"  has open: {output.plain(', '.join(sorted(set(map(str, opened.values())))))}")
     threads = process.get("threads") or []
     if threads:
         _table(threads)
         more = (process.get("threads_in_all") or 0) - len(threads)
         if more > 0:
-            click.echo(f"  and {more} threads more")
+            output.write(f"  and {more} threads more")
 
 
 def _table(found: Sequence[Any]) -> None:
     """Objects by their keys, whatever these are; anything else in a line each."""
     if not all(isinstance(row, Mapping) for row in found):
         for row in found:
-            click.echo(f"  {output.plain(row)}")
+            output.write(f"  {output.plain(row)}")
         return
     names = list(dict.fromkeys(name for row in found for name in row))
     names.sort(key=lambda name: _in_order(name, _LEFT))

@@ -15,6 +15,7 @@ from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import EventRow, LogRow
+from gangq.errors import WHO_READS, NotAllowed
 from gangq.handles import ENDED
 
 _POLL_S = 0.3
@@ -80,8 +81,15 @@ def ranks_of(client: Client, target: Which) -> dict[int, int | None]:
     if not target.gang:
         return {client.job(id=target.id).id: None}
     client.gang(id=target.id)
-    members = sorted(client.jobs(gang_id=target.id), key=lambda member: member.rank or 0)
+    members = sorted(client.jobs(gang_id=target.id, limit=None), key=lambda member: member.rank or 0)
     return {member.id: member.rank for member in members}
+
+
+def may_read(client: Client, job_ids: Sequence[int]) -> None:
+    """Raise `NotAllowed` unless the output of these jobs is shown to this login."""
+    hidden = [job for job in client.jobs(ids=job_ids, limit=None) if not job.readable]
+    if hidden:
+        raise NotAllowed(f"this login may not read the output of job {hidden[0].id}. {WHO_READS}")
 
 
 def has_ended(client: Client, target: Which) -> bool:
@@ -105,6 +113,7 @@ def logs(session: Session, which: Which | None, gang: int | None, follow: bool, 
     target = parsing.one_of(which, gang)
     client = session.client()
     ranks = ranks_of(client, target)
+    may_read(client, list(ranks))
     reader, tagger = LogReader(client, list(ranks)), Tagger(ranks)
     latest_only = not all_attempts
     nothing_yet = True
@@ -114,17 +123,20 @@ def logs(session: Session, which: Which | None, gang: int | None, follow: bool, 
         for row in reader.read(latest_only):
             nothing_yet = False
             if session.json:
-                click.echo(output.to_json({**_fields(row), "rank": ranks[row.job_id]}))
+                output.write(output.to_json({**_fields(row), "rank": ranks[row.job_id]}))
             else:
-                click.echo(tagger.add(row), nl=False)
+                output.job_output(tagger.add(row))
         latest_only = False
         if last:
             break
         time.sleep(_POLL_S)
     if not session.json:
-        click.echo(tagger.rest(), nl=False)
+        output.job_output(tagger.rest())
     if nothing_yet:
-        say(f"{target.phrase} has no output")
+        say(
+            f"{target.phrase} has no output; what a subprocess or a C library of a handler inside the worker wrote "
+            "is in the worker's own output"
+        )
 
 
 def _fields(row: LogRow) -> dict[str, object]:
@@ -159,7 +171,7 @@ def events(session: Session, which: Which | None, gang: int | None, follow: bool
             session.rows(rows, _EVENTS, "no events")
         else:
             for row in rows:
-                click.echo(event_line(row))
+                output.write(event_line(row))
         if last or not follow:
             return
         time.sleep(_POLL_S)
@@ -182,9 +194,9 @@ def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], 
     while True:
         ended = has_ended(client, target)
         if target.gang:
-            rows = client.events(gang_id=target.id, after_id=after)
+            rows = client.events(gang_id=target.id, after_id=after, limit=None)
         else:
-            rows = client.events(job_id=target.id, after_id=after)
+            rows = client.events(job_id=target.id, after_id=after, limit=None)
         after = max((row.id for row in rows), default=after)
         yield rows, ended
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangq.cli import output
+
 if TYPE_CHECKING:
     from gangq.errors import GangqError
 
@@ -25,6 +27,13 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, commands_in: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._commands_in = dict(commands_in or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what no database could store: bytes of the command line that are not UTF-8."""
+        for arg in args:
+            if any("\ud800" <= c <= "\udfff" for c in arg):
+                raise click.UsageError(f"the argument {output.harmless(arg)!r} is not UTF-8", ctx)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of a job's life, not of the alphabet."""
@@ -45,7 +54,10 @@ class LazyGroup(click.Group):
         """Run the command; an error of ours becomes one message and an exit code."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except click.ClickException as e:
+            vars(e)["message"] = output.harmless(e.message)  # Final to mypy, and shown as it is
+            raise
+        except (click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
@@ -53,7 +65,7 @@ class LazyGroup(click.Group):
             problem = _as_ours(e)
             if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
                 raise
-            click.echo(f"gangq: {problem}", err=True)
+            output.write(f"gangq: {problem}", err=True)
             ctx.exit(exit_code(problem))
 
 
@@ -72,8 +84,7 @@ def exit_code(problem: GangqError) -> int:
     """The exit code for an error: 2 bad input or not found, 3 no database or another schema, 88 a worker that
     is unfit to start, else 1.
     """
-    from gangq.embedded import EmbeddedError
-    from gangq.errors import DatabaseUnreachable, SchemaMismatch, Unfit
+    from gangq.errors import DatabaseUnreachable, EmbeddedError, SchemaMismatch, Unfit
 
     if isinstance(problem, Unfit):
         return EXIT_UNFIT

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as something a loop can wait for."""
+"""SIGINT, SIGTERM and SIGHUP as something a loop can wait for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts Ctrl-C and SIGTERM while it is entered, instead of breaking off wherever the program is.
+    """Counts Ctrl-C, SIGTERM and SIGHUP while it is entered, instead of breaking off wherever the program is.
+
+    A SIGHUP that was ignored, as nohup does it, stays ignored.
 
     A KeyboardInterrupt in the middle of a submit would leave a job behind whose id nobody has seen. From the
     `last`th signal on (0: never) KeyboardInterrupt is raised after all: whoever presses it again wants out
@@ -34,7 +36,11 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         # Elsewhere than in the main thread Python sets no handlers: the program is embedded, and not ours.
         if threading.current_thread() is threading.main_thread():
-            self._before = [(number, signal.signal(number, self._handle)) for number in _SIGNALS]
+            self._before = [
+                (number, signal.signal(number, self._handle))
+                for number in _SIGNALS
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+            ]
         return self
 
     def __exit__(

@@ -18,7 +18,6 @@ from gangq.cli.parsing import Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
-from gangq.errors import NotAllowed
 
 _JOBS = [
     Column("id", lambda j: j.id, right=True),
@@ -81,9 +80,32 @@ _TIMELINE = [
 ]
 
 
+_STATES = (
+    "scheduled",
+    "waiting",
+    "blocked",
+    "pending",
+    "reserved",
+    "running",
+    "preempting",
+    "preempted",
+    "draining",
+    "done",
+    "failed",
+    "cancelled",
+)
+"""Of jobs and gangs; only gangs are draining."""
+
+
 @click.command()
 @click.argument("what", type=click.Choice(["jobs", "gangs"]), default="jobs")
-@click.option("--state", multiple=True, help="Only this state; may be repeated.")
+@click.option(
+    "--state",
+    multiple=True,
+    type=click.Choice(_STATES),
+    metavar="STATE",
+    help=f"Only this state; may be repeated: {', '.join(_STATES)}.",
+)
 @click.option("--queue", help="Only this queue.")
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--worker", help="Only jobs of this worker.")
@@ -129,82 +151,93 @@ def ls(
 
 @click.command()
 @parsing.takes_one
+@click.option(
+    "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
+)
 @common_options
 @pass_session
-def show(session: Session, which: Which | None, gang: int | None) -> None:
+def show(session: Session, which: Which | None, gang: int | None, whole: bool) -> None:
     """Show a job (12) or a gang (g12).
 
-    Of a job that tripped a watchdog, also what was seen: readings, beats, where its threads waited, stacks, the
-    end of its output; newest trip first. With --json one object: {"job", "events", "evidence"} (evidence is null
-    for a role that may not see it), or {"gang", "members", "timeline", "drains"}.
+    Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
+    trip first. With --evidence the rest: readings, beats, where all threads waited, all stacks, the end of its
+    output. With --json one object: {"job", "events", "evidence"} (evidence is null
+    for a login that may not see it), or {"gang", "members", "timeline", "drains"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
     if not target.gang:
         job = client.job(id=target.id)
-        events = client.events(job_id=job.id)
-        evidence = _evidence(client, job.id, events)
+        events = client.events(job_id=job.id, limit=None)
+        evidence = _evidence(client, job, events)
         if session.json:
             session.answer({"job": job, "events": events, "evidence": evidence})
             return
-        output.pairs(_job_pairs(job))
+        output.pairs(_job_pairs(job, _cancelled_by(events)))
+        if job.error and job.state not in ("failed", "cancelled"):
+            # It is of an attempt before the one that the state is about.
+            spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
+            output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
         _error(job.error)
-        _show_trips(events, evidence)
+        _show_trips(job.id, events, evidence, whole)
         return
     row = client.gang(id=target.id)
-    members = sorted(client.jobs(gang_id=row.id), key=lambda member: member.rank or 0)
+    members = sorted(client.jobs(gang_id=row.id, limit=None), key=lambda member: member.rank or 0)
     timeline, drains = client.timeline(gang_id=row.id), client.drains(gang_id=row.id)
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
     output.pairs(_gang_pairs(row))
-    click.echo()
+    output.write()
     output.table(members, _MEMBERS)
     _show_history(timeline, drains)
     failed = culprit(members)
     if failed is not None:
-        click.echo(f"\nrank {failed.rank}:")
+        output.write(f"\nrank {failed.rank}:")
         _error(failed.error)
     tripped = list(
         dict.fromkeys(trip.job_id for trip in session.client().execute(queries.trips(gang_id=row.id)))
     )
     if tripped:
-        click.echo(f"\nwhat the watchdogs saw: gangq show {' or '.join(map(str, tripped))}")
+        output.write(f"\nwhat the watchdogs saw: gangq show {' or '.join(map(str, tripped))}")
 
 
-def _evidence(client: Client, job_id: int, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
+def _evidence(client: Client, job: JobRow, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
     if not any(event.kind in seen.KINDS for event in events):
         return []
-    try:
-        return client.evidence(job_id=job_id)
-    except NotAllowed:
-        return None
+    return client.evidence(job_id=job.id) if job.readable else None
 
 
-def _show_trips(events: Sequence[EventRow], evidence: Sequence[EvidenceRow] | None) -> None:
+def _show_trips(
+    job_id: int, events: Sequence[EventRow], evidence: Sequence[EvidenceRow] | None, whole: bool
+) -> None:
     """What the watchdogs did, and what they saw: stacks and output may show what a viewer must not see."""
     if not any(event.kind in seen.KINDS for event in events):
         return
-    click.echo()
+    output.write()
     told = seen.history(events, evidence)
     if evidence is None:
-        say("what the watchdogs saw is shown to gangq_submitter, gangq_worker and gangq_admin")
+        say("what the watchdogs saw is shown to those who may read the job's payload")
         return
     found = seen.by_event(evidence)
     for event in told:
         what = found.get((event.at, event.kind))
         if what:
-            click.echo()
-            click.echo(output.plain(f"{event.kind} at {output.instant(event.at)}: {seen.said(event, what)}"))
-            seen.show(what)
+            output.write()
+            output.write(output.plain(f"{event.kind} at {output.instant(event.at)}:"))
+            seen.brief(event, what)
+            if whole:
+                seen.show(what)
+    if told and not whole:
+        output.write(f"\nall that was seen: gangq show {job_id} --evidence")
 
 
 def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
     if timeline:
-        click.echo()
+        output.write()
         output.table(timeline, _TIMELINE)
     if drains:
-        click.echo()
+        output.write()
         output.table(drains, _DRAINS)
 
 
@@ -226,10 +259,10 @@ def explain(session: Session, which: Which | None, gang: int | None) -> None:
         return
     width = max(len(reason.gate) for reason in reasons)
     for reason in reasons:
-        click.echo(_gate(reason, width))
+        output.write(*_gate(reason, width))
 
 
-def _gate(reason: Reason, width: int) -> str:
+def _gate(reason: Reason, width: int) -> tuple[str, ...]:
     if reason.gate in ("start", "unblock"):
         mark = output.coloured("->", "cyan")
     else:
@@ -238,7 +271,7 @@ def _gate(reason: Reason, width: int) -> str:
     indent = " " * (width + 6)
     room = max(40, shutil.get_terminal_size().columns - len(indent)) if sys.stdout.isatty() else 10**6
     lines = textwrap.wrap(output.plain(_detail(reason)), room) or [""]
-    return f"{mark}  {reason.gate.ljust(width)}  " + f"\n{indent}".join(lines)
+    return mark, f"  {reason.gate.ljust(width)}  " + f"\n{indent}".join(lines)
 
 
 def _detail(reason: Reason) -> str:
@@ -318,7 +351,33 @@ def _needs(job: JobRow) -> str:
     return ", ".join(parts)
 
 
-def _job_pairs(job: JobRow) -> list[tuple[str, object]]:
+_NOT_SHOWN = "(not shown to you: it is neither yours nor in a shared queue)"
+
+
+_COUNTS = ("none is", "one is", "two are", "three are", "four are", "five are")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+
+
+def _trips(job: JobRow) -> str | None:
+    """How many, and what the next one does."""
+    if not job.trips:
+        return None
+    most = job.max_trips
+    if most >= len(_COUNTS):
+        return f"{job.trips} ({most} are sent back, the next one ends the job)"
+    return f"{job.trips} ({_COUNTS[most]} sent back, the {_ORDINALS[most]} ends the job)"
+
+
+def _cancelled_by(events: Sequence[EventRow]) -> str | None:
+    """Who cancelled it last, and why."""
+    found = next((event for event in reversed(events) if event.kind == "cancel"), None)
+    if found is None:
+        return None
+    return f"{when(found.at)} by {found.actor or 'gangq'}" + (f": {found.reason}" if found.reason else "")
+
+
+def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
+    result = output.to_json(job.result) if job.result is not None else None
     return [
         ("job", job.id),
         ("state", job.state),
@@ -331,18 +390,21 @@ def _job_pairs(job: JobRow) -> list[tuple[str, object]]:
         ("worker", f"{job.worker} on {job.host}" if job.worker else None),
         ("attempts", f"{job.attempts} of {job.max_attempts}"),
         ("crashes", job.crashes or None),
-        ("trips", job.trips or None),
+        ("trips", _trips(job)),
         ("stops", job.stops or None),
         ("budget", seconds(job.budget_s)),
         ("submitted", f"{when(job.submitted_at)} by {job.submitter}"),
+        ("parent", None if job.parent is None else f"job {job.parent}"),
         ("due", job.due_at),
         ("claimed", job.claimed_at),
         ("told to stop", f"{when(job.told_at)} ({job.stop_reason})" if job.told_at else None),
         ("ended", job.finished_at),
+        ("cancelled", cancelled if job.state in ("cancelled", "preempting") else None),
         ("token", job.token),
         ("progress", progress(job.progress)),
-        ("payload", job.payload),
-        ("result", output.to_json(job.result) if job.result is not None else None),
+        ("payload", job.payload if job.readable else _NOT_SHOWN),
+        ("result", result if job.readable or job.state != "done" else _NOT_SHOWN),
+        ("error", _NOT_SHOWN if job.state == "failed" and not job.readable else None),
     ]
 
 
@@ -375,7 +437,7 @@ def _gang_pairs(row: GangRow) -> list[tuple[str, object]]:
 def _error(error: Mapping[str, Any] | None) -> None:
     if not error:
         return
-    click.echo(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
+    output.write(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
     for key, title in (("traceback", "traceback"), ("log_tail", "end of its output")):
         if error.get(key):
             output.block(title, str(error[key]))

@@ -1,10 +1,15 @@
-"""How answers look: rich tables on a terminal, aligned text in a pipe, JSON for programs."""
+"""How answers look: rich tables on a terminal, aligned text in a pipe, JSON for programs.
+
+Names, reasons, errors and evidence come from others. Everything the command line prints goes through `write`, which
+takes from it what a terminal would obey; the output of jobs goes through `job_output`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,9 +49,61 @@ class Column:
     state: bool = False
 
 
+class Coloured(str):
+    """Text of ours that carries the escapes of its colour: `write` lets it through."""
+
+    __slots__ = ()
+
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS and their like, with what they carry
+    r"|\x1b[ -/]*[0-~]"
+)
+_HARMLESS = re.compile(r"\x1b\[[0-9;]*[mK]")
+"""Colours, and the erasing of a line that progress bars use."""
+
+
+def write(*parts: str, err: bool = False, nl: bool = True) -> None:
+    """Print text, to standard error with `err`. Of what is not `Coloured` only lines, tabs and printable characters
+    remain; anything else becomes U+FFFD.
+    """
+    text = "".join(part if isinstance(part, Coloured) else harmless(part) for part in parts)
+    click.echo(text, err=err, nl=nl)
+
+
+def harmless(text: str) -> str:
+    """The text without what a terminal would obey, its lines and tabs kept."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def job_output(text: str) -> None:
+    """Print what a job has printed, without a newline of ours: to a file or pipe as it is; to a terminal with its
+    colours and carriage returns, but without the escapes that move the cursor, set titles or the clipboard.
+    """
+    if sys.stdout.isatty():
+        kept = _ESCAPES.sub(lambda found: found[0] if _HARMLESS.fullmatch(found[0]) else "", text)
+        parts = _HARMLESS.split(kept)
+        escapes = _HARMLESS.findall(kept)
+        text = "".join(
+            "\r".join(map(harmless, part.split("\r"))) + escape
+            for part, escape in zip(parts, [*escapes, ""], strict=True)
+        )
+    # click would strip colours where it sees no terminal.
+    click.echo(text, nl=False, color=True)
+
+
 def to_json(value: object) -> str:
-    """One line of JSON. Dataclasses become objects, times ISO 8601, intervals seconds."""
-    return json.dumps(value, default=_plain, ensure_ascii=False)
+    """One line of JSON. Dataclasses become objects, times ISO 8601, intervals seconds.
+
+    What no terminal should see is escaped as JSON does it: a reader gets the same string.
+    """
+    line = json.dumps(value, default=_plain, ensure_ascii=False)
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character)[1:-1] if ord(character) != 0x7F else "\\u007f"
 
 
 def _plain(value: object) -> object:
@@ -121,7 +178,7 @@ def colourful() -> bool:
 
 def coloured(text: str, colour: str | None) -> str:
     """`text` in a colour, where standard output may carry one."""
-    return click.style(text, fg=colour) if colour and colourful() else text
+    return Coloured(click.style(text, fg=colour)) if colour and colourful() else text
 
 
 def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
@@ -130,14 +187,14 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
     if sys.stdout.isatty():
         _drawn(cells, columns)
         return
-    lines = [[column.title.upper() for column in columns], *cells]
+    lines = [[plain(column.title).upper() for column in columns], *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
         padded = (
             text.rjust(width) if column.right else text.ljust(width)
             for text, width, column in zip(line, widths, columns, strict=True)
         )
-        click.echo("  ".join(padded).rstrip())
+        write("  ".join(padded).rstrip())
 
 
 def pairs(items: Sequence[tuple[str, object]]) -> None:
@@ -145,16 +202,16 @@ def pairs(items: Sequence[tuple[str, object]]) -> None:
     shown = [(name, plain(value)) for name, value in items if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
-        click.echo(f"{name.ljust(width)}  {text}")
+        write(f"{name.ljust(width)}  {text}")
 
 
 def block(title: str, text: str, *, most: int | None = None) -> None:
     """Print text of others below a title, line by line, indented; of more than `most` lines the last ones."""
     lines = text.rstrip("\n").expandtabs().splitlines()
     left = len(lines) - most if most is not None else 0
-    click.echo(f"{title}:" if left <= 0 else f"{title} (the last {most} lines of {len(lines)}):")
+    write(f"{title}:" if left <= 0 else f"{title} (the last {most} lines of {len(lines)}):")
     for line in lines[max(0, left) :]:
-        click.echo(f"  {plain(line)}")
+        write(f"  {plain(line)}")
 
 
 def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
@@ -165,7 +222,9 @@ def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
-        drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        drawn.add_column(
+            Text(plain(column.title)), justify="right" if column.right else "left", overflow="fold"
+        )
     for line in cells:
         drawn.add_row(
             # Text, not markup: a task may be called "[red]".

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, AnyStr, TypeVar
 
 import click
 
@@ -19,6 +19,9 @@ else:
     # Generic only in newer releases of click.
     _ParamType = click.ParamType
 
+MOST_BYTES = 64 << 20
+"""Of a file or of standard input: more is somebody's mistake, or /dev/zero."""
+_LONGEST_S = 100 * 365.25 * 86400
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
@@ -68,6 +71,8 @@ class Seconds(_ParamType):
         found = value if isinstance(value, (int, float)) else parse_seconds(str(value))
         if found is None:
             self.fail(f"{value!r} is no length of time: write seconds, or 90s, 15m, 1h30m, 2d", param, ctx)
+        if found > _LONGEST_S:
+            self.fail(f"{value!r} is longer than a hundred years", param, ctx)
         return float(found)
 
 
@@ -83,12 +88,14 @@ class Due(_ParamType):
         if isinstance(value, (datetime, timedelta)):
             return value
         length = parse_seconds(str(value).removeprefix("+"))
+        if length is not None and length > _LONGEST_S:
+            self.fail(f"{value!r} is longer than a hundred years", param, ctx)
         if length is not None:
             return timedelta(seconds=length)
         try:
             # Python 3.10 does not know Z; a time without a zone is the typist's.
             return datetime.fromisoformat(re.sub("[Zz]$", "+00:00", str(value))).astimezone()
-        except ValueError:
+        except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is no time: write 90s, 15m or 2h for from now, or 2026-11-20T14:30 (this "
                 "machine's zone) or 2026-11-20T14:30Z",
@@ -167,6 +174,27 @@ class Resources(_ParamType):
         return found
 
 
+class Ceilings(_ParamType):
+    """alice=100,gangq_submitter=10. Becomes a dict of priorities; which roles there are the database says."""
+
+    name = "role=N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        """Read a list of priorities."""
+        if isinstance(value, dict):
+            return value
+        found: dict[str, int] = {}
+        for part in str(value).split(","):
+            role, _, text = part.strip().rpartition("=")
+            most = typed(text)
+            if not role or type(most) is not int or role in found:
+                self.fail(
+                    f"{value!r} is no list of priorities: write alice=100,gangq_submitter=10", param, ctx
+                )
+            found[role] = most
+        return found
+
+
 class RoleType(_ParamType):
     """A role of a gang: name=executor,count=10,gpus=8, or a JSON object. Becomes a `gangq.Role`."""
 
@@ -182,7 +210,7 @@ class RoleType(_ParamType):
             return value
         text = str(value).strip()
         try:
-            return as_role(json.loads(text) if text.startswith("{") else _role_fields(text), 0)
+            return as_role(from_json(text, "the role") if text.startswith("{") else _role_fields(text), 0)
         except (GangqError, ValueError) as e:
             self.fail(f"{text!r}: {e}".replace("roles[0] has", "it has"), param, ctx)
 
@@ -234,6 +262,38 @@ def typed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError:
+        raise click.UsageError(f"{text[:40]!r}... is nested too deeply") from None
+
+
+def from_json(text: str, what: str) -> Any:
+    """The value of a JSON text; `what` names it in the error. Raises `click.UsageError`."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except ValueError as e:
+        raise click.UsageError(f"{what} is not JSON: {e}") from None
+    except RecursionError:
+        raise click.UsageError(f"{what} is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return found
+
+
+def bounded(read: Callable[[int], AnyStr], what: str) -> AnyStr:
+    """All that `read` has, at most `MOST_BYTES` of it. Raises `click.UsageError` when it is more, or no text."""
+    try:
+        found = read(MOST_BYTES + 1)
+    except UnicodeDecodeError as e:
+        raise click.UsageError(f"{what} is not UTF-8: {e.reason} at byte {e.start}") from None
+    if len(found) > MOST_BYTES:
+        raise click.UsageError(f"{what} is larger than {MOST_BYTES >> 20} MiB")
+    return found
 
 
 def parse_seconds(text: str) -> float | None:
@@ -253,14 +313,14 @@ def payload_of(words: Sequence[str]) -> dict[str, Any]:
     Raises `click.UsageError` when it is neither.
     """
     if len(words) == 1 and words[0].lstrip().startswith(("{", "[", '"')):
-        try:
-            found = json.loads(words[0])
-        except ValueError as e:
-            raise click.UsageError(f"the payload {words[0]!r} is not JSON: {e}") from None
+        found = from_json(words[0], f"the payload {words[0][:100]!r}")
         if not isinstance(found, dict):
             raise click.UsageError('the payload must be a JSON object, e.g. {"n": 1}, or key=value pairs')
         return found
-    return dict(KeyValue(typed=True).convert(word, None, None) for word in words)
+    try:
+        return _once([KeyValue(typed=True).convert(word, None, None) for word in words])
+    except ValueError as e:
+        raise click.UsageError(f"the payload is ambiguous: {e}") from None
 
 
 def one_of(given: Which | None, gang: int | None) -> Which:

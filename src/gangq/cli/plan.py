@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +12,7 @@ import click
 from gangq.cli import output, queries
 from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.output import Column, gang, seconds
-from gangq.cli.parsing import Due, NewWorkers, WhichType, typed
+from gangq.cli.parsing import Due, NewWorkers, WhichType, bounded, from_json, typed
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client.rows import PlanRow
 
@@ -55,13 +53,16 @@ def _quota(text: str) -> dict[str, Any]:
 
 
 def _submission(file: str) -> dict[str, Any]:
+    what = f"--submit {file!r}"
     try:
-        spec = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        if file == "-":
+            text = bounded(sys.stdin.read, what)
+        else:
+            with open(file, encoding="utf-8") as opened:
+                text = bounded(opened.read, what)
     except OSError as e:
-        raise click.UsageError(f"--submit {file!r}: {e.strerror}; write the name of a file, or -") from None
-    except ValueError as e:
-        raise click.UsageError(f"--submit {file}: it is not JSON: {e}") from None
-    return {"submit": spec}
+        raise click.UsageError(f"{what}: {e.strerror}; write the name of a file, or -") from None
+    return {"submit": from_json(text, what)}
 
 
 def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:

@@ -25,7 +25,7 @@ def logs_after(positions: Mapping[int, Position]) -> Query[list[LogRow]]:
         f"select {rows.columns(LogRow)} "  # noqa: S608 - column names of this package
         "from unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(seqs)s::integer[]) "
         "as p(id, after_token, after_seq) "
-        "join gangq.logs l on l.job_id = p.id and (l.token, l.seq) > (p.after_token, p.after_seq) "
+        "join gangq.job_logs l on l.job_id = p.id and (l.token, l.seq) > (p.after_token, p.after_seq) "
         "order by l.at, l.job_id, l.token, l.seq"
     )
     params = {
@@ -33,7 +33,7 @@ def logs_after(positions: Mapping[int, Position]) -> Query[list[LogRow]]:
         "tokens": [token for token, _ in positions.values()],
         "seqs": [seq for _, seq in positions.values()],
     }
-    return Query("gangq.logs", text, params, lambda found: [LogRow(**r) for r in found])
+    return Query("gangq.job_logs", text, params, lambda found: [LogRow(**r) for r in found])
 
 
 def newest_events(limit: int, since: datetime | None = None) -> Query[list[EventRow]]:
@@ -120,6 +120,29 @@ def last_tick() -> Query[dict[str, Any]]:
           s.flag_after_s::float8 as flag_after_s
         from gangq.tick_state t cross join gangq.settings s"""
     return Query("gangq.tick_state", text, {}, _first)
+
+
+def idle_beside_work() -> Query[list[dict[str, Any]]]:
+    """Workers that are heard and take nothing although work fits them, and why that is known."""
+    return Query("gangq.idle_beside_work", "select * from gangq.idle_beside_work()", {}, list)
+
+
+def tick_holder() -> Query[dict[str, Any] | None]:
+    """The session or prepared transaction that has a tick running or left open, as far as this login may see it.
+
+    A row lock is no row of pg_locks: the row names the transaction that locked it, and that one holds its own number.
+    """
+    text = """
+        select case when a.pid is not null then format('pid %%s (%%s, %%s, %%s)', a.pid, a.usename,
+            coalesce(nullif(a.application_name, ''), '?'), coalesce(a.state, '?'))
+          else format('prepared transaction %%L of %%s', p.gid, p.owner) end as who, a.pid,
+          extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8 as held_s
+        from gangq.lock_rows r
+        join pg_locks l on l.locktype = 'transactionid' and l.transactionid = r.xmax and l.granted
+        left join pg_stat_activity a on a.pid = l.pid
+        left join pg_prepared_xacts p on p.transaction = r.xmax
+        where r.name = 'tick' and (a.pid is not null or p.gid is not null) and l.mode = 'ExclusiveLock' limit 1"""
+    return Query("gangq.lock_rows", text, {}, lambda found: found[0] if found else None)
 
 
 def stray_rows() -> Query[list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from gangq.cli.output import Column, seconds
-from gangq.cli.parsing import Resources, Seconds
+from gangq.cli.parsing import Ceilings, Resources, Seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
@@ -39,6 +39,7 @@ _RESETTABLE = [
     "submitter_maximum",
     "placement_timeout_s",
     "timeout_style",
+    "ceilings",
 ]
 
 
@@ -61,6 +62,10 @@ def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> st
 
 def _resource(name: str, used: Callable[[QueueRow], float]) -> Column:
     return Column(name, lambda q: _amounts(used(q), q.guaranteed.get(name), q.maximum.get(name)), right=True)
+
+
+def _ceilings(q: QueueRow) -> str:
+    return ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items()))
 
 
 def _most_jobs(q: QueueRow) -> float | None:
@@ -89,6 +94,8 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
         ),
         Column("gangs", lambda q: _amounts(q.running_gangs, None, q.max_running_gangs), right=True),
         Column("each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items())),
+        *([Column("others", lambda q: q.others)] if any(q.others != "owner" for q in queues) else []),
+        *([Column("ceilings", _ceilings)] if any(q.ceilings for q in queues) else []),
         Column("waiting jobs", lambda q: q.waiting_jobs, right=True),
         Column("waiting gangs", lambda q: q.waiting_gangs, right=True),
     ]
@@ -129,13 +136,22 @@ def _settings(command: F) -> F:
         click.option(
             "--timeout-style",
             type=click.Choice(["requeue", "hard", "soft"]),
-            help="What happens then: back off, fail, or run as single jobs.",
+            help="What happens then: requeue (back off, if no worker could hold it or its planned start is "
+            "overdue; a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs).",
         ),
         click.option("--preempts/--no-preempts", default=None, help="Whether it may displace others."),
         click.option(
             "--preemptible/--no-preemptible", default=None, help="Whether its work may be displaced."
         ),
         click.option("--min-run", "min_run_s", type=Seconds(), help="How long its work runs undisturbed."),
+        click.option(
+            "--others",
+            type=click.Choice(["owner", "shared"]),
+            help="Who may act on and read the work of others in it: admins only, or every submitter [owner].",
+        ),
+        click.option(
+            "--ceilings", type=Ceilings(), help="The highest priority by role, of it and its children."
+        ),
     ]
     for option in reversed(options):
         command = option(command)

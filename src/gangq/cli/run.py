@@ -18,7 +18,7 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
 from gangq.cli.parsing import KeyValue, Which
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.work import is_gang, submission, work_options
+from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
@@ -70,8 +70,8 @@ def run(
     """Run a command, or a gang of it, like srun.
 
     Waits, streams, exits with its status. Its output goes to standard output, for a gang with the rank in
-    front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM) cancels it and waits
-    until it is gone; a second one leaves at once.
+    front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM, or a closed terminal) cancels it
+    and waits until it is gone; a second one leaves at once.
 
     A solo command is not tried again when it fails, unless --max-attempts says so; a gang is, as its queue
     says. Either survives the loss of a worker.
@@ -80,6 +80,8 @@ def run(
     """
     if cwd and worker_cwd:
         raise click.UsageError("--cwd and --worker-cwd exclude each other")
+    if session.inside_job and not detach:
+        raise click.UsageError("a job cannot watch another: submit it with gangq run --detach, or pass --dsn")
     where = None if worker_cwd else os.path.abspath(cwd or os.getcwd())
     words = " ".join(argv) if shell else list(argv)
     payload = command_payload(words, shell=shell, env=dict(env), cwd=where)
@@ -90,7 +92,7 @@ def run(
         watch = _submit(session, payload, given)
         if detach:
             if not session.json:
-                click.echo(str(watch.target))
+                output.write(str(watch.target))
             return
         code = _Watcher(session, watch, interrupts).watch()
     click.get_current_context().exit(code)
@@ -109,18 +111,24 @@ class _Watched:
 def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any]) -> _Watched:
     client = session.client()
     if not given.keys() & {"size", "roles"}:
-        (id,) = client.submit(task=COMMAND, payloads=[payload], **given)
+        with notes_aloud():
+            (id,) = client.submit(task=COMMAND, payloads=[payload], **given)
         watched = _Watched(Which(id, gang=False), {id: None})
         note = None
     else:
         made = client.submit_gang(task=COMMAND, payload=payload, **given)
         watched = _Watched(Which(made.gang_id, gang=True), {id: rank for rank, id in enumerate(made.job_ids)})
         note = made.note
-    fields = {"queue": given["queue"], "job_ids": list(watched.ranks), "note": note}
-    text = f"{watched.target.phrase} submitted to queue {given['queue']}"
+    queue = given.get("queue") or "default"
+    fields = {"queue": queue, "job_ids": list(watched.ranks), "note": note}
+    text = f"{watched.target.phrase} submitted to queue {queue}"
     if watched.target.gang:
         jobs = list(watched.ranks)
-        text += f": {len(jobs)} members, jobs {jobs[0]} to {jobs[-1]}"
+        text += (
+            f": {len(jobs)} members, jobs {jobs[0]} to {jobs[-1]}"
+            if jobs[1:]
+            else f": 1 member, job {jobs[0]}"
+        )
     _tell(session, watched.target, "submitted", text, **fields)
     return watched
 
@@ -129,7 +137,7 @@ def _tell(session: Session, target: Which, event: str, text: str, **fields: Any)
     """One thing that happened: a line on standard error, or with --json an object on standard output."""
     if session.json:
         whose = {"gang": str(target), "gang_id": target.id} if target.gang else {"job_id": target.id}
-        click.echo(output.to_json({"event": event, **whose, **fields}))
+        output.write(output.to_json({"event": event, **whose, **fields}))
     else:
         say(text)
 
@@ -188,7 +196,7 @@ class _Watcher:
             return None
         rest = self._tagger.rest()
         if not self._session.json:
-            click.echo(rest, nl=False)
+            output.job_output(rest)
         return self._end()
 
     def _cancel(self) -> None:
@@ -216,10 +224,14 @@ class _Watcher:
         """Tell what changed; whether it has ended."""
         if self._target.gang:
             state = self._client.gang_states(ids=[self._target.id]).get(self._target.id, "")
-            events = self._client.events(gang_id=self._target.id, after_id=self._watched.after_event)
+            events = self._client.events(
+                gang_id=self._target.id, after_id=self._watched.after_event, limit=None
+            )
         else:
             state = self._client.job_states(ids=[self._target.id]).get(self._target.id, "")
-            events = self._client.events(job_id=self._target.id, after_id=self._watched.after_event)
+            events = self._client.events(
+                job_id=self._target.id, after_id=self._watched.after_event, limit=None
+            )
         for event in events:
             self._watched.after_event = event.id
             self._happened(event)
@@ -341,13 +353,13 @@ class _Watcher:
     def _print(self, row: LogRow) -> None:
         if self._session.json:
             fields = {"job_id": row.job_id, "rank": self._watched.ranks[row.job_id], "text": row.chunk}
-            click.echo(output.to_json({"event": "output", **fields}))
+            output.write(output.to_json({"event": "output", **fields}))
         else:
-            click.echo(self._tagger.add(row), nl=False)
+            output.job_output(self._tagger.add(row))
 
     def _end(self) -> int:
         state = self._watched.state
-        members = self._client.jobs(ids=list(self._watched.ranks))
+        members = self._client.jobs(ids=list(self._watched.ranks), limit=None)
         code, culprit = _status(state, members)
         error = (culprit.error if culprit else None) or {}
         text = f"{self._target.phrase} {state}"

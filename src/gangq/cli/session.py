@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gangq import private
 from gangq.cli import output
 from gangq.cli.output import Column
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from gangq.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_ANSWER_S = 600.0
+"""A plan or a replay of a large fleet takes minutes."""
 
 
 @dataclass
@@ -29,18 +33,28 @@ class Session:
 
     @property
     def given_dsn(self) -> str | None:
-        """The database somebody named: --dsn, else GANGQ_DSN. None: the private server."""
-        return self.flag_dsn or os.environ.get("GANGQ_DSN") or None
+        """The database somebody named: --dsn or --embedded, else the environment."""
+        return self.flag_dsn or private.given_dsn()
 
     @property
     def private(self) -> bool:
         """Whether this is the private server, whose schema is ours to make."""
-        return self.given_dsn is None
+        return self.given_dsn == private.EMBEDDED
+
+    @property
+    def inside_job(self) -> bool:
+        """Whether this is a command of a job, which has no database but its worker."""
+        return self.given_dsn is None and bool(os.environ.get("GANGQ_SOCKET"))
 
     def dsn(self) -> str:
-        """The database; the private server is started if need be. May hold a password: never print it."""
+        """The database; the private server is started if need be. May hold a password: never print it.
+
+        Raises `InvalidInput` when no database is named.
+        """
+        from gangq import embedded
+
         if self._dsn is None:
-            self._dsn = self.given_dsn or self._start_private()
+            self._dsn = self._start_private() if self.private else embedded.resolve_dsn(self.given_dsn)
         return self._dsn
 
     def _start_private(self) -> str:
@@ -49,22 +63,26 @@ class Session:
 
         server = embedded.Server()
         if not server.status().running:
-            say(
-                f"no --dsn or GANGQ_DSN: starting {server.binaries} in {server.data_dir} "
-                "(gangq db stop ends it)"
-            )
+            say(f"starting {server.binaries} in {server.data_dir} (gangq db stop ends it)")
         return server.start().dsn()
 
     def client(self, *, checked: bool = True) -> Client:
         """The client. `checked`: its schema fits this library, on the private server by migrating it.
 
+        Inside a job that names no database it submits through the worker, and does nothing else.
+
         Raises `SchemaMismatch` where the schema is not ours to migrate, or is newer than this library.
         """
         from gangq.client import Client
 
+        if self._client is None and self.inside_job:
+            from gangq.client.inside import JobClient
+            from gangq.context import current
+
+            self._client = JobClient(current())
         if self._client is None:
             # One thread: it never waits for a connection, only for the database.
-            self._client = Client(self.dsn(), max_size=2, timeout_s=2)
+            self._client = Client(self.dsn(), max_size=2, connect_s=2, timeout_s=_ANSWER_S)
             if checked:
                 self.check_schema(self._client)
         return self._client
@@ -93,28 +111,33 @@ class Session:
         """Answer with a list: JSON lines, or a table; `nothing` is said on stderr when it is empty."""
         if self.json:
             for row in rows:
-                click.echo(output.to_json(row))
+                output.write(output.to_json(row))
         elif rows:
             output.table(rows, columns)
         else:
             say(nothing)
 
-    def answer(self, document: Mapping[str, Any] | object, text: str | None = None) -> None:
-        """Answer with one thing: a JSON object, or `text` (None: nothing)."""
+    def answer(self, document: Mapping[str, Any] | object, *text: str) -> None:
+        """Answer with one thing: a JSON object, or `text` in parts as `output.write` takes them (none: nothing)."""
         if self.json:
-            click.echo(output.to_json(document))
-        elif text is not None:
-            click.echo(text)
+            output.write(output.to_json(document))
+        elif text:
+            output.write(*text)
 
 
 def say(text: str) -> None:
     """Comment on standard error."""
-    click.echo(f"gangq: {text}", err=True)
+    output.write(f"gangq: {text}", err=True)
 
 
 def _set_dsn(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.ensure_object(Session).flag_dsn = value
+
+
+def _set_embedded(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).flag_dsn = private.EMBEDDED
 
 
 def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -134,16 +157,23 @@ def json_option(command: F) -> F:
 
 
 def common_options(command: F) -> F:
-    """Give a command --dsn and --json, which are taken before or after its name."""
+    """Give a command --dsn, --embedded and --json, which are taken before or after its name."""
     dsn_option = click.option(
         "--dsn",
         metavar="DSN",
         expose_value=False,
         callback=_set_dsn,
-        help="The database: a URI or key=value pairs [GANGQ_DSN, else a private server]. Others on this "
-        "machine can read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
+        help='The database: a URI or key=value pairs, or "embedded" [GANGQ_DSN]. Others on this machine can '
+        "read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
     )
-    return json_option(dsn_option(command))
+    embedded_option = click.option(
+        "--embedded",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_embedded,
+        help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
+    )
+    return json_option(embedded_option(dsn_option(command)))
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

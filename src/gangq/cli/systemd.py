@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gangq import names
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, json_option, pass_session, say
 from gangq.errors import DatabaseUnreachable
@@ -108,6 +109,7 @@ def report_death(session: Session, name: str, wait: bool, within: float) -> None
     # Not at the top: install and show need no database.
     from gangq.cli import deaths
 
+    names.check("--name", name, "name the worker as it registered")
     client = _patiently(session) if wait else session.client()
     for found in deaths.report(client, name, within_s=within, evidence=_unit_evidence()):
         session.answer(found, f"gangq: {found.detail}")

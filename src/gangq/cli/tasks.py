@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -13,10 +15,11 @@ from gangq.client.rows import TaskRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
-_NOTHING_SET = TaskRow("", None, None, None, None, None, None, None, None, None, None)
+_NOTHING_SET = TaskRow("", *[None] * (len(fields(TaskRow)) - 1))
 
 _COLUMNS = [
     Column("task", lambda t: t.task),
+    Column("declared", lambda t: _declared(t.declared)),
     Column("budget", lambda t: seconds(t.budget_s) or "-", right=True),
     Column("stall timeout", lambda t: _stall(t), right=True),
     Column("load grace", lambda t: seconds(t.load_grace_s) or "-", right=True),
@@ -41,9 +44,14 @@ def _classes(classes: list[str] | None) -> str:
     return ",".join(classes) or _NONE
 
 
+def _declared(options: dict[str, Any] | None) -> str:
+    said = (options or {}).items()
+    return ", ".join(f"{key} {v if isinstance(v, str) else json.dumps(v)}" for key, v in said) or "-"
+
+
 @click.group()
 def task() -> None:
-    """See and change what the watchdogs allow the jobs of a task."""
+    """See what workers declare their tasks with, and change what the watchdogs allow their jobs."""
 
 
 @task.command(name="set")
@@ -85,11 +93,15 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
 @common_options
 @pass_session
 def list_(session: Session) -> None:
-    """List the tasks with numbers of their own, and what was learned of their beats.
+    """List the tasks with options or numbers of their own, and what was learned of their beats.
+
+    Declared are the options that the newest worker declares it with: submit applies them where nothing is said.
 
     One line for each class of devices; - is the installation's number. A stall timeout that is learned is five
     times the longest gap, and never less than the installation's.
     """
     session.rows(
-        session.client().tasks(), _COLUMNS, "no task has numbers of its own, and nothing has been learned"
+        session.client().tasks(),
+        _COLUMNS,
+        "no task has options or numbers of its own, and nothing has been learned",
     )

@@ -8,16 +8,18 @@ import time
 import click
 import psycopg
 
+from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.output import to_json
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import TickReport
-from gangq.errors import GangqError, translate
+from gangq.errors import Busy, GangqError, translate
 
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 10.0
 _MOST_ROUNDS = 50
+_GIVE_UP_S = 10.0
+_PACE_S = 0.05
 
 
 @click.command()
@@ -30,21 +32,35 @@ def tick(session: Session, loop: bool, force: bool) -> None:
 
     Stale reservations, ended leases, drains, due jobs, admission. Workers do this by themselves; for cron,
     or with --loop as a dedicated process. One runs at a time. With --json one object per tick: {"ran",
-    "again", "next_in_s", "detail"}.
+    "again", "next_in_s", "detail", "next_turn"}.
     """
     client = session.client()
     if loop:
         with Interrupts() as interrupts:
             _Loop(session, client, interrupts).run(force)
         return
-    report = client.tick(force=force)
+    report = _in_turn(client, force)
     for _ in range(_MOST_ROUNDS):
         if not (report.ran and report.again):
             break
-        # What somebody holds locked is left for the next run; a full batch is followed up at once.
+        # What another session holds locked is left for the next run; a full batch is followed up at once.
         time.sleep(report.next_in_s or 0)
-        report = client.tick(force=True)
+        report = _in_turn(client, True)
     session.answer(report, _described(report))
+
+
+def _in_turn(client: Client, force: bool) -> TickReport:
+    """A tick that begins from now on, by this call or by another session."""
+    report = client.tick(force=force)
+    give_up = time.monotonic() + _GIVE_UP_S
+    while report.next_turn is not None:
+        if time.monotonic() > give_up:
+            raise Busy(
+                f"another tick has been running for {_GIVE_UP_S:g} s: gangq doctor says which session holds it"
+            )
+        time.sleep(report.next_in_s or 0)
+        report = client.tick(force=force, turn=report.next_turn)
+    return report
 
 
 def _described(report: TickReport) -> str:
@@ -65,6 +81,9 @@ class _Loop:
         self._interrupts = interrupts
         self._ear: psycopg.Connection[object] | None = None
         self._retry_s = _RETRY_FIRST_S
+        self._turn: int | None = None
+        self._forced = False
+        self._paced_at = 0.0
 
     def run(self, asked: bool) -> None:
         """Until a signal comes."""
@@ -80,7 +99,13 @@ class _Loop:
         """One tick and the wait for the next; whether a notification ended it."""
         try:
             self._listen()
-            report = self._client.tick(force=asked)
+            # Any login may notify: a flood of notifications is no reason to do nothing but tick.
+            self._interrupts.wait(max(0.0, self._paced_at - time.monotonic()))
+            self._paced_at = time.monotonic() + _PACE_S
+            turn = None if asked else self._turn
+            force = asked or self._forced
+            report = self._client.tick(force=force, turn=turn)
+            self._turn, self._forced = report.next_turn, force and report.next_turn is not None
             self._say(report)
             self._retry_s = _RETRY_FIRST_S
             if report.ran and report.again:
@@ -103,9 +128,9 @@ class _Loop:
         busy = report.ran and any((report.detail or {}).values())
         if self._session.json:
             if report.ran:
-                click.echo(to_json(report))
+                output.write(output.to_json(report))
         elif busy:
-            click.echo(_described(report))
+            output.write(_described(report))
 
     def _listen(self) -> None:
         if self._ear is None:

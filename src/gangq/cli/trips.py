@@ -77,21 +77,21 @@ def trips(
     )
     if session.json:
         for trip in found:
-            click.echo(output.to_json(as_view(trip)))
+            output.write(output.to_json(as_view(trip)))
         return
     if not evidence or not found:
         session.rows(found, COLUMNS, f"no such trips within {output.seconds(within_s)}")
         return
     for trip in found:
-        click.echo(headline(trip))
+        output.write(headline(trip))
         if trip.evidence is not None:
             seen.show(trip.evidence)
-        click.echo()
+        output.write()
     if all(trip.evidence is None for trip in found):
         say(NOT_SHOWN)
 
 
-NOT_SHOWN = "what the watchdogs saw is shown to gangq_submitter, gangq_worker and gangq_admin"
+NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"
 
 
 def headline(trip: TripRow) -> str:

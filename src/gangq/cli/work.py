@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import json
+import logging
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import IO, Any, TypeVar
 
 import click
@@ -14,10 +15,11 @@ from click.core import ParameterSource
 
 from gangq.cli import parsing, queries
 from gangq.cli.output import Column, gang
-from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which
+from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import calls
 from gangq.client.rows import StateChange
+from gangq.errors import NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,14 +33,14 @@ _CHANGES = [
 def work_options(command: F) -> F:
     """What a job needs and how it is treated: the options of submit and run."""
     options = [
-        click.option("--queue", default="default", show_default=True, help="Where it waits."),
+        click.option("--queue", help="Where it waits [as its task is declared, else default]."),
+        click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
         click.option(
-            "--priority", type=int, default=0, show_default=True, help="-1000 to 1000; higher runs first."
+            "--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."
         ),
-        click.option("--gpus", type=int, default=0, help="Whole devices [0]; for a gang, of each member."),
-        click.option("--vram-mb", type=int, default=0, help="Memory needed on each device, MiB."),
-        click.option("--memory-mb", type=int, default=0, help="Host memory needed, MiB."),
-        click.option("--cpus", type=float, default=0, help="CPUs needed; may be fractional."),
+        click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
+        click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
+        click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
         click.option(
             "--label",
             "labels",
@@ -53,7 +55,13 @@ def work_options(command: F) -> F:
         click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
         click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
         click.option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-        click.option("--after", type=int, multiple=True, metavar="ID", help="A job that must be done first."),
+        click.option(
+            "--after",
+            type=WhichType(),
+            multiple=True,
+            metavar="ID",
+            help="A job (12) or a gang (g12) that must be done first; may be repeated.",
+        ),
         click.option(
             "--select",
             "selectors",
@@ -112,7 +120,8 @@ def work_options(command: F) -> F:
         click.option(
             "--timeout-style",
             type=click.Choice(["requeue", "hard", "soft"]),
-            help="And then: back off, fail, or run as single jobs [the queue's].",
+            help="And then: requeue (back off, if no worker could hold it or its planned start is overdue; "
+            "a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs) [the queue's].",
         ),
         click.option(
             "--no-preempt",
@@ -127,7 +136,7 @@ def work_options(command: F) -> F:
             flag_value=True,
             type=bool,
             default=None,
-            help="Take the gang though no workers known could hold it: they are still to come.",
+            help="Take it though no known worker could ever run it: one is still to come.",
         ),
         click.option("--name", help="A name for the gang."),
         click.option(
@@ -164,9 +173,26 @@ _FOR_GANGS = {
     "timeout_s": "timeout",
     "timeout_style": "timeout-style",
     "preemptible": "no-preempt",
-    "wait_for_hardware": "wait-for-hardware",
 }
 """Arguments that only gangs have, and the options they come from."""
+
+
+class _Aloud(logging.Handler):
+    """What the database notes on a submission, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+@contextlib.contextmanager
+def notes_aloud() -> Iterator[None]:
+    """Within, say what the database notes."""
+    handler, logger = _Aloud(), logging.getLogger("gangq.server")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def is_gang(options: Mapping[str, Any]) -> bool:
@@ -184,8 +210,8 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
     given = {
         **options,
-        "labels": dict(options["labels"]),
-        "after": list(options["after"]) or None,
+        "labels": dict(options["labels"]) or None,
+        "after": _awaited(session, options["after"]) or None,
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
@@ -202,12 +228,27 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     return given
 
 
+def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
+    """The jobs to wait for: of a gang all its members."""
+    ids: list[int] = []
+    for which in after:
+        members = (
+            [job.id for job in session.client().jobs(gang_id=which.id, limit=None)]
+            if which.gang
+            else [which.id]
+        )
+        if not members:
+            raise NotFound(
+                f"--after names {which.phrase}, which does not exist, or is older than its retention"
+            )
+        ids += members
+    return ids
+
+
 def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
     """The arguments of a gang out of a file."""
-    try:
-        spec = json.load(file)
-    except ValueError as e:
-        raise click.UsageError(f"--spec {file.name} is not JSON: {e}") from None
+    what = f"--spec {file.name}"
+    spec = parsing.from_json(parsing.bounded(file.read, what), what)
     if not isinstance(spec, dict):
         raise click.UsageError(
             f'--spec {file.name} must be a JSON object, e.g. {{"task": "train", "size": 4}}'
@@ -233,14 +274,16 @@ def _over(spec: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     said = {key: value for key, value in options.items() if made_of.get(key, {key}) & named}
     if said.keys() & {"size", "roles"}:
         spec = {key: value for key, value in spec.items() if key not in ("size", "min_size", "roles")}
-    found = {"queue": "default", **spec, **said}
+    found = {**spec, **said}
     if not found.keys() & {"size", "roles"}:
         raise click.UsageError('the --spec has neither "size" nor "roles": it describes a gang')
     return found
 
 
 def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | None:
-    # "In 15 minutes" is counted by the clock that will judge it.
+    # "In 15 minutes" is counted by the clock that will judge it, where that can be asked.
+    if isinstance(due, timedelta) and session.inside_job:
+        return datetime.now(timezone.utc) + due
     return session.client().execute(queries.database_time()) + due if isinstance(due, timedelta) else due
 
 
@@ -248,7 +291,11 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
 @click.argument("task", required=False)
 @click.argument("payload", nargs=-1)
 @click.option(
-    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="This many jobs, all alike."
+    "--count",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="This many jobs, all alike.",
 )
 @work_options
 @common_options
@@ -269,7 +316,8 @@ def submit(
     given = submission(session, options)
     client = session.client()
     if task is not None and not gang_wanted:
-        ids = client.submit(task=task, payloads=payloads, **given)
+        with notes_aloud():
+            ids = client.submit(task=task, payloads=payloads, **given)
         session.answer({"job_ids": ids}, "\n".join(map(str, ids)))
         return
     if count > 1:
@@ -291,7 +339,8 @@ def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
         return [parsing.payload_of(words)] * count
     if count > 1:
         raise click.UsageError("--count and - exclude each other: one job is submitted per line")
-    lines = [line for line in sys.stdin if line.strip()]
+    read = iter(lambda: parsing.bounded(sys.stdin.readline, "a line of standard input"), "")
+    lines = [line for line in read if line.strip()]
     if not lines:
         raise click.UsageError("standard input has no payload: write one JSON object per line")
     return [

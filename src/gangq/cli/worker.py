@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq import embedded
+from gangq import private
 from gangq.cli import output
 from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
 from gangq.cli.parsing import KeyValue, Seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.client import Client
 from gangq.errors import GangqError, InvalidInput
 
 if TYPE_CHECKING:
@@ -80,9 +79,7 @@ class _OrVerb(click.Command):
 @click.option(
     "--slots",
     type=int,
-    default=1,
-    show_default=True,
-    help="Jobs at once; more than one run in child processes.",
+    help="Jobs at once; more than one run in child processes [one for each GPU, at least 1].",
 )
 @click.option(
     "--prefetch", type=int, default=1, show_default=True, help="Plain jobs it may hold for its one slot."
@@ -171,8 +168,10 @@ def worker(
     {"at", "level", "logger", "message", ...}.
     """
     _into_environment(options)
+    private.close()
     if supervisor and _is_process_of_its_own():
         _become_supervisor(session, start_s)
+    _take_secrets(session)
     handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
@@ -236,9 +235,43 @@ def _become_supervisor(session: Session, start_s: float | None) -> None:
     argv = [sys.executable, "-I", "-S", supervisor.__file__]
     argv += [word for name, value in limits for word in (name, str(value))]
     argv += ["--json"] if session.json else []
+    private.given_dsn()
+    environ = dict(os.environ)
+    secrets = private.take_secrets(environ)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    if session.flag_dsn is not None:
+        secrets[_FLAG] = session.flag_dsn
+        command = _without_dsn(command)
+    argv += ["--secrets", str(private.hand_over(secrets))]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [*argv, "--", sys.executable, *sys.orig_argv[1:]])
+    os.execve(sys.executable, [*argv, "--", *command], environ)
+
+
+_FLAG = "--dsn"
+
+
+def _without_dsn(argv: list[str]) -> list[str]:
+    """The command line without --dsn, which every user of this host can read as long as the worker runs."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == _FLAG:
+            next(words, None)
+        elif not word.startswith(f"{_FLAG}="):
+            kept.append(word)
+    return kept
+
+
+def _take_secrets(session: Session) -> None:
+    """What the supervisor has for this process. It is not in the environment that others see, and handlers in this
+    process find it where they look for it.
+    """
+    from gangq.worker.liveness import handed_secrets
+
+    secrets = handed_secrets()
+    session.flag_dsn = secrets.pop(_FLAG, session.flag_dsn)
+    os.environ.update(secrets)
 
 
 def _target(app: str) -> str:
@@ -264,22 +297,11 @@ def _find(target: str) -> App:
 
 
 def _dsn(session: Session, app: App | None) -> str:
-    """--dsn, else what the App names, else GANGQ_DSN, else the private server, whose schema is made."""
-    if session.flag_dsn or app is None:
-        address = session.dsn()
-        if session.private:
-            session.client()
-            session.close()
-        return address
-    address = app.dsn
-    if session.private and address == _private_dsn():
-        with Client(address) as client:
-            session.check_schema(client)
+    """--dsn, else what the App names, else GANGQ_DSN; the schema of the private server is made."""
+    if session.flag_dsn is None and app is not None:
+        session.flag_dsn = app.given_dsn
+    address = session.dsn()
+    if session.private:
+        session.client()
+        session.close()
     return address
-
-
-def _private_dsn() -> str | None:
-    try:
-        return embedded.Server().dsn()
-    except embedded.EmbeddedError:
-        return None

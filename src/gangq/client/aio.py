@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from gangq.client import calls, core
-from gangq.client.calls import Query
+from gangq.client.calls import Query, Steps
 from gangq.errors import DatabaseUnreachable, GangqError
 
 P = ParamSpec("P")
@@ -23,18 +24,25 @@ R = TypeVar("R")
 
 
 class _Pooled(psycopg.AsyncConnection[Any]):
-    """A connection that knows when it was last used: time.time(), 0 before its first use."""
+    """A connection that knows when it was made or last used: time.time()."""
 
-    used_at = 0.0
+    deadline: core.Deadline | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.add_notice_handler(core.log_warning)
+        self.used_at = time.time()
+        core.number_statements_apart(self)
+        self.add_notice_handler(core.log_warnings())
 
-
-async def _check(conn: _Pooled) -> None:
-    if core.doubtful(conn, conn.used_at):
-        await AsyncConnectionPool.check_connection(conn)
+    async def wait(self, gen: PQGen[R], *args: Any, **more: Any) -> R:
+        """As psycopg's, for no longer than the deadline; then the connection is closed."""
+        if self.deadline is None:
+            return await super().wait(gen, *args, **more)
+        try:
+            return await super().wait(self.deadline.limit(gen), *args, **more)
+        except core.NoAnswer:
+            self.pgconn.finish()
+            raise
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
@@ -60,13 +68,17 @@ class AsyncClient:
         *,
         min_size: int = 1,
         max_size: int = 4,
-        timeout_s: float = 10.0,
+        timeout_s: float = 60.0,
+        connect_s: float = 10.0,
         max_idle_s: float = 10.0,
         prepare: bool | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = timeout_s
+        self._connect_s = min(connect_s, timeout_s)
+        self._prepare = self.target.prepare
+        self._silent_at = 0.0
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
         self._lock: asyncio.Lock | None = None
@@ -97,16 +109,24 @@ class AsyncClient:
     @contextlib.asynccontextmanager
     async def connection(self, where: str = "") -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """Lend an autocommit connection of the pool. psycopg's errors inside become `GangqError`s."""
+        async with self._lent(where) as conn:
+            yield conn
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, where: str) -> AsyncIterator[_Pooled]:
         pool = await self._open()
         try:
             conn = await pool.getconn()
         except (PoolTimeout, PoolClosed):
             raise await self._no_connection() from None
+        if not self._prepare:
+            conn.prepare_threshold = None
         try:
             yield conn
         except psycopg.Error as e:
             raise self.target.failed(e, where) from e
         finally:
+            conn.deadline = None
             if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
                 with contextlib.suppress(psycopg.Error):
                     await conn.rollback()
@@ -115,9 +135,15 @@ class AsyncClient:
 
     async def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
+        if query.steps is not None:
+            return await self._in_steps(query.steps())
         if query.connection is None:
-            async with self.connection(query.name) as conn:
-                return await self._run(conn, query)
+            try:
+                return await self._run_once(query)
+            except GangqError as e:
+                if not isinstance(e.__cause__, psycopg.Error) or not self._unprepared(e.__cause__):
+                    raise
+            return await self._run_once(query)
         given: Any = query.connection
         if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
             given = await given.connection()
@@ -126,6 +152,46 @@ class AsyncClient:
             return await self._run(conn, query)
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
+
+    async def _in_steps(self, steps: Steps[R]) -> R:
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                result: R = end.value
+                return result
+            answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
+
+    async def _run_once(self, query: Query[R]) -> R:
+        deadline = core.Deadline(self.timeout_s)
+        async with self._lent(query.name) as conn:
+            conn.deadline = deadline
+            try:
+                return await self._run(conn, query)
+            except core.NoAnswer:
+                self._silent_at = time.time()
+                raise
+
+    def _unprepared(self, error: psycopg.Error) -> bool:
+        """Whether the call may be repeated because only its prepared statement was refused; none is used again."""
+        if error.sqlstate not in core.PREPARED_STATEMENT_TROUBLE or not self.target.prepare:
+            return False
+        if self._prepare:
+            self._prepare = False
+            core.log_unprepared(self.target)
+        return True
+
+    async def _check(self, conn: _Pooled) -> None:
+        if conn.used_at < self._silent_at:
+            await conn.close()
+            raise psycopg.OperationalError("connections of its age have fallen silent")
+        if core.doubtful(conn, conn.used_at):
+            conn.deadline = core.Deadline(self._connect_s)
+            try:
+                await AsyncConnectionPool.check_connection(conn)
+            finally:
+                conn.deadline = None
 
     @staticmethod
     async def _run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
@@ -142,7 +208,8 @@ class AsyncClient:
         async with self._lock:
             if self._pool is None:
                 # The pool would try in the background until the timeout and then not say why.
-                await (await self._connect(self.target.conninfo)).close()
+                limit_s = core.connect_limit_s(self.target, self._connect_s)
+                await (await self._connect(self.target.conninfo, connect_timeout=limit_s)).close()
                 pool = AsyncConnectionPool(
                     self.target.conninfo,
                     connection_class=_Pooled,
@@ -150,10 +217,10 @@ class AsyncClient:
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
                     max_idle=self._max_idle_s,
-                    timeout=self.timeout_s,
+                    timeout=self._connect_s,
                     # See Client: a long outage must not be followed by a long wait.
-                    reconnect_timeout=self.timeout_s,
-                    check=_check,
+                    reconnect_timeout=self._connect_s,
+                    check=self._check,
                     num_workers=2,
                     name="gangq-async-client",
                     open=False,
@@ -174,10 +241,12 @@ class AsyncClient:
             await (await self._connect(self.target.conninfo, connect_timeout=3)).close()
         except GangqError as e:
             return e
-        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self.timeout_s))
+        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self._connect_s))
 
     submit = _verb(calls.submit)
     submit_gang = _verb(calls.submit_gang)
+    submit_child = _verb(calls.submit_child)
+    submit_child_gang = _verb(calls.submit_child_gang)
     cancel = _verb(calls.cancel)
     retry = _verb(calls.retry)
     set_priority = _verb(calls.set_priority)

@@ -8,7 +8,9 @@ so that the database's default holds and an older schema that lacks it still ans
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -17,10 +19,10 @@ from uuid import UUID
 from psycopg.rows import dict_row, tuple_row
 
 from gangq.client import rows
-from gangq.client.encoding import Encoded, dumps, dumps_each
+from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
-from gangq.errors import InvalidInput, NotFound
+from gangq.errors import Busy, InvalidInput, NotFound
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -41,6 +43,12 @@ class Query(Generic[R]):
     first: bool = field(default=False, compare=False)
     often: bool = field(default=False, compare=False)
     """Perhaps thousands of times a second: worth keeping a cursor for."""
+    steps: Callable[[], Steps[R]] | None = field(default=None, compare=False)
+    """Several statements, each a transaction of its own where there is no `connection`: run these instead."""
+
+
+Steps = Generator["Query[Any] | float", Any, R]
+"""Yields a query to be sent its result, or seconds to wait; returns the result of all."""
 
 
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
@@ -48,39 +56,41 @@ class Query(Generic[R]):
 _TYPES: dict[str, str] = {
     **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations"), "bigint[]"),
     **dict.fromkeys(("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "pid",
-                     "trigger_job"), "bigint"),
+                     "trigger_job", "turn"), "bigint"),
     **dict.fromkeys(("ports", "seqs"), "integer[]"),
     **dict.fromkeys(
         ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
          "max_crashes", "max_trips", "max_payload_bytes", "checkpoint_bytes", "log_bytes", "max_gangs",
          "max_stops", "most", "device_trips", "bounces_per_hour", "code", "max_running_gangs",
-         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port", "epoch"),
+         "max_running_jobs", "min_size", "reservations", "preemptions_per_pass", "budget_ms", "port", "epoch",
+         "new_shapes_per_day"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address", "boot_id",
          "device_uuid", "worker", "policy", "retention_done", "retention_failed", "cause", "model",
          "device_class", "class", "require", "prefer", "strategy", "apart", "failure_policy", "completion",
-         "timeout_style"),
+         "timeout_style", "others"),
         "text",
     ),
     **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "reset", "tolerates", "taints", "topology"),
                     "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail",
-                     "guaranteed", "maximum", "submitter_maximum", "roles", "selector", "changes"), "jsonb"),
+                     "guaranteed", "maximum", "submitter_maximum", "ceilings", "roles", "selector",
+                     "changes", "task_options"), "jsonb"),
     **dict.fromkeys(
         ("budget_s", "lease_s", "heartbeat_s", "lease_margin_s", "grace_s", "claim_deadline_s",
          "ack_timeout_s", "candidate_silence_s", "pass_over_s", "flag_after_s", "tick_s", "gang_backoff_s",
          "gang_backoff_max_s", "backoff_s", "backoff_max_s", "budget_gpu_s", "stall_timeout_s", "exit_in_s",
          "load_grace_s", "health_window_s", "long_phase_s", "gang_stall_s", "straggler_s", "brake_share",
-         "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s", "timeout_s"),
+         "brake_hold_s", "warm_s", "longest_s", "weight", "placement_timeout_s", "min_run_s", "timeout_s"),
         "real",
     ),
     **dict.fromkeys(("retention_short", "retention_long", "incarnation_retention"), "interval"),
     **dict.fromkeys(("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "paused", "forget",
-                      "notify", "report_only", "ok", "draining", "preempts", "preemptible", "drain", "balanced",
-                      "record_decisions", "wait_for_hardware"), "boolean"),
+                      "notify", "convicted", "report_only", "ok", "draining", "preempts", "preemptible", "drain",
+                      "balanced", "record_decisions", "wait_for_hardware", "durable"), "boolean"),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
     "cpus": "numeric",
     "request_id": "uuid",
@@ -131,6 +141,50 @@ def _row(name: str, row: type[T], connection: object | None = None, /, **args: o
     return Query(f"gangq.{name}", text, given, lambda found: found[0], connection, _factory(row))
 
 
+_BATCH = 500
+_LIMIT = 1000
+"""How many rows a look without a limit reads: more are asked for."""
+_PATIENCE_S = 2.0
+
+
+def _in_batches(
+    build: Callable[[list[int], list[int]], Query[list[rows.StateChange]]],
+    job_ids: Sequence[int],
+    gang_ids: Sequence[int],
+) -> Query[list[rows.StateChange]]:
+    """The whole list first, so that what is wrong with it is said before anything changes; then what was left."""
+    first = build(list(job_ids), list(gang_ids))
+
+    def steps() -> Steps[list[rows.StateChange]]:
+        done: list[rows.StateChange] = []
+        asked, waiting = first, list[rows.StateChange]()
+        give_up = time.monotonic() + _PATIENCE_S
+        while True:
+            found: list[rows.StateChange] = yield asked
+            changed = [one for one in found if one.state != "left"]
+            done += changed
+            waiting += [one for one in found if one.state == "left"]
+            if not waiting:
+                return done
+            if changed:
+                give_up = time.monotonic() + _PATIENCE_S
+            elif time.monotonic() > give_up:
+                total = len(set(job_ids)) + len(set(gang_ids))
+                raise Busy(
+                    f"{first.name}: {len(waiting)} of {total} are held by other transactions; the others are done: "
+                    "call it again with those"
+                )
+            else:
+                yield 0.05
+            batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
+            asked = build(
+                [one.job_id for one in batch if one.job_id is not None],
+                [one.gang_id for one in batch if one.job_id is None and one.gang_id is not None],
+            )
+
+    return replace(first, steps=steps)
+
+
 def _scalar(name: str, connection: object | None = None, /, **args: object) -> Query[Any]:
     # A function's column is called as the function; that name is what a table alias cannot take away.
     text, given = _call(name, name, args)
@@ -144,11 +198,6 @@ def _void(name: str, /, **args: object) -> Query[None]:
 
 def _firsts(found: list[Any]) -> list[Any]:
     return [row[0] for row in found]
-
-
-def _unless(value: T, default: T) -> T | None:
-    """`value`, or None where the database has the same default."""
-    return None if value == default else value
 
 
 def _json(value: object | None, what: str) -> str | None:
@@ -204,23 +253,24 @@ _ONE_EMPTY: tuple[object, ...] = ({},)
 def submit(
     *,
     task: str,
-    queue: str = "default",
+    queue: str | None = None,
     payloads: Sequence[object] = _ONE_EMPTY,
-    priority: int = 0,
-    gpus: int = 0,
-    vram_mb: int = 0,
-    memory_mb: int = 0,
-    cpus: float = 0,
+    priority: int | None = None,
+    gpus: int | None = None,
+    vram_mb: int | None = None,
+    memory_mb: int | None = None,
+    cpus: float | None = None,
     labels: Mapping[str, Any] | None = None,
     due_at: datetime | None = None,
     budget_s: float | None = None,
     max_attempts: int | None = None,
     max_crashes: int | None = None,
     max_trips: int | None = None,
-    after: Sequence[int] | None = None,
+    after: Sequence[int | Awaited] | None = None,
     model: str | None = None,
     selector: Selector | None = None,
     tolerates: Sequence[str] | None = None,
+    wait_for_hardware: bool = False,
     connection: object | None = None,
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
@@ -228,6 +278,8 @@ def submit(
     `vram_mb` is per GPU, `budget_s` wall-clock seconds, `model` what it needs loaded (a worker that has it is
     preferred, any other may take it). `selector`: conditions on the worker, such as "gpu=h100,!spot" (see
     `gangq.parse_selector`). `tolerates`: taints it may run in spite of: "key", "key=value", "*".
+    What is None is as the workers declare the task, then as usual: queue default, priority 0, no needs.
+    `wait_for_hardware`: take it though no known worker of the queue could ever run it, because one is still to come.
     Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
     """
     text, given = _call(
@@ -235,24 +287,24 @@ def submit(
         "submit",
         {
             "task": task,
-            # What is as the database would have it is not sent: reading it costs both sides more than the job.
-            "queue": _unless(queue, "default"),
+            "queue": queue,
             "payloads": None if payloads is _ONE_EMPTY else dumps_each(payloads, "payloads"),
-            "priority": _unless(priority, 0),
-            "gpus": _unless(gpus, 0),
-            "vram_mb": _unless(vram_mb, 0),
-            "memory_mb": _unless(memory_mb, 0),
-            "cpus": _unless(cpus, 0),
+            "priority": priority,
+            "gpus": gpus,
+            "vram_mb": vram_mb,
+            "memory_mb": memory_mb,
+            "cpus": cpus,
             "labels": _json(labels, "labels"),
             "due_at": _aware(due_at),
             "budget_s": budget_s,
             "max_attempts": max_attempts,
             "max_crashes": max_crashes,
             "max_trips": max_trips,
-            "after": None if after is None else list(after),
+            "after": awaited_ids(after),
             "model": model,
             "selector": _json(as_selector(selector), "selector"),
             "tolerates": _texts(tolerates, "tolerates"),
+            "wait_for_hardware": wait_for_hardware or None,
             # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
             # transaction that look would be stale by the time it commits.
             "wake": "sleepers" if connection is None else "commit",
@@ -265,21 +317,21 @@ def submit_gang(
     *,
     task: str | None = None,
     size: int | None = None,
-    queue: str = "default",
+    queue: str | None = None,
     payload: object | None = None,
     payloads: Sequence[object] | None = None,
-    priority: int = 0,
-    gpus: int = 0,
-    vram_mb: int = 0,
-    memory_mb: int = 0,
-    cpus: float = 0,
+    priority: int | None = None,
+    gpus: int | None = None,
+    vram_mb: int | None = None,
+    memory_mb: int | None = None,
+    cpus: float | None = None,
     labels: Mapping[str, Any] | None = None,
     due_at: datetime | None = None,
     budget_s: float | None = None,
     max_attempts: int | None = None,
     max_crashes: int | None = None,
     max_trips: int | None = None,
-    after: Sequence[int] | None = None,
+    after: Sequence[int | Awaited] | None = None,
     checkpoint_mode: str | None = None,
     claim_deadline_s: float | None = None,
     name: str | None = None,
@@ -303,6 +355,7 @@ def submit_gang(
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang: members that start together or not at all; resources are per member.
 
+    - What is None is as the workers declare the task, then as usual; roles have each one's task's.
     - `size` members alike, `min_size` of them enough to start [size]; or `roles`, ranks in their order, where
       what a role does not say is as given here.
     - `payload` goes to every member, or `payloads` one to each rank. `model`: what each member needs loaded.
@@ -314,7 +367,8 @@ def submit_gang(
     - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
       (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then:
-      requeue (back off), hard (fail), soft (single jobs). `preemptible`: whether others may displace it.
+      requeue (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail),
+      soft (single jobs). `preemptible`: whether others may displace it.
     - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
 
     With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
@@ -352,7 +406,7 @@ def submit_gang(
         max_attempts=max_attempts,
         max_crashes=max_crashes,
         max_trips=max_trips,
-        after=None if after is None else list(after),
+        after=awaited_ids(after),
         checkpoint_mode=checkpoint_mode,
         claim_deadline_s=claim_deadline_s,
         name=name,
@@ -376,6 +430,34 @@ def submit_gang(
     )
 
 
+def _child(verb: Callable[..., Query[Any]], arguments: Mapping[str, object]) -> dict[str, object]:
+    """What a job sent, as arguments: it may send anything."""
+    known = {*inspect.signature(verb).parameters, "wake"} - {"connection"}
+    unknown = sorted(set(arguments) - known)
+    if unknown:
+        raise InvalidInput(f"{verb.__name__} has no argument {unknown[0]!r}")
+    return dict(arguments)
+
+
+def submit_child(*, job_id: int, token: int, arguments: Mapping[str, object]) -> Query[list[int]]:
+    """Submit jobs for a job that this worker runs, on behalf of its submitter; return their ids.
+
+    `arguments`: those of the SQL function submit. Raises `StaleToken`, and what `submit` raises.
+    """
+    text, given = _call(
+        "submit_child", "submit_child", {**_child(submit, arguments), "job_id": job_id, "token": token}
+    )
+    return Query("gangq.submit_child", text, given, _firsts, None, tuple_row)
+
+
+def submit_child_gang(
+    *, job_id: int, token: int, arguments: Mapping[str, object]
+) -> Query[rows.GangSubmitted]:
+    """Submit a gang for a job that this worker runs; see `submit_child`, and the SQL function submit_gang."""
+    given = {**_child(submit_gang, arguments), "job_id": job_id, "token": token}
+    return _row("submit_child_gang", rows.GangSubmitted, **given)
+
+
 def cancel(
     *,
     job_ids: Sequence[int] = (),
@@ -383,25 +465,40 @@ def cancel(
     reason: str | None = None,
     connection: object | None = None,
 ) -> Query[list[rows.StateChange]]:
-    """Cancel jobs and gangs; running ones are told to stop first. Raises `NotFound`."""
-    return _rows(
-        "cancel", rows.StateChange, connection, job_ids=list(job_ids), gang_ids=list(gang_ids), reason=reason
+    """Cancel jobs and gangs; running ones are told to stop first. Raises `NotFound`, and `Busy` for what another
+    transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own unless `connection` is given.
+    """
+    return _in_batches(
+        lambda jobs, gangs: _rows(
+            "cancel", rows.StateChange, connection, job_ids=jobs, gang_ids=gangs, reason=reason
+        ),
+        job_ids,
+        gang_ids,
     )
 
 
 def retry(*, job_ids: Sequence[int] = (), gang_ids: Sequence[int] = ()) -> Query[list[rows.StateChange]]:
     """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
-    `WrongState`.
+    `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
+    transaction of its own.
     """
-    return _rows("retry", rows.StateChange, job_ids=list(job_ids), gang_ids=list(gang_ids))
+    return _in_batches(
+        lambda jobs, gangs: _rows("retry", rows.StateChange, job_ids=jobs, gang_ids=gangs), job_ids, gang_ids
+    )
 
 
 def set_priority(
     *, priority: int, job_ids: Sequence[int] = (), gang_ids: Sequence[int] = ()
 ) -> Query[list[rows.StateChange]]:
-    """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`."""
-    return _rows(
-        "set_priority", rows.StateChange, priority=priority, job_ids=list(job_ids), gang_ids=list(gang_ids)
+    """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`, and `Busy` for
+    what another transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own.
+    """
+    return _in_batches(
+        lambda jobs, gangs: _rows(
+            "set_priority", rows.StateChange, priority=priority, job_ids=jobs, gang_ids=gangs
+        ),
+        job_ids,
+        gang_ids,
     )
 
 
@@ -432,11 +529,15 @@ def set_queue(
     preemptible: bool | None = None,
     min_run_s: float | None = None,
     reset: Sequence[str] | None = None,
+    others: str | None = None,
+    ceilings: Mapping[str, int] | None = None,
 ) -> Query[None]:
     """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
 
     `guaranteed` and `maximum` count gpus, memory_mb, cpus and jobs, `submitter_maximum` gpus, jobs and gangs,
-    each with the queue's children, and replace what was there. `reset`: settings to put back to none. For
+    each with the queue's children, and replace what was there. `reset`: settings to put back to none. `others`:
+    who may cancel, retry, reprioritise and read the work of others in it, "owner" (admins only) or "shared" (every
+    submitter). `ceilings`: the highest priority by role, e.g. {"alice": 100, "gangq_submitter": 10}. For
     gangq_admin. Raises `InvalidInput`, `NotAllowed`.
     """
     return _void(
@@ -466,6 +567,8 @@ def set_queue(
         preemptible=preemptible,
         min_run_s=min_run_s,
         reset=_texts(reset, "reset"),
+        others=others,
+        ceilings=_json(ceilings, "ceilings"),
     )
 
 
@@ -498,6 +601,7 @@ def configure(
     gang_stall_s: float | None = None,
     straggler_s: float | None = None,
     brake_share: float | None = None,
+    brake_hold_s: float | None = None,
     device_trips: int | None = None,
     bounces_per_hour: int | None = None,
     warm_s: float | None = None,
@@ -507,6 +611,7 @@ def configure(
     placement_timeout_s: float | None = None,
     preemptions_per_pass: int | None = None,
     record_decisions: bool | None = None,
+    new_shapes_per_day: int | None = None,
 ) -> Query[None]:
     """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
 
@@ -515,6 +620,7 @@ def configure(
     that name; one that a live gang asks for stays. `reservations`: how many waiting gangs get a planned start.
     `placement_timeout_s`: how long a gang may wait for its place where neither it nor its queue says.
     `preemptions_per_pass`: most that one pass displaces. `record_decisions`: keep what passes saw, for replay.
+    `new_shapes_per_day`: distinct requirements (queue, task, resources, labels) that one login may add in a day.
     """
     return _void(
         "configure",
@@ -545,6 +651,7 @@ def configure(
         gang_stall_s=gang_stall_s,
         straggler_s=straggler_s,
         brake_share=brake_share,
+        brake_hold_s=brake_hold_s,
         device_trips=device_trips,
         bounces_per_hour=bounces_per_hour,
         warm_s=warm_s,
@@ -554,6 +661,7 @@ def configure(
         placement_timeout_s=placement_timeout_s,
         preemptions_per_pass=preemptions_per_pass,
         record_decisions=record_decisions,
+        new_shapes_per_day=new_shapes_per_day,
     )
 
 
@@ -595,7 +703,7 @@ def register_worker(
     host: str,
     queues: Sequence[str],
     kind: str = "inline",
-    slots: int = 1,
+    slots: int | None = None,
     prefetch: int = 1,
     memory_mb: int = 0,
     cpus: float = 0,
@@ -608,11 +716,14 @@ def register_worker(
     identity: Mapping[str, Any] | None = None,
     lease_s: float | None = None,
     taints: Sequence[str] | None = None,
+    task_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Query[rows.Registration]:
     """Register a start of a worker; every later word of it carries the incarnation this returns.
 
+    `slots` [one for each device; kind inline has one]: how many jobs run at once.
     `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
-    (`set_taints`).
+    (`set_taints`). `task_options`: per task, what it is declared with; submissions that do not say take it, and the
+    newest registration wins.
     Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
     """
     return _row(
@@ -635,6 +746,7 @@ def register_worker(
         identity=_json(identity, "identity"),
         lease_s=lease_s,
         taints=_texts(taints, "taints") or None,
+        task_options=_json(task_options, "task_options"),
     )
 
 
@@ -645,11 +757,13 @@ def heartbeat(
     tokens: Sequence[int] = (),
     beats: Sequence[object | None] | None = None,
     readings: Sequence[Mapping[str, Any]] | None = None,
+    durable: bool | None = None,
 ) -> Query[list[rows.Instruction]]:
     """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim.
 
     `beats` is aligned with `job_ids`; None: no news. `readings`: one mapping per device that this worker offers,
-    with its "uuid"; the latest of each is kept. Raises `IncarnationEnded`.
+    with its "uuid"; the latest of each is kept. `durable` False: the commit does not wait for the disk, nor does
+    anything else in that transaction. Raises `IncarnationEnded`.
     """
     query = _rows(
         "heartbeat",
@@ -659,6 +773,7 @@ def heartbeat(
         tokens=list(tokens),
         beats=_each_or_null(beats, "beats"),
         readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
+        durable=durable,
     )
     # Behind a dozen others, each of which waits two seconds for a locked row, it would come after its lease.
     return replace(query, first=True)
@@ -930,12 +1045,14 @@ def suspect(
     class_: str,
     evidence: Mapping[str, Any] | None = None,
     notify: bool | None = None,
+    convicted: bool | None = None,
 ) -> Query[str]:
     """Put a doubt about a job on record, with its evidence; nothing is stopped.
 
     `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
-    its class not one that only reports. Returns noted, or held while so many
-    workers are suspect that no stall or health trip would be carried out. Raises `StaleToken`.
+    its class not one that only reports. `convicted`: the caller stops it now unless the answer is held.
+    Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
+    be carried out. Raises `StaleToken`.
     """
     query = _scalar(
         "suspect",
@@ -945,6 +1062,7 @@ def suspect(
         class_=class_,
         evidence=_json(evidence, "evidence"),
         notify=notify,
+        convicted=convicted,
     )
     # Whoever asks kills the job where he hears nothing for two seconds.
     return replace(query, first=True)
@@ -1110,9 +1228,12 @@ def time_out(*, most: int | None = None) -> Query[int]:
     return _scalar("time_out", most=most)
 
 
-def tick(*, force: bool | None = None) -> Query[rows.TickReport]:
-    """Run all maintenance once, if nobody else does. Raises `WrongIsolation`."""
-    return _row("tick", rows.TickReport, force=force)
+def tick(*, force: bool | None = None, turn: int | None = None) -> Query[rows.TickReport]:
+    """Run all maintenance once, if nobody else does. Raises `WrongIsolation`.
+
+    `turn`: the `next_turn` of the call before, which found a tick running.
+    """
+    return _row("tick", rows.TickReport, force=force, turn=turn)
 
 
 # Looking ----------------------------------------------------------------------------------------------------
@@ -1182,9 +1303,9 @@ def jobs(
     task: str | None = None,
     gang_id: int | None = None,
     worker: str | None = None,
-    limit: int | None = None,
+    limit: int | None = _LIMIT,
 ) -> Query[list[rows.JobRow]]:
-    """Jobs, newest first, live and ended. All filters given must hold."""
+    """Jobs, newest first, live and ended. All filters given must hold. `limit`: at most so many, None for all."""
     return _view(
         "jobs",
         rows.JobRow,
@@ -1204,9 +1325,9 @@ def gangs(
     ids: Sequence[int] | None = None,
     state: str | Sequence[str] | None = None,
     queue: str | None = None,
-    limit: int | None = None,
+    limit: int | None = _LIMIT,
 ) -> Query[list[rows.GangRow]]:
-    """Gangs, newest first, live and ended. All filters given must hold."""
+    """Gangs, newest first, live and ended. All filters given must hold. `limit`: at most so many, None for all."""
     return _view(
         "gangs",
         rows.GangRow,
@@ -1302,9 +1423,9 @@ def events(
     gang_id: int | None = None,
     kind: str | None = None,
     after_id: int | None = None,
-    limit: int | None = None,
+    limit: int | None = _LIMIT,
 ) -> Query[list[rows.EventRow]]:
-    """Events in order of writing; `after_id` for following them."""
+    """Events in order of writing; `after_id` for following them. `limit`: at most so many, None for all."""
     return _view(
         "events",
         rows.EventRow,
@@ -1355,9 +1476,9 @@ def cordoned(*, kind: str | None = None, name: str | None = None) -> Query[list[
 def evidence(
     *, job_id: int, kind: str | None = None, limit: int | None = None
 ) -> Query[list[rows.EvidenceRow]]:
-    """What watchdogs saw of a job, in order; `kind` as of its event. Not for gangq_viewer."""
+    """What watchdogs saw of a job, in order; `kind` as of its event. For those who may read the job."""
     return _view(
-        "evidence",
+        "job_evidence",
         rows.EvidenceRow,
         "at",
         limit,
@@ -1369,7 +1490,7 @@ def evidence(
 def logs(*, job_id: int, token: int | None = None, after_seq: int | None = None) -> Query[list[rows.LogRow]]:
     """A job's output in order, of every attempt or of the one with `token`; `after_seq` for following it."""
     return _view(
-        "logs",
+        "job_logs",
         rows.LogRow,
         "token, seq",
         job_id=("job_id = {}::bigint", job_id),

@@ -6,17 +6,19 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 import os
+import random
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg.abc import Buffer
+from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -37,6 +39,9 @@ _DEFAULTS: dict[str, Any] = {
 _TRUSTED_S = 1.0
 
 _server_log = logging.getLogger("gangq.server")
+_client_log = logging.getLogger("gangq.client")
+
+R = TypeVar("R")
 
 
 class _Loader(Loader):
@@ -52,12 +57,25 @@ class _Loader(Loader):
         return json.loads(text)
 
 
-def log_warning(diagnostic: psycopg.errors.Diagnostic) -> None:
-    """Log what the database wants somebody to act on: a worker that went silent, a host that needs a reboot, a step
-    of the tick that failed.
+NOTE = "GQ100"
+"""The SQLSTATE of notices that are for people to read."""
+
+
+def log_warnings() -> Callable[[psycopg.errors.Diagnostic], None]:
+    """Return a notice handler that logs what the database wants somebody to act on: a worker that went silent, a host
+    that needs a reboot, a step of the tick that failed; and once a connection, each note on what was submitted.
     """
-    if diagnostic.severity_nonlocalized == "WARNING":
-        _server_log.warning("%s", diagnostic.message_primary)
+    noted: set[str | None] = set()
+
+    def log(diagnostic: psycopg.errors.Diagnostic) -> None:
+        text = diagnostic.message_primary
+        note = diagnostic.sqlstate == NOTE
+        if diagnostic.severity_nonlocalized == "WARNING" or (note and text not in noted):
+            _server_log.warning("%s", text)
+        if note:
+            noted.add(text)
+
+    return log
 
 
 _adapters = AdaptersMap(psycopg.adapters)
@@ -116,6 +134,13 @@ def target(dsn: str | None, parameters: dict[str, Any], prepare: bool | None = N
 
     `prepare` None: prepared statements are used unless GANGQ_PREPARE=off. Raises `InvalidInput`.
     """
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    unknown = sorted(set(parameters) - known)
+    if unknown:
+        raise InvalidInput(
+            f"there is no option {unknown[0]!r}: neither the client nor libpq has one of that name (the pool's are "
+            "min_size and max_size, libpq's host, port, user, sslmode and others)"
+        )
     try:
         given = conninfo_to_dict(dsn or "", **parameters)
         defaults = {
@@ -159,6 +184,63 @@ def _misread(dsn: str, given: dict[str, Any]) -> bool:
     ports = str(given.get("port", "")).replace(",", "")
     stray = any("@" in str(given.get(key, "")) for key in ("host", "dbname"))
     return (ports != "" and not ports.isdigit()) or ("://" in dsn and stray)
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The call's time was up before the answer came."""
+
+
+class Deadline:
+    """When a call that began now has to have its answer."""
+
+    __slots__ = ("_at", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def limit(self, steps: PQGen[R]) -> PQGen[R]:
+        """Wait as `steps` does, and raise `NoAnswer` once the time is up.
+
+        TCP notices a peer that acknowledges nothing. A server or proxy that hangs acknowledges everything and
+        answers nothing. psycopg resumes the generator ten times a second while it waits.
+        """
+        try:
+            waits_for = next(steps)
+            while True:
+                ready = yield waits_for
+                if not ready and time.monotonic() >= self._at:
+                    raise NoAnswer(f"no answer came in {self._seconds:g} s, so the connection was closed")
+                waits_for = steps.send(ready)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+
+PREPARED_STATEMENT_TROUBLE = ("26000", "42P05")
+"""There is no such statement, or there is one already: a pooler gave the session another connection to the server.
+Nothing was executed.
+"""
+
+
+def number_statements_apart(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Have the prepared statements of `connection` numbered from a random number on.
+
+    psycopg calls them _pg3_0, _pg3_1, ... on every connection. Behind a pooler that hands connections on between
+    transactions, one client would execute what another has prepared under the same name.
+    """
+    statements = getattr(connection, "_prepared", None)
+    if hasattr(statements, "_prepared_idx"):
+        statements._prepared_idx = random.getrandbits(48)  # type: ignore[union-attr]
+
+
+def log_unprepared(where: Target) -> None:
+    """Say once for each client that it goes on without prepared statements."""
+    _client_log.warning(
+        "prepared statements do not last on %s, as behind PgBouncer in transaction mode: going on without them",
+        where,
+        extra={"event": "prepare_turned_off"},
+    )
 
 
 class Lines:
@@ -251,6 +333,12 @@ def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
 def ask(connection: psycopg.Connection[Any]) -> None:
     """Have the server answer, one round trip. Raises psycopg's OperationalError where it does not."""
     connection.execute("")
+
+
+def connect_limit_s(where: Target, wait_s: float) -> int:
+    """How long making a connection may take for a call that may wait `wait_s` for one: whole seconds, at least 2."""
+    most = max(2, math.ceil(wait_s))
+    return min(where.connect_timeout_s or most, most)
 
 
 def exhausted(where: Target, size: int, timeout_s: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from gangq.errors import NotSerializable
+from gangq.errors import InvalidInput, NotSerializable
 
 # Made once: json.dumps with options makes an encoder for every call.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -32,6 +33,127 @@ def dumps(value: object, what: str) -> str:
         return _encode(value)
     except RecursionError:
         raise NotSerializable(f"{what} is nested too deeply: flatten it") from None
+    except ValueError as problem:
+        if isinstance(problem, NotSerializable):
+            raise
+        # An integer of more digits than Python writes down.
+        raise NotSerializable(f"{what} cannot be written as JSON: {problem}") from None
+
+
+NOTE = "gangq_note"
+"""The one key of what stands in place of a result that could not be stored; its value says why."""
+
+
+def dumps_result(value: object, what: str) -> Encoded:
+    """Return the result of finished work as JSON text. Never raises: the work is done, whatever it returned.
+
+    NaN and infinity become null, scalars of numpy and torch numbers. What then is not JSON is replaced by
+    `note_for` the reason.
+    """
+    try:
+        return Encoded(dumps(value, what))
+    except NotSerializable:
+        pass
+    try:
+        return Encoded(dumps(_plain(value, lambda other: other), what))
+    except Exception as refused:
+        return note_for(refused, what)
+
+
+def note_for(refused: Exception, what: str) -> Encoded:
+    """Return what stands in place of a result that could not be stored; `Handle.result` raises its text."""
+    try:
+        why = str(refused)
+        return Encoded(dumps({NOTE: why}, what))
+    except Exception:
+        return Encoded(dumps({NOTE: f"{what} could not be stored ({type(refused).__name__})"}, what))
+
+
+def note_of(result: object) -> str | None:
+    """Return why a result was not stored; None for a result that was."""
+    if isinstance(result, dict) and len(result) == 1 and isinstance(result.get(NOTE), str):
+        return str(result[NOTE])
+    return None
+
+
+def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], list[str]]:
+    """Return a beat as it can be stored, and the names of the fields that are not as they were given.
+
+    NaN and infinity become null, scalars of numpy and torch numbers; neither is named. Other values that JSON
+    does not have become their repr, cut short. The largest fields are left out until the rest has at most
+    `most_bytes`. Never raises: progress must not end the work that it is about.
+    """
+    changed: list[str] = []
+    try:
+        found = dict(data)
+        if len(dumps(found, "a beat")) <= most_bytes:
+            return found, []
+    except Exception:
+        found = {}  # What is wrong is found field by field.
+    texts: dict[str, str] = {}
+    for name, value in data.items():
+        replaced: list[object] = []
+
+        def shown(other: object, replaced: list[object] = replaced) -> str:
+            replaced.append(other)
+            return _shown(other)
+
+        try:
+            texts[name] = dumps(_plain(value, shown), name)
+        except Exception:
+            replaced.append(value)
+            texts[name] = dumps(_shown(value), name)
+        if replaced:
+            changed.append(name)
+    while sum(len(name) + len(text) for name, text in texts.items()) + 4 * len(texts) + 2 > most_bytes:
+        largest = max(texts, key=lambda name: len(texts[name]) + len(name))
+        del texts[largest]
+        changed.append(largest[:_SHOWN_CHARS])
+    return {_storable(name): json.loads(text) for name, text in texts.items()}, changed
+
+
+_SHOWN_CHARS = 200
+
+
+def _shown(value: object) -> str:
+    """The repr of `value`, cut short; what has none is named by its type."""
+    try:
+        return _storable(repr(value)[:_SHOWN_CHARS])
+    except Exception:
+        return f"<{_type_name(value)}>"
+
+
+def _storable(text: str) -> str:
+    """`text` as PostgreSQL can store it."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _plain(value: object, otherwise: Callable[[object], object], parents: tuple[int, ...] = ()) -> object:
+    """`value` with None for NaN and infinity, and Python's numbers for scalars that have `.item()`.
+
+    What is not JSON even so is replaced by `otherwise` of it.
+    """
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if "\x00" not in value and _encodable(value) else otherwise(value)
+    if id(value) in parents:
+        return otherwise(value)
+    inside = (*parents, id(value))
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else otherwise(key): _plain(item, otherwise, inside)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, otherwise, inside) for item in value]
+    try:
+        scalar = value.item()  # type: ignore[attr-defined]
+    except Exception:
+        return otherwise(value)
+    return _plain(scalar, otherwise) if isinstance(scalar, (bool, int, float, str)) else otherwise(value)
 
 
 def as_object(value: object, what: str) -> dict[str, object]:
@@ -98,3 +220,26 @@ def _type_name(value: object) -> str:
 def dumps_each(values: Sequence[object], what: str) -> list[str]:
     """Return each of `values` as JSON text; errors name the position, e.g. `payloads[3]`."""
     return [dumps(value, f"{what}[{index}]") for index, value in enumerate(values)]
+
+
+class Awaited(Protocol):
+    """What a job can wait for: a handle of a job or of a gang."""
+
+    @property
+    def job_ids(self) -> list[int]:
+        """The jobs that must be done."""
+
+
+def awaited_ids(after: Sequence[int | Awaited] | None) -> list[int] | None:
+    """Return the ids of the jobs that `after` names; None for none. Raises `InvalidInput`."""
+    if isinstance(after, int | str) or not isinstance(after, Iterable | None):
+        raise InvalidInput(f"after is {after!r}: pass a list of handles or of ids of jobs")
+    found: list[int] = []
+    for one in after or ():
+        ids = [one] if isinstance(one, int) and not isinstance(one, bool) else getattr(one, "job_ids", None)
+        if not isinstance(ids, list):
+            raise InvalidInput(
+                f"after holds {one!r}: pass handles of jobs or gangs, or ids of jobs, which are numbers"
+            )
+        found += ids
+    return found or None

@@ -63,9 +63,9 @@ class GangSubmitted:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A job's state after cancel, retry or set_priority."""
+    """State of a job, or of a gang (`job_id` None), after cancel, retry or set_priority."""
 
-    job_id: int
+    job_id: int | None
     gang_id: int | None
     state: str
 
@@ -218,14 +218,16 @@ class AdmitReport:
 
 @dataclass(frozen=True)
 class TickReport:
-    """`ran`: this call did the work (else somebody else will); `again`: more is left; next due in
-    `next_in_s`.
+    """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
+
+    `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
     """
 
     ran: bool
     again: bool
     next_in_s: float | None
     detail: dict[str, Any] | None
+    next_turn: int | None
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,11 @@ class Unproven:
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as `gangq.jobs` shows it: the live row, else the latest ending."""
+    """A job as `gangq.jobs` shows it: the live row, else the latest ending.
+
+    `submitter` is the role it was submitted in, `login` the login. `readable`: whether payload, result and error are
+    shown to this login; where it is false they are None.
+    """
 
     id: int
     queue: str
@@ -321,11 +327,15 @@ class JobRow:
     result: Any
     error: dict[str, Any] | None
     submitter: str
+    login: str
+    readable: bool
     model: str | None
     gpus: int
     vram_mb: int
     memory_mb: int
     labels: dict[str, Any]
+    parent: int | None
+    max_trips: int
     cpus: float = _as("cpus::float8 as cpus")
 
 
@@ -357,6 +367,7 @@ class GangRow:
     reason: str | None
     hosts: list[str] | None
     submitter: str
+    login: str
 
 
 @dataclass(frozen=True)
@@ -366,7 +377,8 @@ class WorkerRow:
     `quarantined`, `cordoned` (it or its host): why it is given nothing new; None: it is not.
 
     `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
-    `step_rate`: steps a second of all of these together; None: none of them counts steps.
+    `step_rate`: steps a second of all of these together; None: none of them counts steps. `login`: who registered it.
+    `cgroups`: whether its host lets it give each command a control group of its own; None: it did not say.
     """
 
     name: str
@@ -396,6 +408,9 @@ class WorkerRow:
     step_rate: float | None
     cordoned: str | None
     taints: list[str]
+    login: str | None
+    task_options: dict[str, dict[str, Any]] | None
+    cgroups: bool | None
     cpus: float = _as("cpus::float8 as cpus")
     silent_s: float | None = _as("silent_s::float8 as silent_s")
     lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
@@ -515,7 +530,7 @@ class WaitingRow:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """One step in a gang's life."""
+    """One step in a gang's life. `actor`: the login that caused it, or "login as role"."""
 
     gang_id: int
     epoch: int | None
@@ -527,6 +542,7 @@ class TimelineRow:
     host: str | None
     reason: str | None
     data: dict[str, Any] | None
+    actor: str | None
 
 
 @dataclass(frozen=True)
@@ -595,7 +611,7 @@ class RetentionRow:
 
 @dataclass(frozen=True)
 class EventRow:
-    """One event, in the order of `id`."""
+    """One event, in the order of `id`. `actor`: the login that caused it, or "login as role"."""
 
     id: int
     at: datetime
@@ -608,6 +624,7 @@ class EventRow:
     worker: str | None
     reason: str | None
     data: dict[str, Any] | None
+    actor: str | None
 
 
 @dataclass(frozen=True)
@@ -624,7 +641,8 @@ class LogRow:
 @dataclass(frozen=True)
 class QueueRow:
     """A queue: the defaults its jobs inherit at submit, what it may hold, and what it and its children hold and
-    have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path.
+    have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path. `others`:
+    who may act on the work of others in it; `ceilings`: the highest priority by role.
     """
 
     name: str
@@ -653,6 +671,8 @@ class QueueRow:
     preempts: bool
     preemptible: bool
     min_run_s: float
+    others: str
+    ceilings: dict[str, int]
     running_gangs: int
     running_jobs: int
     used_gpus: int
@@ -665,7 +685,7 @@ class QueueRow:
 @dataclass(frozen=True)
 class TaskRow:
     """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
-    learned). None: the installation's number.
+    learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.
     """
 
     task: str
@@ -679,3 +699,6 @@ class TaskRow:
     longest_gap_s: float | None
     beats: int | None
     learned_at: datetime | None
+    declared: dict[str, Any] | None
+    declared_by: str | None
+    declared_at: datetime | None

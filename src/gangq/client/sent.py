@@ -7,6 +7,7 @@ parameters are text, numbers and lists of these: what a caller passes to a clien
 from __future__ import annotations
 
 import functools
+import random
 import re
 import select
 import threading
@@ -41,7 +42,8 @@ class Statements:
         self._prepare = prepare
         self._used: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
-        self._made = 0
+        # A pooler may hand a connection on with what another client has prepared on it.
+        self._made = random.getrandbits(48)
         # As psycopg reads it: of SQL_ASCII the server knows no more than that it is bytes.
         self._encoding = "utf-8" if connection.info.encoding == "ascii" else connection.info.encoding
         self._reader = Transformer(connection)

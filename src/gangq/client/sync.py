@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import threading
 import time
@@ -13,9 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 
 from gangq.client import calls, core
-from gangq.client.calls import Query
+from gangq.client.calls import Query, Steps
 from gangq.client.line import Line
 from gangq.client.sent import Sent, Statements
 from gangq.errors import DatabaseUnreachable, GangqError
@@ -35,9 +35,26 @@ class _Pooled(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.used_at = time.time()
+        self.deadline: core.Deadline | None = None
         self.statements: Statements | None = None
-        self.add_notice_handler(core.log_warning)
+        core.number_statements_apart(self)
+        self.add_notice_handler(core.log_warnings())
         self._kept: dict[str, tuple[bytes, psycopg.Cursor[Any]]] = {}
+
+    def wait(self, gen: PQGen[R], *args: Any, **more: Any) -> R:
+        """As psycopg's, for no longer than the deadline; then the connection is closed."""
+        if self.deadline is None:
+            return super().wait(gen, *args, **more)
+        try:
+            return super().wait(self.deadline.limit(gen), *args, **more)
+        except core.NoAnswer:
+            self.pgconn.finish()
+            raise
+
+    def stop_preparing(self) -> None:
+        """Use no prepared statement from here on."""
+        self.prepare_threshold = None
+        self.statements = None
 
     def run_again(self, query: Query[R]) -> R:
         """As `_run`, with the cursor that was used for this statement before. Only for who has the connection alone.
@@ -82,9 +99,12 @@ class Client:
       of one: calls take turns on the one connection (but a call amid another of its own thread, as a signal's
       handler makes it, has one for itself).
     - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
-    - `timeout_s`: how long a call may wait for a connection.
-    - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off (PgBouncer in transaction mode before
-      1.21).
+    - `timeout_s`: how long a call may take, from its beginning to its answer; then `DatabaseUnreachable`, the
+      connection is closed, and whether the call took effect is unknown. Of that at most `connect_s` are spent on
+      waiting for a connection, and at most 3 s more on finding out why there was none. Verbs with `connection` take
+      as long as that connection allows.
+    - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off. Where they turn out not to last (PgBouncer
+      in transaction mode before 1.21) the client goes on without them by itself.
 
     Connects at the first call and reconnects by itself. Methods are named as the SQL functions, take their
     arguments by keyword, and return frozen rows (`gangq.client.rows`). Every error is a `GangqError`:
@@ -98,13 +118,16 @@ class Client:
         *,
         min_size: int = 1,
         max_size: int = 4,
-        timeout_s: float = 10.0,
+        timeout_s: float = 60.0,
+        connect_s: float = 10.0,
         max_idle_s: float = 10.0,
         prepare: bool | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = timeout_s
+        self._connect_s = min(connect_s, timeout_s)
+        self._prepare = self.target.prepare
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
         self._lock = threading.Lock()
@@ -149,12 +172,16 @@ class Client:
     def _lend(self, first: bool = False) -> tuple[ConnectionPool[_Pooled] | Line[_Pooled], _Pooled]:
         pool = self._open()
         try:
-            return pool, pool.getconn(first=True) if first and isinstance(pool, Line) else pool.getconn()
+            lent = pool.getconn(first=True) if first and isinstance(pool, Line) else pool.getconn()
         except psycopg.OperationalError:  # What both raise when there is none in time, or they were closed.
             raise self._no_connection() from None
+        if not self._prepare and lent.prepare_threshold is not None:
+            lent.stop_preparing()
+        return pool, lent
 
     @staticmethod
     def _take_back(pool: ConnectionPool[_Pooled] | Line[_Pooled], conn: _Pooled) -> None:
+        conn.deadline = None
         if conn.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE and not conn.closed:
             with contextlib.suppress(psycopg.Error):
                 conn.rollback()
@@ -166,25 +193,68 @@ class Client:
             conn.close()
             raise psycopg.OperationalError("connections of its age have fallen silent")
         if core.doubtful(conn, conn.used_at):
-            with self.lines.expecting(conn):
-                core.ask(conn)
+            conn.deadline = core.Deadline(self._connect_s)
+            try:
+                with self.lines.expecting(conn):
+                    core.ask(conn)
+            finally:
+                conn.deadline = None
 
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
+        if query.steps is not None:
+            return self._in_steps(query.steps())
         if query.connection is None:
-            pool, lent = self._lend(query.first)
             try:
-                with self.lines.expecting(lent):
-                    return lent.run_again(query) if query.often else _run(lent, query)
+                return self._run_once(query)
+            except psycopg.Error as e:
+                if not self._unprepared(e):
+                    raise self.target.failed(e, query.name) from e
+            try:
+                return self._run_once(query)
             except psycopg.Error as e:
                 raise self.target.failed(e, query.name) from e
-            finally:
-                self._take_back(pool, lent)
         conn = core.unwrap(query.connection, psycopg.Connection)
         try:
             return _run(conn, query)
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
+
+    def _in_steps(self, steps: Steps[R]) -> R:
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                result: R = end.value
+                return result
+            if isinstance(step, float):
+                answer = None
+                time.sleep(step)
+            else:
+                answer = self.execute(step)
+
+    def _run_once(self, query: Query[R]) -> R:
+        deadline = core.Deadline(self.timeout_s)
+        pool, lent = self._lend(query.first)
+        lent.deadline = deadline
+        try:
+            with self.lines.expecting(lent):
+                return lent.run_again(query) if query.often else _run(lent, query)
+        except core.NoAnswer:
+            self.lines.hung_up_at = time.time()
+            raise
+        finally:
+            self._take_back(pool, lent)
+
+    def _unprepared(self, error: psycopg.Error) -> bool:
+        """Whether the call may be repeated because only its prepared statement was refused; none is used again."""
+        if error.sqlstate not in core.PREPARED_STATEMENT_TROUBLE or not self.target.prepare:
+            return False
+        if self._prepare:
+            self._prepare = False
+            core.log_unprepared(self.target)
+        return True
 
     def _send(self, query: Query[R]) -> Sent[R]:
         # For gangq.client.sent.send(), which says what it does: tasks that overlap are what AsyncClient has instead.
@@ -199,6 +269,7 @@ class Client:
         except BaseException as e:
             self._take_back(pool, lent)
             if isinstance(e, psycopg.Error):
+                self._unprepared(e)
                 raise self.target.failed(e, query.name) from e
             raise
 
@@ -206,11 +277,15 @@ class Client:
             self.lines.answered(lent)
             self._take_back(pool, lent)
 
+        def failure(problem: psycopg.Error) -> GangqError:
+            self._unprepared(problem)
+            return self.target.failed(problem, query.name)
+
         sent = Sent(
             query,
             self._statements(lent),
             give_back,
-            lambda problem: self.target.failed(problem, query.name),
+            failure,
             pool.reading if isinstance(pool, Line) else contextlib.nullcontext,
         )
         if isinstance(pool, Line) and not pool.leave(sent.receive):
@@ -219,7 +294,7 @@ class Client:
 
     def _statements(self, conn: _Pooled) -> Statements:
         if conn.statements is None:
-            conn.statements = Statements(conn, self.target.prepare)
+            conn.statements = Statements(conn, self._prepare)
         return conn.statements
 
     def _open(self) -> ConnectionPool[_Pooled] | Line[_Pooled]:
@@ -228,12 +303,13 @@ class Client:
                 # Forked: the pool's threads live in the parent only, and its sockets are the parent's.
                 self._pool, self._pid = None, os.getpid()
             if self._pool is None and self._sizes[1] == 1:
-                self._pool = Line(self._connect_line, self._check, self.timeout_s)
+                self._pool = Line(self._connect_line, self._check, self._connect_s)
             if self._pool is None:
                 from psycopg_pool import ConnectionPool
 
                 # The pool would try in the background until the timeout and then not say why.
-                self._connect(self.target.conninfo).close()
+                limit_s = core.connect_limit_s(self.target, self._connect_s)
+                self._connect(self.target.conninfo, connect_timeout=limit_s).close()
                 self._pool = ConnectionPool(
                     self.target.conninfo,
                     connection_class=_Pooled,
@@ -241,10 +317,10 @@ class Client:
                     min_size=self._sizes[0],
                     max_size=self._sizes[1],
                     max_idle=self._max_idle_s,
-                    timeout=self.timeout_s,
+                    timeout=self._connect_s,
                     # Given up soon, because its delay doubles: the next call then starts a new attempt at
                     # once, and a long outage is not followed by a long wait.
-                    reconnect_timeout=self.timeout_s,
+                    reconnect_timeout=self._connect_s,
                     check=self._check,
                     num_workers=2,
                     name="gangq-client",
@@ -254,8 +330,7 @@ class Client:
 
     def _connect_line(self) -> _Pooled:
         # Meanwhile others wait for it: no longer than a call may wait.
-        limit_s = max(2, math.ceil(self.timeout_s))
-        limit_s = min(self.target.connect_timeout_s or limit_s, limit_s)
+        limit_s = core.connect_limit_s(self.target, self._connect_s)
         try:
             return _Pooled.connect(self.target.conninfo, **self.target.kwargs, connect_timeout=limit_s)
         except psycopg.Error as e:
@@ -273,10 +348,12 @@ class Client:
             self._connect(self.target.conninfo, connect_timeout=3).close()
         except GangqError as e:
             return e
-        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self.timeout_s))
+        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self._connect_s))
 
     submit = _verb(calls.submit)
     submit_gang = _verb(calls.submit_gang)
+    submit_child = _verb(calls.submit_child)
+    submit_child_gang = _verb(calls.submit_child_gang)
     cancel = _verb(calls.cancel)
     retry = _verb(calls.retry)
     set_priority = _verb(calls.set_priority)

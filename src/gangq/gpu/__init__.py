@@ -1,8 +1,9 @@
 """GPU devices: which there are, what they are called, how a process is shown some, and how they fare."""
 
-from gangq.gpu.declared import DeviceSpecError, declared_uuid, parse_declared
+from gangq.errors import DeviceSpecError, DriverUnavailable
+from gangq.gpu.declared import declared_uuid, parse_declared
 from gangq.gpu.detection import Detection, detect
-from gangq.gpu.device import Device, Driver, DriverUnavailable, Source
+from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.faults import REMEDIES, Bucket, Fault
 from gangq.gpu.memory import ContainerMemory, container_memory
 from gangq.gpu.reading import DeviceEvent, DeviceReading

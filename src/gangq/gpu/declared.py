@@ -9,7 +9,7 @@ import socket
 import uuid
 from collections.abc import Iterable, Mapping
 
-from gangq.errors import GangqError
+from gangq.errors import DeviceSpecError
 from gangq.gpu.device import Device, Source
 from gangq.gpu.visible import entries
 
@@ -27,18 +27,6 @@ _UNIT_BYTES = {
 }
 _MAX_DEVICES = 1024
 _MAX_VRAM_MB = 2**31 - 1
-
-
-class DeviceSpecError(GangqError, ValueError):
-    """A device declaration that cannot be read; the message names it and the accepted forms."""
-
-    def __init__(self, spec: str, reason: str) -> None:
-        super().__init__(
-            f"cannot read the device declaration {spec!r}: {reason}. Write COUNTxSIZE with a unit of MiB, "
-            "GiB, TiB, MB, GB or TB, several separated by commas (2x24GiB, 1x80GB, 2x24GiB,1x80GiB), or none "
-            "for a worker without devices."
-        )
-        self.spec = spec
 
 
 def declared_uuid(host: str, worker: str, index: int) -> str:

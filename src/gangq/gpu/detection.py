@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gangq.errors import DriverUnavailable
 from gangq.gpu.declared import DeclaredDriver
-from gangq.gpu.device import Device, Driver, DriverUnavailable, Source
+from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from gangq.errors import GangqError
-
 Source = Literal["nvml", "amdsmi", "declared"]
 """Who vouches for a device: NVIDIA's library, AMD's library, or the operator's own word."""
 
@@ -31,17 +29,6 @@ class Device:
     def as_json(self) -> dict[str, Any]:
         """Return the device as the plain object that `register_worker` takes."""
         return asdict(self)
-
-
-class DriverUnavailable(GangqError):
-    """A driver library gave no list of devices; the message says why and what to do.
-
-    `absent` is true where the host simply has no such driver, which is no reason to warn anybody.
-    """
-
-    def __init__(self, message: str, *, absent: bool = False) -> None:
-        super().__init__(message)
-        self.absent = absent
 
 
 class Driver(Protocol):

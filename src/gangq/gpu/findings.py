@@ -57,7 +57,7 @@ class Findings:
         self._said: dict[tuple[str | None, EventKind, int | None], float] = {}
         self._ecc: dict[str, int] = {}
         self._count: int | None = None
-        self._hangs: dict[str | None, list[float]] = {}
+        self._hangs: dict[str | None, list[tuple[float, str]]] = {}
 
     def since(self, at: float) -> list[DeviceEvent]:
         """Return the kept events learned of after `at`."""
@@ -95,26 +95,35 @@ class Findings:
             return None
         return self._add(None, "count", devices, faults.COUNT)
 
-    def hang(self, uuid: str | None, *, unkillable: bool) -> DeviceEvent | None:
-        """Take a driver call that did not return, for a device or (None) for none in particular."""
-        now = self._clock()
-        recent = [at for at in self._hangs.get(uuid, []) if at > now - _HANGS_S]
-        self._hangs[uuid] = [*recent, now]
-        if unkillable:
-            return self._add(uuid, "driver_hang", len(recent) + 1, faults.UNKILLABLE)
-        return self._add(uuid, "driver_hang", len(recent) + 1, faults.HANG_AGAIN if recent else faults.HANG)
+    def hang(self, uuid: str | None, call: str, *, unkillable: bool) -> DeviceEvent | None:
+        """Take a driver call (by its name) that did not return, for a device or (None) for none in particular.
+
+        Fatal when the same call hung in the process before this one.
+        """
+        recent = self._recent(uuid)
+        self._hangs[uuid] = [*recent, (self._clock(), call)]
+        again = any(name == call for _, name in recent)
+        fault = faults.UNKILLABLE if unkillable else faults.HANG_AGAIN if again else faults.HANG
+        return self._add(uuid, "driver_hang", len(recent) + 1, fault)
 
     def hangs(self, uuid: str | None) -> int:
         """Return how many calls for this device hung within the last ten minutes."""
-        now = self._clock()
-        return sum(at > now - _HANGS_S for at in self._hangs.get(uuid, ()))
+        return len(self._recent(uuid))
+
+    def hung_again(self, uuid: str | None) -> bool:
+        """Return whether one call for this device hung more than once within the last ten minutes."""
+        calls = [call for _, call in self._recent(uuid)]
+        return len(calls) > len(set(calls))
 
     def last_hung(self) -> str | None:
         """Return the device that hung last within ten minutes."""
-        now = self._clock()
-        hung = [(ats[-1], uuid) for uuid, ats in self._hangs.items() if uuid is not None]
+        hung = [(ats[-1][0], uuid) for uuid, ats in self._hangs.items() if uuid is not None]
         at, uuid = max(hung, default=(0.0, None))
-        return uuid if at > now - _HANGS_S else None
+        return uuid if at > self._clock() - _HANGS_S else None
+
+    def _recent(self, uuid: str | None) -> list[tuple[float, str]]:
+        now = self._clock()
+        return [(at, call) for at, call in self._hangs.get(uuid, ()) if at > now - _HANGS_S]
 
     def _add(self, uuid: str | None, kind: EventKind, code: int | None, fault: Fault) -> DeviceEvent | None:
         now = self._clock()

@@ -9,6 +9,8 @@ from typing import Literal
 
 import psutil
 
+from gangq.worker import cgroup
+
 
 def unified_memory(model: str, uuid: str) -> tuple[int, str]:
     """Return what to register for a GPU that shares the system's memory: MiB and a warning."""
@@ -40,85 +42,38 @@ class ContainerMemory:
 def container_memory(*, proc: Path = Path("/proc"), pid: int | str = "self") -> ContainerMemory:
     """Read the memory of the control group of a process (default: this one). Costs about 0.1 ms.
 
-    The group is looked up in /proc, never guessed: hosts may mount both versions at once. Falls back to the
-    whole host where the group's files cannot be read, as in the root group. `proc` is where /proc is.
+    Falls back to the whole host where the group's files cannot be read, as in the root group. `proc` is where
+    /proc is.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        groups = _groups(proc / str(pid) / "cgroup")
-        mounts = _mounts(proc / str(pid) / "mountinfo")
-        # A controller is in one hierarchy only: where version 1 has memory, version 2 has it not.
-        if "memory" in groups:
-            return _version_1(*mounts["memory"], groups["memory"])
-        return _version_2(*mounts[""], groups[""])
+    group = cgroup.find("memory", proc=proc, pid=pid)
+    with contextlib.suppress(OSError, ValueError):
+        if group is not None:
+            return _of_group(group)
     memory = psutil.virtual_memory()
     return ContainerMemory(
         int(memory.total - memory.available), None, None, _pressure(proc / "pressure" / "memory"), "host"
     )
 
 
-def _groups(path: Path) -> dict[str, str]:
-    """Return the group's path by controller; version 2 is the controller called ""."""
-    found: dict[str, str] = {}
-    for row in path.read_text().splitlines():
-        _, controllers, group = row.split(":", 2)
-        for controller in controllers.split(","):
-            found[controller] = group
-    return found
-
-
-def _mounts(path: Path) -> dict[str, tuple[Path, str]]:
-    """Return where each hierarchy is mounted and which of its groups is mounted there."""
-    found: dict[str, tuple[Path, str]] = {}
-    for row in path.read_text().splitlines():
-        left, _, right = row.partition(" - ")
-        root, mount_point = left.split()[3:5]
-        kind, _, options = right.split(maxsplit=2)
-        if kind == "cgroup2":
-            found.setdefault("", (Path(mount_point), root))
-        elif kind == "cgroup" and "memory" in options.split(","):
-            found.setdefault("memory", (Path(mount_point), root))
-    return found
-
-
-def _folder(mount: Path, root: str, group: str) -> Path:
-    # In a container /proc may name the group as the host sees it, while only its subtree is mounted.
-    inside = group.removeprefix(root) if root != "/" else group
-    folder = mount / inside.lstrip("/")
-    return folder if ".." not in folder.parts and folder.is_dir() else mount
-
-
-def _pairs(path: Path) -> dict[str, int]:
-    return {name: int(value) for name, value in (row.split() for row in path.read_text().splitlines())}
-
-
-def _version_1(mount: Path, root: str, group: str) -> ContainerMemory:
-    folder = _folder(mount, root, group)
-    stat = _pairs(folder / "memory.stat")
-    used = int((folder / "memory.usage_in_bytes").read_text()) - stat.get("total_inactive_file", 0)
-    limit = stat.get("hierarchical_memory_limit")
-    kills = None
-    with contextlib.suppress(OSError):
-        kills = _pairs(folder / "memory.oom_control").get("oom_kill")
-    # "No limit" is written as the largest number that fits.
-    unlimited = limit is None or limit >= 1 << 60
-    return ContainerMemory(max(used, 0), None if unlimited else limit, kills, None, "cgroup1")
-
-
-def _version_2(mount: Path, root: str, group: str) -> ContainerMemory:
-    folder = _folder(mount, root, group)
-    stat = _pairs(folder / "memory.stat")
-    used = int((folder / "memory.current").read_text()) - stat.get("inactive_file", 0)
-    limits = []
-    for level in (folder, *folder.parents):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((level / "memory.max").read_text()))
-        if level == mount:
-            break
-    kills = None
-    with contextlib.suppress(OSError):
-        kills = _pairs(folder / "memory.events").get("oom_kill")
-    pressure = _pressure(folder / "memory.pressure")
-    return ContainerMemory(max(used, 0), min(limits, default=None), kills, pressure, "cgroup2")
+def _of_group(group: cgroup.Group) -> ContainerMemory:
+    first = group.version == 1
+    usage, cache = ("usage_in_bytes", "total_inactive_file") if first else ("current", "inactive_file")
+    # What a group without numbers of its own uses is counted in the nearest parent that has some.
+    counted = [Path(folder) for folder in group.folders if Path(folder, f"memory.{usage}").exists()]
+    if not counted:
+        raise FileNotFoundError(f"memory.{usage}")
+    folder = counted[0]
+    stat = cgroup.counts(str(folder / "memory.stat"))
+    if not stat:
+        raise FileNotFoundError("memory.stat")
+    used = int((folder / f"memory.{usage}").read_text()) - stat.get(cache, 0)
+    return ContainerMemory(
+        max(used, 0),
+        cgroup.memory_limit(group),
+        cgroup.oom_kills(group),
+        None if first else _pressure(folder / "memory.pressure"),
+        "cgroup1" if first else "cgroup2",
+    )
 
 
 def _pressure(path: Path) -> float | None:

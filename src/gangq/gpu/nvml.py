@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangq.gpu.device import Device, DriverUnavailable, Source
+from gangq.errors import DriverUnavailable
+from gangq.gpu.device import Device, Source
 from gangq.gpu.memory import unified_memory
 from gangq.gpu.visible import Candidate, enforced_elsewhere, entries, restrict
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gangq.gpu.current_call import Noted
 from gangq.gpu.nvml import NvmlDriver, text
 from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Use, Values, scoped, use
 from gangq.gpu.reading import DeviceReading, EventKind, boottime
@@ -52,7 +53,15 @@ class _Handle:
 class NvmlReader:
     """Reads devices by UUID, whatever CUDA_VISIBLE_DEVICES and lost cards do to their numbers."""
 
-    def __init__(self, environ: Mapping[str, str], *, poll_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        poll_s: float = 1.0,
+        begin: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """``begin`` is told the name of every driver call before it is made."""
+        self._begin = begin
         self._driver = NvmlDriver(environ)
         self._poll_us = int(poll_s * 1e6)
         self._nvml: Any = None
@@ -63,7 +72,7 @@ class NvmlReader:
 
     def open(self) -> None:
         """Initialise NVML."""
-        self._nvml = self._driver.attach()
+        self._nvml = Noted(self._driver.attach(), self._begin)
 
     def subscribe(self, uuid: str) -> str | None:
         """Subscribe to the events of the device's card."""

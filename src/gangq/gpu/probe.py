@@ -15,7 +15,8 @@ import signal
 import sys
 from typing import Any
 
-from gangq.gpu.device import Driver, DriverUnavailable
+from gangq.errors import DriverUnavailable
+from gangq.gpu.device import Driver
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
 

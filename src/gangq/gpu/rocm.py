@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gangq.gpu.device import Device, DriverUnavailable, Source
+from gangq.errors import DriverUnavailable
+from gangq.gpu.device import Device, Source
 from gangq.gpu.memory import unified_memory
 from gangq.gpu.visible import Candidate, restrict
 

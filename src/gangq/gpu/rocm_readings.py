@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gangq.errors import DriverUnavailable
 from gangq.gpu.amd_notices import NOTICES
-from gangq.gpu.device import DriverUnavailable
+from gangq.gpu.current_call import Noted
 from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Values, scoped, use, whole
 from gangq.gpu.reading import DeviceReading, boottime
 from gangq.gpu.rocm import AmdsmiDriver
@@ -55,7 +56,11 @@ class _Card:
 class AmdsmiReader:
     """Reads cards and partitions by the UUID that detection gave them."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], *, begin: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """``begin`` is told the name of every driver call before it is made."""
+        self._begin = begin
         self._driver = AmdsmiDriver(environ)
         self._smi: Any = None
         self._cards: dict[str, _Card] = {}
@@ -63,7 +68,7 @@ class AmdsmiReader:
 
     def open(self) -> None:
         """Initialise the library and find the cards."""
-        self._smi = self._driver.attach()
+        self._smi = Noted(self._driver.attach(), self._begin)
         self._enumerate()
 
     def subscribe(self, uuid: str) -> str | None:

@@ -38,6 +38,10 @@ class DeviceSampler(Protocol):
         """Return the processes the sampler itself has started: below the caller's, and nobody's work."""
         ...
 
+    def doubtful(self) -> frozenset[str]:
+        """Return the devices of which the driver does not answer in time: no new work should begin there."""
+        ...
+
     def events(self, since: float) -> list[DeviceEvent]:
         """Return the kept events learned of after `since` (boottime seconds), oldest first.
 
@@ -70,6 +74,10 @@ class HostSampler:
     def pids(self) -> list[int]:
         """Return no processes."""
         return []
+
+    def doubtful(self) -> frozenset[str]:
+        """Return no devices."""
+        return frozenset()
 
     def events(self, since: float) -> list[DeviceEvent]:
         """Return no events."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangq import private
+from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.detection import Detection
 from gangq.gpu.findings import Findings
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading, boottime
@@ -28,6 +30,7 @@ _REAP_S = 2.0
 _MAX_LEFT_BEHIND = 3
 _LAST_WORDS = 2000
 _LATE_S = 1.0
+_SLOW_S = 5.0
 _MAX_PIDS = 4096
 _MAX_LINE = 1 << 20
 
@@ -35,8 +38,9 @@ _MAX_LINE = 1 << 20
 class Child:
     """One sampling process: its pipes, what it was last heard to do, and how it ended."""
 
-    def __init__(self, process: subprocess.Popen[bytes], now: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], call: CurrentCall, now: float) -> None:
         self.process = process
+        self.call = call
         self.heard_at = now
         self.calling: str | None = None
         self.what = "start"
@@ -89,7 +93,8 @@ class Child:
                 self._unsent = self._unsent[os.write(self.process.stdin.fileno(), self._unsent) :]
 
     def close(self) -> None:
-        """Close the pipes."""
+        """Close the pipes, and forget its last call."""
+        self.call.close()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -100,11 +105,14 @@ class SamplerProcess:
     """Reads devices through an expendable process, and makes a finding of a driver that does not answer.
 
     `detection` says whose devices and which driver; until `watch` is called all of them are read and no process
-    is the caller's own. A round is read every `poll_s`; a driver call for one device that takes longer than
+    is the caller's own. A round is read every `poll_s`; a single driver call that takes longer than
     `deadline_s` (`start_s` while the driver is being opened) costs the process its life: it is killed with
-    SIGKILL and replaced, never waited for longer than two seconds, and the hang is an event, fatal when it
-    repeats on the device within ten minutes or when the process survives. A device that hangs again and again
+    SIGKILL and replaced, never waited for longer than two seconds, and the hang is an event, fatal when the same
+    call hangs again within ten minutes or when the process survives. A device that hangs again and again
     is left alone for a minute at a time, so that the others are read. `history` keeps `history_s` seconds.
+
+    A driver that is slow is none that is broken: a device whose reading takes longer than five seconds (or
+    `deadline_s`) is `doubtful`, and no event tells of it.
 
     One thread, "gangq-sampler", does all of it; every other method only looks at what that thread has left.
     """
@@ -114,7 +122,7 @@ class SamplerProcess:
         detection: Detection,
         environ: Mapping[str, str] | None = None,
         poll_s: float = 1.0,
-        deadline_s: float = 5.0,
+        deadline_s: float = 30.0,
         *,
         start_s: float = 30.0,
         history_s: float = 360.0,
@@ -124,6 +132,7 @@ class SamplerProcess:
         self._environ = dict(os.environ if environ is None else environ)
         self._poll_s = poll_s
         self._deadline_s = deadline_s
+        self._late_s = min(deadline_s, _SLOW_S)
         self._start_s = start_s
         self._history_len = max(2, int(history_s / poll_s))
         self._kill = kill
@@ -143,6 +152,7 @@ class SamplerProcess:
         self._why_not = "timeout"
         self._alone_until: dict[str, float] = {}
         self._known_from = 0.0
+        self._slow: frozenset[str] = frozenset()
         self._order_at = 0.0
 
     def start(self) -> None:
@@ -190,6 +200,10 @@ class SamplerProcess:
         """Return the kept events learned of after `since` (boottime seconds), oldest first."""
         with self._lock:
             return self._findings.since(since)
+
+    def doubtful(self) -> frozenset[str]:
+        """Return the devices of which the driver does not answer in time: no new work should begin there."""
+        return self._slow
 
     def pids(self) -> list[int]:
         """Return the processes started here that may be alive."""
@@ -282,22 +296,26 @@ class SamplerProcess:
             self._start_at = now + 60.0
             return
         command = [sys.executable, "-m", "gangq.gpu.sampling"]
-        command += [str(self._source), str(os.getpid()), str(self._poll_s)]
+        call = CurrentCall.create()
+        command += [str(self._source), str(os.getpid()), str(self._poll_s), str(call.fd)]
         # It must import what this process imports, and nothing that merely lies in the working directory.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environ = {name: value for name, value in self._environ.items() if not private.is_secret(name)}
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**self._environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                env={**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
                 start_new_session=True,
+                pass_fds=[call.fd],
             )
         except OSError as error:
+            call.close()
             self._failed(f"cannot start {command[0]!r}: {error}")
             return
-        self._child = Child(process, time.monotonic())
+        self._child = Child(process, call, time.monotonic())
 
     def _hear(self, child: Child) -> None:
         child.listen_to_complaints()
@@ -315,7 +333,10 @@ class SamplerProcess:
         elif "reading" in line:
             reading = DeviceReading.from_json(line["reading"])
             with self._lock:
+                took_s = boottime() - reading.at
                 self._keep(reading)
+                if len(reading.unknown) < len(VALUES):
+                    self._doubt(reading.uuid, took_s > self._late_s)
                 found.extend(self._findings.reading(reading))
         elif "notice" in line:
             with self._lock:
@@ -344,8 +365,14 @@ class SamplerProcess:
         kept = self._history.setdefault(reading.uuid, deque(maxlen=self._history_len))
         kept.append(reading)
 
+    def _doubt(self, uuid: str, slow: bool) -> None:
+        if (uuid in self._slow) is not slow:
+            self._slow = self._slow | {uuid} if slow else self._slow - {uuid}
+            log.warning("device_silent" if slow else "device_answers", extra={"device": uuid})
+
     def _judge_silence(self, child: Child) -> None:
-        silent_s = time.monotonic() - child.heard_at
+        since, device, call = child.call.read()
+        silent_s = time.monotonic() - max(child.heard_at, since)
         opening = child.what in ("start", "open")
         if silent_s <= (
             self._start_s if opening else self._deadline_s + self._poll_s * (child.what == "wait")
@@ -353,7 +380,7 @@ class SamplerProcess:
             return
         state = _state(child.process.pid)
         with self._lock:
-            blamed = child.calling
+            blamed = child.calling if device is None else device
             if blamed is None and opening:
                 # Opening the driver touches every device: most likely it is the one that hung before.
                 blamed = self._findings.last_hung()
@@ -361,7 +388,7 @@ class SamplerProcess:
         self._child = None
         extra = {
             "device": blamed,
-            "during": child.what,
+            "during": call or child.what,
             "silent_s": round(silent_s, 1),
             "kernel_state": state,
         }
@@ -371,16 +398,17 @@ class SamplerProcess:
             self._start_at = time.monotonic()
             return
         with self._lock:
-            event = self._findings.hang(blamed, unkillable=survived)
-            hangs = self._findings.hangs(blamed)
+            event = self._findings.hang(blamed, call or child.what, unkillable=survived)
+            again = self._findings.hung_again(blamed)
             at = boottime()
             for uuid in self._watched if blamed is None else (blamed,):
                 self._keep(DeviceReading.nothing(uuid, at, "timeout"))
+                self._doubt(uuid, True)
         log.error("sampler_hung", extra={**extra, "pid": child.process.pid, "survived_sigkill": survived})
         self._tell(event)
         self._why_not = "timeout"
         self._start_at = time.monotonic()
-        if hangs > 1:
+        if again:
             if blamed is None:
                 self._start_at += 60.0
             else:
@@ -431,7 +459,7 @@ class SamplerProcess:
             for uuid in self._watched:
                 kept = self._history.get(uuid)
                 last = kept[-1] if kept else None
-                patience_s = self._deadline_s + 2 * self._poll_s
+                patience_s = self._late_s + 2 * self._poll_s
                 if last is None and self._child is not None:
                     patience_s = self._start_s
                 elif self._child is None or (last is not None and len(last.unknown) == len(VALUES)):
@@ -439,6 +467,8 @@ class SamplerProcess:
                 heard_at = self._known_from if last is None else max(last.at, self._known_from)
                 if now - heard_at > patience_s:
                     self._keep(DeviceReading.nothing(uuid, now, self._why_not))
+                    if self._why_not == "timeout":
+                        self._doubt(uuid, True)
 
 
 def _state(pid: int) -> str:
@@ -454,7 +484,7 @@ def device_sampler(
     detection: Detection,
     environ: Mapping[str, str] | None = None,
     poll_s: float = 1.0,
-    deadline_s: float = 5.0,
+    deadline_s: float = 30.0,
 ) -> DeviceSampler:
     """Return the sampler for these devices: a `SamplerProcess` where a driver vouches for them.
 

@@ -1,10 +1,10 @@
 """Reads devices in a process that its owner can afford to lose.
 
-    python -m gangq.gpu.sampling nvml|amdsmi PARENT_PID POLL_S
+    python -m gangq.gpu.sampling nvml|amdsmi PARENT_PID POLL_S CALL_FD
 
 A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
-this process instead. Before every driver call for a device it says which device that is, so that a silence
-names the one to blame. It speaks JSON, a line each:
+this process instead. Before every driver call it notes which it is and for which device, so that one that does not
+return names the one to blame (`gangq.gpu.current_call`). It speaks JSON, a line each:
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
@@ -28,7 +28,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gangq.gpu.device import DriverUnavailable
+from gangq.errors import DriverUnavailable
+from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reader import Notice, Reader
 from gangq.gpu.reading import VALUES
@@ -71,8 +72,9 @@ class Orders:
 class Voice:
     """Writes lines; what need not be said before a driver call waits for the next one."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, call: CurrentCall) -> None:
         self._fd = fd
+        self._call = call
         self._lines: list[str] = []
 
     def say(self, **line: Any) -> None:
@@ -83,6 +85,7 @@ class Voice:
         """Send everything, and which device the driver is now called for."""
         self.say(calling=uuid, what=what)
         self.flush()
+        self._call.begin(what, uuid)
 
     def flush(self) -> None:
         """Send what was kept."""
@@ -145,19 +148,27 @@ def _tell(voice: Voice, notices: list[Notice]) -> None:
 
 def main(argv: list[str]) -> int:
     """Sample the driver named first in `argv` until the owner, the process named second, is gone."""
-    source, parent, poll_s = argv[0], int(argv[1]), float(argv[2])
+    source, parent, poll_s, call = argv[0], int(argv[1]), float(argv[2]), CurrentCall(int(argv[3]))
     # Inside a driver call no end of file is noticed: the kernel ends this process with the thread it is for.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 0
     # Driver libraries and bindings print where they like; the lines get a descriptor of their own.
-    voice = Voice(os.dup(1))
+    voice = Voice(os.dup(1), call)
+
+    def begin(name: str) -> None:
+        call.begin(name, same_device=True)
+
     os.dup2(2, 1)
     orders = Orders(0)
     while not orders.given:
         if not orders.take(3600):
             return 0
-    reader: Reader = NvmlReader(os.environ, poll_s=poll_s) if source == "nvml" else AmdsmiReader(os.environ)
+    reader: Reader
+    if source == "nvml":
+        reader = NvmlReader(os.environ, poll_s=poll_s, begin=begin)
+    else:
+        reader = AmdsmiReader(os.environ, begin=begin)
     voice.calling(None, "open")
     try:
         reader.open()

@@ -47,6 +47,9 @@ class Backend(Protocol):
     kills_first: bool
     """Whether the caller is to end the worker's processes first: the backend only starts it again."""
 
+    def main_pid(self) -> int | None:
+        """The main process of what it restarts; None where that does not run, or is nothing that has one."""
+
     def __str__(self) -> str:
         """What it does, as somebody would type it."""
 
@@ -82,6 +85,11 @@ class SystemdUnit:
 
     def __str__(self) -> str:
         return shlex.join(self._argv("restart", self.unit))
+
+    def main_pid(self) -> int | None:
+        """Its main process, as the service manager knows it."""
+        state, _ = self._state()
+        return _pid(state.get("MainPID", ""))
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """Restart it; a unit that is not running was stopped on purpose, or for good (87, 88), and is left alone."""
@@ -165,7 +173,7 @@ class SystemdUnit:
             self._wait(_POLL_S)
 
     def _state(self) -> tuple[dict[str, str], Ran | None]:
-        wanted = "LoadState,ActiveState,SubState,InvocationID,ExecMainStatus,Result,Job"
+        wanted = "LoadState,ActiveState,SubState,InvocationID,ExecMainStatus,Result,Job,MainPID"
         shown = run(self._argv("show", f"--property={wanted}", "--", self.unit), _ASK_S)
         if not shown.ok:
             return {}, shown
@@ -196,6 +204,17 @@ class DockerContainer:
         """Its name, without the slash; None when Docker does not know it, or does not answer."""
         seen = self._inspect()
         return None if seen is None else seen["name"]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether Docker knows it and it does not run."""
+        seen = self._inspect()
+        return seen is not None and seen["running"] == "false"
+
+    def main_pid(self) -> int | None:
+        """The first process in it, as this host numbers it."""
+        seen = self._inspect()
+        return None if seen is None else _pid(seen["pid"])
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """Restart it; the daemon sends SIGKILL after ``kill_after_s``. A container that is not running was
@@ -247,6 +266,7 @@ class DockerContainer:
             "running": ".State.Running",
             "exit_code": ".State.ExitCode",
             "pid_mode": ".HostConfig.PidMode",
+            "pid": ".State.Pid",
         }
         form = "\t".join(f"{{{{{field}}}}}" for field in fields.values())
         seen = run(
@@ -274,6 +294,10 @@ class RestartCommand:
     def __str__(self) -> str:
         return shlex.join(self.argv)
 
+    def main_pid(self) -> int | None:
+        """None: a program has none before it is run."""
+        return None
+
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """Run it; it has ``kill_after_s`` seconds more than half a minute."""
         done = run(self.argv, kill_after_s + _AFTER_KILL_S, environ)
@@ -292,7 +316,8 @@ class WorkerMap:
     def parse(cls, text: str) -> WorkerMap:
         """Read ``NAME=unit:...``, ``NAME=user-unit:...``, ``NAME=docker:...`` or ``NAME=command:...``.
 
-        NAME may hold ``*`` and ``?``; ``{worker}`` in what follows stands for the worker's name.
+        NAME may hold ``*`` and ``?``; ``{worker}`` in what follows stands for the worker's name, of a worker that is
+        seen on this host.
 
         Raises:
             InvalidInput: it is none of these.
@@ -307,6 +332,11 @@ class WorkerMap:
         made = cls(pattern, kind, value.strip())
         made.backend("worker-1")
         return made
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether the name of a worker becomes part of what is restarted."""
+        return "{worker}" in self.value
 
     def fits(self, worker: str) -> bool:
         """Whether it is about that worker."""
@@ -328,6 +358,10 @@ class WorkerMap:
         if self.kind == "docker":
             return DockerContainer(container_name(name), worker_container=container)
         return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
+
+
+def _pid(text: str) -> int | None:
+    return int(text) or None if text.isdigit() else None
 
 
 def unit_name(name: str) -> str:
@@ -363,19 +397,28 @@ class Choice:
     problem: str = ""
 
 
+class Seer(Protocol):
+    """Finds a worker among the processes of this host."""
+
+    def __call__(self, worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
+        """Its pid and those of its ancestors; else why it is not seen."""
+
+
 def choose(
     worker: str,
     identity: Mapping[str, Any],
     *,
+    see: Seer,
     maps: Sequence[WorkerMap] = (),
     trusted: Sequence[str] = ("gangq-*",),
     uid: int | None = None,
 ) -> Choice:
     """How to restart a worker: the first of ``maps`` that fits its name, else what it said when it registered.
 
-    The latter comes from the database, where every worker's login can write it. So it restarts only units and
-    containers whose names fit one of the ``trusted`` patterns; whoever could register a worker could otherwise
-    have any service of this host restarted.
+    Name and identity come from the database, where every worker's login can write them. So a unit or container is
+    restarted only if its main process is, or is above, a worker of that name that ``see`` finds on this host; and a
+    name becomes part of a command only if it finds that worker at all. What nobody mapped has to fit one of the
+    ``trusted`` patterns besides.
     """
     if not isinstance(identity, Mapping):
         identity = {}
@@ -383,9 +426,41 @@ def choose(
     for one in maps:
         if one.fits(worker):
             try:
-                return Choice(one.backend(worker, container))
+                backend = one.backend(worker, container)
             except InvalidInput as e:
                 return Choice(None, str(e))
+            if one.kind == "command" and not one.substitutes:
+                return Choice(backend)
+            return _if_seen(backend, see(worker, identity), held=one.kind != "command")
+    found = _registered(worker, identity, container, trusted, os.getuid() if uid is None else uid)
+    return found if found.backend is None else _if_seen(found.backend, see(worker, identity), held=True)
+
+
+def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, held: bool) -> Choice:
+    """The backend, if the worker was seen, and, with ``held``, is what the backend restarts."""
+    if isinstance(seen, str):
+        if held and isinstance(backend, DockerContainer) and backend.stopped:
+            # Nothing is restarted then; that it has ended proves the death of what was in it.
+            return Choice(backend)
+        return Choice(
+            None,
+            f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
+            "without this check, --map NAME='command:PROGRAM ARG'",
+        )
+    main_pid = backend.main_pid() if held else None
+    if held and main_pid not in seen:
+        return Choice(
+            None,
+            f"its process {seen[0]} does not belong to the main process of what {backend} would restart "
+            f"({main_pid or 'none'}): map it to what it runs as, --map NAME=unit:... or NAME=docker:...",
+        )
+    return Choice(backend)
+
+
+def _registered(
+    worker: str, identity: Mapping[str, Any], container: str | None, trusted: Sequence[str], own_uid: int
+) -> Choice:
+    """What the worker said it is."""
     user = "user_unit" in identity and _text(identity, "unit") is None
     unit = _text(identity, "unit") or _text(identity, "user_unit")
     if unit is not None:
@@ -395,7 +470,6 @@ def choose(
             return Choice(None, str(e))
         host = identity.get("host")
         its_uid = host.get("uid") if isinstance(host, Mapping) else None
-        own_uid = os.getuid() if uid is None else uid
         if user and (not isinstance(its_uid, int) or its_uid != own_uid):
             return Choice(
                 None,

@@ -40,7 +40,7 @@ _BY = "gangq bounce"
 _REFUSALS = {
     "too_often": "left alone: it has been restarted as often as an hour allows (bounces_per_hour) and is silent "
     "again. Look at its log and its devices (gangq events, gangq devices), then restart it by hand",
-    "fleet": "left alone: more than a fifth of the fleet is flagged at once, so the fault is elsewhere. Look at the "
+    "fleet": "left alone: more than a fifth of all hosts are flagged at once, so the fault is elsewhere. Look at the "
     "database, the network and the shared storage (gangq workers, gangq doctor)",
 }
 """What the database answers when somebody should know; heard, replaced, taken and unknown are nobody's concern."""
@@ -95,7 +95,8 @@ class _Pending:
 
 
 class Bouncer:
-    """The bouncer of one host. :meth:`round` acts on what is flagged now, :meth:`verify` looks what became of it.
+    """The bouncer of one host. :meth:`round` ticks and acts on what is flagged now, :meth:`verify` looks what became
+    of it.
 
     ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``bury`` reports it dead and
     returns how many jobs that freed. ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what
@@ -144,6 +145,7 @@ class Bouncer:
             GangqError: the database is not there, or does not tell the flags; what had been restarted is
                 remembered.
         """
+        self._tick()
         flags = self._client.flagged(host=self._host)
         # A line about a flag that stands is said once, and again when the flag has come back.
         standing = {flag.incarnation for flag in flags}
@@ -157,6 +159,17 @@ class Bouncer:
                 raise
             except GangqError as problem:
                 self._tell(flag, "failed", False, f"could not be dealt with: {problem}")
+
+    def _tick(self) -> None:
+        """Where every worker is silent, nobody else flags them."""
+        if self._report_only:
+            return
+        try:
+            self._client.tick()
+        except DatabaseUnreachable:
+            raise
+        except GangqError as problem:
+            log.warning("tick_failed", extra={"error": str(problem)})
 
     def verify(self) -> None:
         """Look which restarts have brought a new incarnation, and tell the database.

@@ -14,11 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gangq.errors import Unsupported
     from gangq.watchdogs.activity import HostActivity, HostSample
     from gangq.watchdogs.backstop import Backstop
     from gangq.watchdogs.budget import Watchdog
     from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
-    from gangq.watchdogs.deadman import Deadman, Unsupported
+    from gangq.watchdogs.deadman import Deadman
     from gangq.watchdogs.evidence import collect
     from gangq.watchdogs.health import GpuHealthWatchdog
     from gangq.watchdogs.idle import Sample, Verdict, judge

@@ -1,8 +1,11 @@
 """Whether the host side of a job moves: what its threads and children read, write, map, wait for and hold.
 
 Memory alone convicts honest loaders: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave
-a different one of these counters still. CPU time is not among them, because a thread that spins in vain burns
-all of it.
+a different one of these counters still. The CPU time of the process that drives the device is not among them,
+because a thread that spins in vain burns all of it. That of the processes below it is: they prepare its data.
+
+What only waits is told apart from what moves and from what is silent (:attr:`Movement.waits`): a sleep, a loop that
+polls, a lock that another program holds. It may be honest or not, and is given more time than silence.
 
 Counters are kept absolute and compared pair by pair (:func:`movement`), so that a window is judged over all of
 its length and not by its end points.
@@ -27,7 +30,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gangq import private
 from gangq.watchdogs.clock import boottime
+from gangq.watchdogs.steps import OWN_NAMES
 
 _MB = 1_000_000
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -43,13 +48,17 @@ FAULTS = 200
 SWITCHES = 20
 
 _BUSY_CPU = 0.02
+_CHILD_CPU = 0.05
+"""Cores that processes below the one with the device need to use to count as work."""
+_SLEEPS = b"nanosleep"
+_LOCKS_BYTES = 1 << 16
 _GIL_WAITS_PER_S = (50.0, 260.0)
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.003
+_read_bytes = 0
+"""What this module has read of ``/proc``."""
 _RESCAN_S = 30.0
 _SETTLED_S = 2.0
-OWN_NAMES = ("gangq-", "pool-")
-"""Names that the library's threads begin with; ``pool-`` are those of psycopg's pools."""
 OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
 """Modules that the library runs in processes of their own, below the one that does the work."""
 
@@ -59,7 +68,8 @@ class Counters:
     """What one process, or one thread, has done since it began; None: the kernel does not say.
 
     ``switches`` are voluntary context switches by thread (0 for all of a process); ``parked`` are the threads
-    that were waiting for a lock just then, ``elsewhere`` those that were waiting for anything else.
+    that were waiting for a lock just then, ``asleep`` those that slept for a time, ``elsewhere`` those that were
+    waiting for anything else.
     """
 
     io_bytes: int | None = None
@@ -69,19 +79,25 @@ class Counters:
     switches: Mapping[int, int] = field(default_factory=dict)
     parked: frozenset[int] = frozenset()
     elsewhere: frozenset[int] = frozenset()
+    asleep: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class HostSample:
     """The counters of a job's processes at one instant (boottime seconds), by pid and start time.
 
-    ``library`` are the library's own threads inside the first of them, to be taken off. ``unknown`` says why
-    nothing of it can convict: None where everything could be read.
+    ``library`` are the library's own threads inside the first of them, to be taken off. ``own`` is this process
+    among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that wait for the
+    lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can convict:
+    None where everything could be read.
     """
 
     at: float
     processes: Mapping[tuple[int, int], Counters] = field(default_factory=dict)
     library: Mapping[int, Counters] = field(default_factory=dict)
+    own: tuple[int, int] | None = None
+    drivers: frozenset[tuple[int, int]] | None = None
+    locked: frozenset[int] = frozenset()
     unknown: str | None = None
 
 
@@ -89,7 +105,8 @@ class HostSample:
 class Movement:
     """What happened between two samples: ``moved`` None means that it cannot be known.
 
-    ``cpu_share`` is in cores; it never counts as movement, but tells a computation from a wait.
+    ``cpu_share`` is in cores, and that of the process with the device never counts as movement, but tells a
+    computation from a wait. ``waits`` says what was seen to wait in a way that may be honest, where nothing moved.
     """
 
     moved: bool | None
@@ -100,6 +117,8 @@ class Movement:
     switches: int
     memory_bytes: int
     cpu_share: float
+    child_share: float = 0.0
+    waits: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return it for evidence, numbers rounded."""
@@ -112,6 +131,8 @@ class Movement:
             "switches": self.switches,
             "memory_bytes": self.memory_bytes,
             "cpu_share": round(self.cpu_share, 2),
+            "child_share": round(self.child_share, 2),
+            "waits": self.waits,
         }
 
 
@@ -120,7 +141,7 @@ def movement(before: HostSample, after: HostSample) -> Movement:
     interval = after.at - before.at
     unknown = before.unknown or after.unknown
     io = faults = switches = 0
-    cpu = 0.0
+    cpu = child_cpu = 0.0
     nothing = Counters(io_bytes=0)
     for key, now in after.processes.items():
         then = before.processes.get(key, nothing)
@@ -130,7 +151,9 @@ def movement(before: HostSample, after: HostSample) -> Movement:
             io += now.io_bytes - then.io_bytes
         faults += now.faults - then.faults
         cpu += now.cpu_s - then.cpu_s
-        switches += _waits(then, now, interval)
+        if after.drivers is not None and key not in after.drivers:
+            child_cpu += now.cpu_s - then.cpu_s
+        switches += _waits(then, now, interval, key[0] if key == after.own else None)
     own_switches = 0
     for tid, now in after.library.items():
         then = before.library.get(tid, nothing)
@@ -155,6 +178,8 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         )
         if amount > limit * scale
     ]
+    if child_cpu > _CHILD_CPU * max(interval, _LEAST_S):
+        found.append(f"processor time of child processes: {child_cpu:.2f} s")
     moved: bool | None = True
     why = "; ".join(found)
     if not found:
@@ -168,20 +193,54 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         max(0, switches),
         memory,
         max(0.0, cpu) / max(interval, 1e-3),
+        max(0.0, child_cpu) / max(interval, 1e-3),
+        _waiting_for(before, after),
     )
+
+
+def _waiting_for(before: HostSample, after: HostSample) -> str | None:
+    """What honest waiting there was between two samples; None: none that could be seen."""
+    for pid in before.locked & after.locked:
+        return f"process {pid} waits for a lock that another program holds"
+    for key, now in after.processes.items():
+        then = before.processes.get(key)
+        if then is None:
+            return f"process {key[0]} was started"
+        main = key[0]
+        waits = {tid: count - then.switches.get(tid, 0) for tid, count in now.switches.items()}
+        if any(_asks_for_gil(tid, more, then, now, after.at - before.at) for tid, more in waits.items()):
+            # Its main thread may wait for what it likes: it holds the GIL while it does.
+            continue
+        if main in then.asleep and main in now.asleep and waits.get(main) == 0:
+            return f"process {main} sleeps"
+        # In this process it is known whether Python gets on, and a call into C that polls for ever is none of that.
+        seen = then.asleep | then.elsewhere | now.asleep | now.elsewhere
+        if key != after.own and waits.get(main) and main in seen:
+            return f"process {main} waits again and again"
+    return None
 
 
 def _held(sample: HostSample) -> int:
     return sum(process.memory_bytes for process in sample.processes.values())
 
 
-def _waits(then: Counters, now: Counters, interval: float) -> int:
+def _waits(then: Counters, now: Counters, interval: float, own_main: int | None) -> int:
+    """Voluntary waits that show work: not those for the GIL, nor a thread that only sleeps; of this process's main
+    thread only those for data, because handing over the GIL is a wait as well.
+    """
     waits = 0
-    least, most = (rate * interval for rate in _GIL_WAITS_PER_S)
     for tid, count in now.switches.items():
         more = count - then.switches.get(tid, 0)
-        waits += 0 if least <= more <= most and _parks(tid, then, now) else more
+        for_data = tid in then.elsewhere or tid in now.elsewhere
+        sleeps = tid in then.asleep or tid in now.asleep
+        if for_data or not (sleeps or tid == own_main or _asks_for_gil(tid, more, then, now, interval)):
+            waits += more
     return waits
+
+
+def _asks_for_gil(tid: int, waits: int, then: Counters, now: Counters, interval: float) -> bool:
+    least, most = (rate * interval for rate in _GIL_WAITS_PER_S)
+    return least <= waits <= most and _parks(tid, then, now)
 
 
 def _parks(tid: int, then: Counters, now: Counters) -> bool:
@@ -237,7 +296,7 @@ class HostActivity:
             # This thread's waits and those of the whole at one instant: beside a spinning handler each file
             # that is read below costs both a wait, and those must cancel out.
             mine = own_counters(thread=True)
-            processes[me, 0] = own_counters()
+            processes[me, 0] = _with_main_thread(own_counters())
             library = {
                 tid: counters
                 for tid in library_threads()
@@ -249,7 +308,10 @@ class HostActivity:
             if not (own and pid == me) and (found := process_counters(pid)) is not None:
                 processes[pid, found[0]] = found[1]
         unknown = None if processes else "none of its processes is visible"
-        return HostSample(at, processes, library, unknown)
+        drivers = frozenset({(me, 0)}) if own else self._family.drivers(processes)
+        return HostSample(
+            at, processes, library, (me, 0) if own else None, drivers, _locked(set(pids)), unknown
+        )
 
 
 class Family:
@@ -290,6 +352,31 @@ class Family:
                 found.add(pid)
                 frontier += children.get(pid, ())
         return sorted(pid for pid in found if pid in listed and pid not in unwanted)
+
+    def drivers(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Which of these may drive a device: those whose parent is none of them, and below a program that has
+        started one other (a shell, a launcher), that one.
+        """
+        with self._lock:
+            known = self._known
+        keys = {key[0]: key for key in processes}
+        below: dict[int, list[int]] = {}
+        frontier = []
+        for pid in keys:
+            parent = known[pid].parent if pid in known else 0
+            if parent in keys:
+                below.setdefault(parent, []).append(pid)
+            else:
+                frontier.append(pid)
+        found = set()
+        while frontier:
+            pid = frontier.pop()
+            found.add(keys[pid])
+            children = below.get(pid, [])
+            # One with its parent's name was forked to work for it.
+            if len(children) == 1 and pid in known and known[children[0]].name != known[pid].name:
+                frontier += children
+        return frozenset(found)
 
     def _library(self, pid: int) -> bool:
         """Whether it is one of the library's own, by its command line.
@@ -348,12 +435,43 @@ def own_counters(thread: bool = False) -> Counters:
     """What this process has done, all its threads, those that ended included; or the calling ``thread``."""
     usage = resource.getrusage(resource.RUSAGE_THREAD if thread else resource.RUSAGE_SELF)
     return Counters(
-        0 if thread else _io("/proc/self/io"),
+        0 if thread else _own_io(),
         usage.ru_minflt + usage.ru_majflt,
         usage.ru_utime + usage.ru_stime,
         0 if thread else _resident("/proc/self/statm"),
         {0: usage.ru_nvcsw},
     )
+
+
+def _with_main_thread(process: Counters) -> Counters:
+    """The counters of this process, its main thread's waits apart: in that one the handler runs."""
+    me = os.getpid()
+    if threading.get_native_id() == me or (count := _switches(f"/proc/self/task/{me}/status")) is None:
+        return process
+    others = max(0, process.switches[0] - count)
+    parked, elsewhere, asleep = _waiting(me, [me])
+    return replace(
+        process, switches={0: others, me: count}, parked=parked, elsewhere=elsewhere, asleep=asleep
+    )
+
+
+def _locked(pids: set[int]) -> frozenset[int]:
+    """Which of these wait for the lock on a file while a living process that is none of them holds it."""
+    waiting: set[int] = set()
+    holder = 0
+    for line in (_read("/proc/locks", _LOCKS_BYTES) or b"").splitlines():
+        fields = line.split()
+        blocked = len(fields) > 1 and fields[1] == b"->"
+        try:
+            pid = int(fields[5 if blocked else 4])
+        except (IndexError, ValueError):
+            continue
+        if not blocked:
+            holder = pid
+        elif pid in pids and holder not in pids and (holder <= 0 or os.path.exists(f"/proc/{holder}")):
+            # One of another pid namespace has no number here.
+            waiting.add(pid)
+    return frozenset(waiting)
 
 
 def thread_counters(pid: int, tid: int) -> Counters | None:
@@ -387,10 +505,11 @@ def process_counters(pid: int) -> tuple[int, Counters] | None:
     )
 
 
-def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """Which threads wait for a lock, and which for anything else."""
+def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+    """Which threads wait for a lock, which for anything else, and which sleep."""
     parked: set[int] = set()
     elsewhere: set[int] = set()
+    asleep: set[int] = set()
     left = set(tids)
     for look in range(_LOOKS):
         if look:
@@ -401,20 +520,23 @@ def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[i
             where = _read(f"/proc/{pid}/task/{tid}/wchan") or b"0"
             if where.strip() != b"0":
                 left.discard(tid)
-                (parked if b"futex" in where else elsewhere).add(tid)
+                (asleep if _SLEEPS in where else parked if b"futex" in where else elsewhere).add(tid)
         if not left:
             break
-    return frozenset(parked), frozenset(elsewhere)
+    return frozenset(parked), frozenset(elsewhere), frozenset(asleep)
 
 
-def _read(path: str) -> bytes | None:
+def _read(path: str, most: int = 8192) -> bytes | None:
     # Not open(): each of its calls hands over the GIL, and beside a spinning handler each costs 5 ms.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    global _read_bytes
     try:
-        return os.read(fd, 8192)
+        found = os.read(fd, most)
+        _read_bytes += len(found)
+        return found
     except OSError:
         return None
     finally:
@@ -431,8 +553,21 @@ def _faults_and_cpu(fields: list[bytes]) -> tuple[int, float]:
     return int(fields[7]) + int(fields[9]), (int(fields[11]) + int(fields[12])) / _TICK
 
 
+def _own_io() -> int | None:
+    """Of this process. One that is closed to others (:mod:`gangq.private`) sees the sum of its threads and not each
+    of them: then what this module has read is taken off here.
+    """
+    found = _io("/proc/self/io")
+    if found is None and (kept := _io_of(private.own_file("/proc/self/io"))) is not None:
+        found = kept - _read_bytes
+    return found
+
+
 def _io(path: str) -> int | None:
-    raw = _read(path)
+    return _io_of(_read(path))
+
+
+def _io_of(raw: bytes | None) -> int | None:
     if not raw:
         return None
     total = 0

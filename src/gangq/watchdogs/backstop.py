@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from gangq.watchdogs import signs
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.giveway import GiveWay
 from gangq.watchdogs.numbers import seconds
 
 if TYPE_CHECKING:
@@ -28,14 +31,22 @@ DUMP_SIGNAL: int = getattr(signal, "SIGRTMIN", 0) + 8
 
 _REARMS = 6
 _STACKS_S = 0.5
+_EARLY = 0.9
+"""Of an interval: a sign that comes sooner moves no timer."""
+_LATE = 1.5
+"""Intervals without a sign after which the main thread is asked for one."""
 
 
 class Backstop:
     """Exits this process with ``code`` once no Python thread could run for ``silence_s`` seconds.
 
     Watchdog threads cannot fire while C code holds the GIL, or the process is stopped. So a timer of the kernel
-    is set to end the process, and a thread that does nothing else keeps moving it ahead: when the interpreter
-    is frozen, nobody does. A process without Linux timers is refused (`Unsupported`), not left unguarded.
+    is set to end the process, and every thread of the library that runs moves it ahead
+    (:mod:`gangq.watchdogs.signs`), one that has nothing else to do among them: when the interpreter is frozen, nobody
+    does. A process without Linux timers is refused (`Unsupported`), not left unguarded.
+
+    Calls that hold the GIL one after another are no freeze, however little they leave to other threads: a second
+    timer has the main thread give a sign itself, and then give way (:mod:`gangq.watchdogs.giveway`).
 
     Counted on the monotonic clock: a host that slept for an hour has not been silent for an hour.
 
@@ -63,8 +74,8 @@ class Backstop:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """``dump_file`` (a real file, kept open) is where all stacks go half a second before the end, or when
-        somebody sends :attr:`dump_signal`. ``beat`` is called whenever the thread has run, every
-        ``interval_s`` [a sixth of the silence]; it must not block. ``deadman`` has to be one on ``clock``.
+        somebody sends :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
+        ``interval_s`` [a sixth of the silence] at least; it must not block. ``deadman`` has to be one on ``clock``.
 
         Raises:
             InvalidInput: a silence that makes no sense.
@@ -81,6 +92,12 @@ class Backstop:
         self._beat = beat
         self.dump_signal = 0 if dump_file is None else DUMP_SIGNAL
         """On this signal the process writes its stacks to ``dump_file``; 0: there is none."""
+        self._turns = threading.Lock()
+        """Held by who moves the timers. Nobody waits for it: who holds it has just given the same sign."""
+        self._due = 0.0
+        self._give_way = GiveWay(self.sign)
+        self.thread_id = 0
+        """The kernel's id of the thread that has nothing else to do; 0: it has not been started."""
         self._deadman = deadman or Deadman("monotonic", dump_file=dump_file, dump_signal=DUMP_SIGNAL)
         self._clock = clock
         self._stopping = threading.Event()
@@ -95,16 +112,22 @@ class Backstop:
             self.check()
             self._thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
             self._thread.start()
+            self.thread_id = self._thread.native_id or 0
+            signs.listen(self.sign)
         return self
 
     def stop(self) -> None:
         """Disarm it: from here on nothing ends this process."""
         thread, self._thread = self._thread, None
+        signs.forget(self.sign)
         self._stopping.set()
         if thread is not None and thread is not threading.current_thread():
-            # Else it could arm the timer once more, after it was disarmed.
             thread.join()
-        self._deadman.disarm()
+        # Who is about to move the timers would do so after they were disarmed.
+        with self._turns:
+            self._due = math.inf
+            self._give_way.off()
+            self._deadman.disarm()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -121,14 +144,29 @@ class Backstop:
             InvalidInput: a silence that makes no sense.
         """
         self._silence_s = seconds("silence_s", silence_s, most=86400)
+        self._due = 0.0
         if self._thread is not None:
-            self._turn()
+            self.sign()
+
+    def sign(self) -> None:
+        """Python runs. For any thread, as often as it likes: the timers are moved every ``interval_s``."""
+        if self._beat is not None:
+            self._beat()
+        if self._clock() < self._due or not self._turns.acquire(blocking=False):
+            return
+        try:
+            if not self._stopping.is_set():
+                self.check()
+        except OSError as problem:
+            self._give_up(problem)
+        finally:
+            self._turns.release()
 
     def check(self) -> None:
-        """Python runs: move the end ahead. What the thread does several times in each ``silence_s``.
+        """Move the end ahead. What happens several times in each ``silence_s``.
 
         Raises:
-            OSError: the timer cannot be set; ``beat`` has been called for all that.
+            OSError: the timer cannot be set.
         """
         now, silence_s = self._clock(), self._silence_s
         grace_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
@@ -136,24 +174,15 @@ class Backstop:
             # The stacks are being written, and that signal has interrupted whatever held the interpreter. Who
             # runs only because of it would be given a new life by every dump, for ever.
             return
-        try:
-            self._deadman.arm(now + silence_s, self._code, grace_s=grace_s)
-            self._ends_at, self._lost = now + silence_s, False
-        finally:
-            # A supervisor would take a timer that cannot be set for silence.
-            if self._beat is not None:
-                self._beat()
+        self._due = now + self._interval_s * _EARLY
+        self._give_way.at(now + self._interval_s * _LATE)
+        self._deadman.arm(now + silence_s, self._code, grace_s=grace_s)
+        self._ends_at, self._lost = now + silence_s, False
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._turn()
+            self.sign()
             self._wait(self._interval_s)
-
-    def _turn(self) -> None:
-        try:
-            self.check()
-        except OSError as problem:
-            self._give_up(problem)
 
     def _give_up(self, problem: OSError) -> None:
         """Until the timer can be set again. Left as it is it would kill a healthy process."""

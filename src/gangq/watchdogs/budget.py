@@ -43,6 +43,8 @@ class Watchdog(Watch[_Budgeted]):
     At 90 % of the budget it is suspect, once. A trip that was called off is tried again after another budget.
     """
 
+    _class = "budget"
+
     def __init__(
         self,
         *,

@@ -31,7 +31,7 @@ import threading
 import time
 from typing import IO
 
-from gangq.errors import GangqError
+from gangq.errors import Unsupported
 from gangq.watchdogs.clock import boottime
 
 __all__ = ["Deadman", "Unsupported", "boottime"]
@@ -40,10 +40,6 @@ _SIGEV_SIGNAL = 0
 _SIGEV_THREAD = 2
 _TIMER_ABSTIME = 1
 _BACKSTOP_S = 0.25
-
-
-class Unsupported(GangqError):
-    """This platform cannot do what was asked."""
 
 
 class _Sigevent(ctypes.Structure):
@@ -63,7 +59,7 @@ class _Itimerspec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "at_s", "at_ns")]
 
 
-class _Timer:
+class KernelTimer:
     """One POSIX timer on this clock."""
 
     def __init__(self, libc: ctypes.CDLL, event: _Sigevent, clock: int) -> None:
@@ -77,6 +73,14 @@ class _Timer:
         self._settime = functools.partial(
             libc.timer_settime, self._id, _TIMER_ABSTIME, ctypes.byref(self._spec), None
         )
+
+    @classmethod
+    def calling(
+        cls, libc: ctypes.CDLL, function: int | None, argument: int | None, clock: int
+    ) -> KernelTimer:
+        """One that has libc start a thread on the C function at this address."""
+        event = _Sigevent(value=argument, signo=0, notify=_SIGEV_THREAD, function=function)
+        return cls(libc, event, clock)
 
     def set(self, at: float) -> None:
         """Fire at this instant, at once if it is past. For one thread at a time."""
@@ -123,7 +127,7 @@ class Deadman:
             raise Unsupported(
                 f"inline work needs Linux timers to keep its lease; this is {sys.platform}: use Linux"
             )
-        self._libc = _load_libc()
+        self._libc = load_libc()
         self._now = boottime if clock == "boottime" else time.monotonic
         self._clock = time.CLOCK_BOOTTIME if clock == "boottime" else time.CLOCK_MONOTONIC
         self._exit_address = ctypes.cast(self._libc._exit, ctypes.c_void_p).value
@@ -131,17 +135,17 @@ class Deadman:
         self._code: int | None = None
         # What the timers are set to: the arguments of arm(), () for off, None for not known.
         self._set_to: tuple[float, ...] | None = ()
-        self._exit_timer: _Timer | None = None
-        self._kill_timer: _Timer | None = None
-        self._dump_timer: _Timer | None = None
+        self._exit_timer: KernelTimer | None = None
+        self._kill_timer: KernelTimer | None = None
+        self._dump_timer: KernelTimer | None = None
         if kill_signal_too:
             event = _Sigevent(signo=signal.SIGKILL, notify=_SIGEV_SIGNAL)
-            self._kill_timer = _Timer(self._libc, event, self._clock)
+            self._kill_timer = KernelTimer(self._libc, event, self._clock)
         if dump_file is not None:
             number = signal.SIGRTMIN + 7 if dump_signal is None else dump_signal
             faulthandler.register(number, file=dump_file, all_threads=True)
             event = _Sigevent(signo=number, notify=_SIGEV_SIGNAL)
-            self._dump_timer = _Timer(self._libc, event, self._clock)
+            self._dump_timer = KernelTimer(self._libc, event, self._clock)
 
     def arm(self, at_boottime: float, code: int = 77, *, grace_s: float = 0.0) -> None:
         """Die with exit status ``code`` at ``at_boottime`` (seconds of the clock, as a rule of
@@ -192,16 +196,19 @@ class Deadman:
         elif self._dump_timer is not None:
             self._dump_timer.off()
 
-    def _exit_on_timer(self, code: int) -> _Timer:
-        event = _Sigevent(value=code, signo=0, notify=_SIGEV_THREAD, function=self._exit_address)
-        return _Timer(self._libc, event, self._clock)
+    def _exit_on_timer(self, code: int) -> KernelTimer:
+        return KernelTimer.calling(self._libc, self._exit_address, code, self._clock)
 
 
-def _load_libc() -> ctypes.CDLL:
-    """The C library, or the ``librt`` that held its timers before glibc 2.34 (which also finds ``_exit``)."""
+def load_libc() -> ctypes.CDLL:
+    """The C library, or the ``librt`` that held its timers before glibc 2.34 (which also finds ``_exit``).
+
+    Its calls keep the GIL: to set a timer takes a microsecond, to win the GIL back from a handler that holds it may
+    take minutes.
+    """
     for name in (None, "librt.so.1"):
         try:
-            library = ctypes.CDLL(name, use_errno=True)
+            library = ctypes.PyDLL(name, use_errno=True)
             if hasattr(library, "timer_create"):
                 return library
         except OSError:

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gangq.watchdogs import waits
+
 if TYPE_CHECKING:
     from gangq.watchdogs.verdicts import Trip
 
@@ -40,8 +42,9 @@ def collect(
 
     ``trip`` with what it was judged by, and ``more``, as far as they are JSON. With ``own`` the stacks of all
     threads of this process, and this process among ``pids``; of each of these its threads with state, wait
-    channel and system call, and the device files it has open. Never raises: what could not be had in time is
-    named in ``incomplete``.
+    channel and system call, and the device files it has open. ``place``, ``waits_for`` and ``handler`` are what
+    `waits` says of the handler of this process (``own``) or of ``pids``. Never raises: what could not be had in
+    time is named in ``incomplete``.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     steps: dict[str, Callable[[], Any]] = {}
@@ -52,8 +55,13 @@ def collect(
     if log_tail is not None:
         steps["log_tail"] = lambda: _text(log_tail() if callable(log_tail) else log_tail, _TAIL_CHARS)
 
+    def named_pids() -> list[int]:
+        return list(pids() if callable(pids) else pids)
+
+    steps["waits"] = lambda: (waits.of_handler() if own else waits.of_processes(named_pids())).as_json()
+
     def processes() -> list[dict[str, Any]]:
-        named = pids() if callable(pids) else pids
+        named = named_pids()
         wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named]))
         return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
 
@@ -74,11 +82,12 @@ def collect(
         thread.start()
         thread.join(limit_s)
     result = dict(found)
-    more_found = result.pop("more", None)
-    if isinstance(more_found, dict):
-        result |= more_found
-    elif more_found is not None:
-        result["more"] = more_found
+    for name in ("more", "waits"):
+        part = result.pop(name, None)
+        if isinstance(part, dict):
+            result |= part
+        elif part is not None:
+            result[name] = part
     if missing:
         result["incomplete"] = sorted(missing)
     return result

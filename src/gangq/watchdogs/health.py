@@ -12,7 +12,7 @@ from gangq.watchdogs.activity import movement
 from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
-from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.numbers import factor, seconds
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
@@ -61,6 +61,7 @@ class _Held(Watched):
         "samples",
         "sensors",
         "touched",
+        "waited",
         "window_s",
     )
 
@@ -80,6 +81,8 @@ class _Held(Watched):
         self.samples = 0
         self.sample_at = since
         self.touched = False
+        self.waited = False
+        """Whether it was seen to wait, rather than to be silent, since it fell quiet."""
         self.said: _Said | None = None
         self.said_seen = 0
         self.sensors: Sensors
@@ -95,7 +98,8 @@ class GpuHealthWatchdog(Watch[_Held]):
     *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host. The window
     rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over; who
     touched a shared device cannot be told, so that does not count. A beat counts as movement; ``long`` is exempt
-    for ``long_phase_s`` at most, ``load`` and ``save`` for the grace.
+    for ``long_phase_s`` at most, ``load`` and ``save`` for the grace, ``wait`` until the next beat. What may be
+    honest waiting (a sleep, a loop that polls, a lock that another program holds) is given ``wait_factor`` windows.
 
     *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
     errors growing. Other events of its devices are suspicions.
@@ -103,10 +107,13 @@ class GpuHealthWatchdog(Watch[_Held]):
     A job without devices is not watched.
     """
 
+    _class = "health"
+
     def __init__(
         self,
         *,
         window_s: float = WINDOW_S,
+        wait_factor: float = 3.0,
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         sample_s: float = 2.0,
@@ -137,6 +144,7 @@ class GpuHealthWatchdog(Watch[_Held]):
             pauses=pauses,
         )
         self._window_s = seconds("window_s", window_s)
+        self._wait_factor = factor("wait_factor", wait_factor)
         self._load_grace_s = seconds("load_grace_s", load_grace_s, zero=True)
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._sample_s = seconds("sample_s", sample_s, most=60)
@@ -231,7 +239,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         exempt = self._exempt(job, now)
         if exempt:
             job.exempt_at = now
-        if verdict.idle is not True or beaten or tear or exempt:
+        if not (verdict.idle or verdict.waiting) or beaten or tear or exempt:
             if job.suspected:
                 why = "a beat came" if beaten else verdict.why
                 self._voice.say(logging.INFO, "rearmed", {"reason": why})
@@ -241,19 +249,23 @@ class GpuHealthWatchdog(Watch[_Held]):
             job.quiet_since = before.at if before.at > job.exempt_at else sample.at
             job.samples = 1
         job.samples += 1
+        got_on_at = job.sensors.got_on_at
+        job.waited = job.waited or verdict.waiting or (got_on_at is not None and got_on_at > job.quiet_since)
         quiet_s = sample.at - job.quiet_since
-        if quiet_s >= job.window_s and job.samples >= _LEAST_SAMPLES:
-            message = f"its devices did nothing and nothing else moved for {quiet_s:.0f} s"
+        window_s = job.window_s * (self._wait_factor if job.waited else 1)
+        if quiet_s >= window_s and job.samples >= _LEAST_SAMPLES:
+            what = "it only waited" if job.waited else "nothing else moved"
+            message = f"its devices did nothing and {what} for {quiet_s:.0f} s"
             evidence = self._evidence(job, quiet_s, now)
             self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, sample.uuids, job=job.job))
             self._afresh(job, sample)
         elif quiet_s >= min(_SUSPECT_S, job.window_s / 2) and not job.suspected:
             job.suspected = True
-            message = f"its devices have done nothing for {quiet_s:.0f} s; {job.window_s:g} s end it"
+            message = f"its devices have done nothing for {quiet_s:.0f} s; {window_s:g} s end it"
             self._suspect(job, message, self._evidence(job, quiet_s, now))
 
     def _afresh(self, job: _Held, sample: Sample) -> None:
-        job.quiet_since, job.samples, job.suspected = None, 0, False
+        job.quiet_since, job.samples, job.suspected, job.waited = None, 0, False, False
         job.kept.clear()
         job.kept.append(sample)
 
@@ -264,6 +276,8 @@ class GpuHealthWatchdog(Watch[_Held]):
         if said is not None and phase in ("load", "save", "long"):
             phase_s = now - said.phase_since - (paused - said.phase_paused)
             return phase_s < (job.long_phase_s if phase == "long" else job.load_grace_s)
+        if phase == "wait":
+            return True
         return said is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
 
     def _faults(self, job: _Held) -> bool:

@@ -33,7 +33,10 @@ _LEAST_READINGS = 2
 _SPIN_GPU_PCT = 90.0
 _SPIN_MEMORY_PCT = 1.0
 _SPIN_POWER_FACTOR = 1.2
-_CPU_BUSY = 0.5
+_CPU_WORKS = 0.02
+"""Cores that work without devices has to use: next to none, because a busy host or a small cgroup leaves no more."""
+_CPU_COMPUTES = 0.1
+"""Cores that Python beside an idle device has to use to compute rather than to poll."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Sample:
     held: tuple[str, ...] = ()
     calibrated: frozenset[str] = frozenset()
     idle_w: Mapping[str, float] = field(default_factory=dict)
+    steps: int | None = None
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -63,6 +67,8 @@ class Sample:
 class Verdict:
     """``idle`` True, False, or None: cannot be known; ``why`` in a sentence.
 
+    ``waiting`` (then ``idle`` is False) says that the devices were quiet and nothing moved, but something waits as
+    honest work may: sleeps, polls in a loop, or wants a lock that another program holds.
     ``known`` says whether any sensor at all could tell something; ``spinning`` whether every device was busy
     in the way that dead work is: without touching memory, and hardly warmer than idle, while the host side was
     not seen to move.
@@ -73,6 +79,7 @@ class Verdict:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     known: bool = False
     spinning: bool = False
+    waiting: bool = False
 
 
 def judge(window: Sequence[Sample]) -> Verdict:
@@ -87,17 +94,24 @@ def judge(window: Sequence[Sample]) -> Verdict:
         busy += [why for moved, why in signs if moved]
         unknown += [why for moved, why in signs if moved is None]
         known = known or any(reading.gpu_pct is not None for reading in _readings(uuid, window))
-    moves = list(_movements(window))
+    pairs = list(_movements(window))
+    moves = [move for move, _ in pairs]
     devices = any(sample.uuids for sample in window)
-    for move in moves:
+    waits: list[str] = []
+    for move, got_on in pairs:
         known = known or move.moved is not None
         if move.moved:
             busy.append(move.why)
-        elif not devices and move.cpu_share >= _CPU_BUSY:
-            # For work without devices the processor is the device.
-            busy.append(f"{move.cpu_share:.1f} cores at work")
+        elif move.cpu_share >= (_CPU_COMPUTES if devices else _CPU_WORKS) and (got_on or not devices):
+            # For work without devices the processor is the device. Beside a device a thread that stays in one call
+            # may spin in vain; one that comes back from it to Python computes.
+            busy.append(f"{move.cpu_share:.2f} cores at work")
         elif move.moved is None:
             unknown.append(move.why)
+        elif got_on:
+            waits.append("Python waits in a loop")
+        elif move.waits is not None:
+            waits.append(move.waits)
     if not moves:
         unknown.append("the host side was not sampled throughout")
     evidence = summary(window, moves)
@@ -107,6 +121,8 @@ def judge(window: Sequence[Sample]) -> Verdict:
         return Verdict(False, busy[0], evidence, known, spinning)
     if unknown:
         return Verdict(None, unknown[0], evidence, known)
+    if waits:
+        return Verdict(False, waits[0], evidence, known, waiting=True)
     quiet = "the devices were quiet" if devices else "no device was held"
     return Verdict(
         True, f"{quiet} and nothing moved in {window[-1].at - window[0].at:.1f} s", evidence, known
@@ -176,13 +192,14 @@ def summary(window: Sequence[Sample], moves: Iterable[Movement] = (), most: int 
     }
 
 
-def _movements(window: Sequence[Sample]) -> Iterator[Movement]:
-    hosts = [sample.host for sample in window]
-    if None in hosts:
+def _movements(window: Sequence[Sample]) -> Iterator[tuple[Movement, bool]]:
+    """What happened between any two samples, and whether Python got on there."""
+    if any(sample.host is None for sample in window):
         return
-    for before, after in pairwise(host for host in hosts if host is not None):
-        if after.at > before.at:
-            yield movement(before, after)
+    for before, after in pairwise(window):
+        if before.host is not None and after.host is not None and after.host.at > before.host.at:
+            got_on = None not in (before.steps, after.steps) and after.steps != before.steps
+            yield movement(before.host, after.host), got_on
 
 
 def _readings(uuid: str, window: Sequence[Sample]) -> list[DeviceReading]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from gangq.watchdogs.activity import HostActivity
 from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.idle import ENERGY_S, Sample, power_w
+from gangq.watchdogs.steps import Steps
 
 if TYPE_CHECKING:
     from gangq.gpu.reading import DeviceReading
@@ -26,7 +27,16 @@ class Sensors(Protocol):
         ...
 
     def look(self) -> None:
-        """Take note of what the devices do, so that later samples can be trusted; cheap, and often called."""
+        """Take note of what the devices do, so that later samples can be trusted, and of whether Python gets on;
+        cheap, and often called.
+        """
+        ...
+
+    @property
+    def got_on_at(self) -> float | None:
+        """When Python was last seen to get on in the process that does the work; None: it never was, or it cannot
+        be known.
+        """
         ...
 
 
@@ -111,16 +121,23 @@ class WorkSensors:
         self.sampler = sampler
         self._clock = clock
         self._calibration = calibration or Calibration()
-        self._host = HostActivity(
-            pids, own=pids is None if own is None else own, ignored=ignored, clock=clock
-        )
+        own = pids is None if own is None else own
+        self._steps = Steps(clock) if own else None
+        self._host = HostActivity(pids, own=own, ignored=ignored, clock=clock)
 
     def pids(self) -> list[int]:
         """The processes that count now."""
         return self._host.pids()
 
+    @property
+    def got_on_at(self) -> float | None:
+        """See :attr:`Sensors.got_on_at`."""
+        return None if self._steps is None else self._steps.at
+
     def look(self) -> None:
         """See :meth:`Sensors.look`."""
+        if self._steps is not None:
+            self._steps.look()
         if self.sampler is not None:
             for uuid in self.uuids:
                 for reading in self.sampler.history(uuid, self._calibration.last_at(uuid)):
@@ -145,4 +162,5 @@ class WorkSensors:
             self.uuids,
             frozenset(trusted),
             self._calibration.idle_w(),
+            None if self._steps is None else self._steps.count,
         )

@@ -46,12 +46,13 @@ class Beat(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """After how much silence what happens, seconds: ``due`` a suspicion, ``spin`` and ``overdue`` the two limits
-    that hold even for a busy job; ``unit`` is how long an exoneration lasts.
+    """After how much silence what happens, seconds: ``due`` a suspicion, ``waited`` the limit for a job that waits
+    (or whose devices spin), ``overdue`` the one that holds even for a busy job; ``unit`` is how long an exoneration
+    lasts.
     """
 
     due: float
-    spin: float
+    waited: float
     overdue: float
     unit: float
 
@@ -101,15 +102,19 @@ class StallWatchdog(Watch[_Beaten]):
     (reason ``idle``) when the devices were quiet and nothing moved in all of it. Something busy or moving in it
     re-arms for another timeout; so does what cannot be known.
 
-    Busy is not progress, though: at ``overdue_factor`` timeouts of silence it trips whatever the devices do
-    (``no_progress``), at ``spin_factor`` where they are busy without touching memory or drawing power
-    (``spin``). With every sensor unknown neither does.
+    What may be honest waiting (a sleep, a loop that polls, a lock that another program holds) is given
+    ``wait_factor`` timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
+    trips whatever the devices do (``no_progress``), at ``wait_factor`` where they are busy without touching memory or
+    drawing power (``spin``). With every sensor unknown neither does.
 
     A beat's phase says what comes next: ``run`` (or none), ``load`` and ``save`` (the load grace instead of the
-    timeout, unless that is longer), ``long`` (exempt, for ``long_phase_s`` at most).
+    timeout, unless that is longer), ``long`` (exempt, for ``long_phase_s`` at most), ``wait`` (exempt until the next
+    beat).
 
     Unless it was set, the timeout grows with the job: 5 times the longest gap between two of its beats.
     """
+
+    _class = "stall"
 
     def __init__(
         self,
@@ -120,7 +125,7 @@ class StallWatchdog(Watch[_Beaten]):
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         overdue_factor: float = 10.0,
-        spin_factor: float = 3.0,
+        wait_factor: float = 3.0,
         sensors: Sensors | None = None,
         name: str = "gangq-stall",
         clock: Callable[[], float] = boottime,
@@ -154,7 +159,7 @@ class StallWatchdog(Watch[_Beaten]):
         self._load_grace_s = seconds("load_grace_s", load_grace_s)
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._overdue_factor = factor("overdue_factor", overdue_factor)
-        self._spin_factor = factor("spin_factor", spin_factor)
+        self._wait_factor = factor("wait_factor", wait_factor)
         self._sensors = sensors or WorkSensors(clock=clock)
         self._latest: _Beaten | None = None
 
@@ -279,11 +284,11 @@ class StallWatchdog(Watch[_Beaten]):
         full = self._full(job.window)
         if silence_s >= limits.overdue and verdict.known:
             self._convict(job, last, silence_s, limits, verdict, "no_progress")
-        elif verdict.idle is False:
-            if not (verdict.spinning and silence_s >= limits.spin):
+        elif verdict.idle is False or (verdict.idle and self._got_on(job, silence_s, limits)):
+            if not ((verdict.spinning or verdict.waiting or verdict.idle) and silence_s >= limits.waited):
                 self._rearm(job, silence_s, limits, verdict)
             elif full:
-                self._convict(job, last, silence_s, limits, verdict, "spin")
+                self._convict(job, last, silence_s, limits, verdict, "spin" if verdict.spinning else "waits")
         elif full:
             if verdict.idle is None:
                 # One reading that failed must not cost a whole timeout: the window slides on for a while.
@@ -292,6 +297,11 @@ class StallWatchdog(Watch[_Beaten]):
                 self._convict(job, last, silence_s, limits, verdict, "idle")
             elif silence_s - job.opened_s >= _SLIDE_FACTOR * self._confirm_s:
                 self._rearm(job, silence_s, limits, verdict)
+
+    def _got_on(self, job: _Beaten, silence_s: float, limits: Limits) -> bool:
+        """Whether Python got on lately, though not in this window: a loop may sleep for longer than that."""
+        at = job.sensors.got_on_at
+        return at is not None and self._clock() - at <= limits.unit / 2 < silence_s
 
     def _limits(self, job: _Beaten, last: Beat) -> Limits:
         unit = due = job.timeout_s
@@ -302,8 +312,10 @@ class StallWatchdog(Watch[_Beaten]):
         elif last.phase == "long":
             # Repeating the word does not prolong the exemption: it counts from when the phase began.
             due = max(due, job.long_phase_s - (last.at - last.phase_since))
+        elif last.phase == "wait":
+            return Limits(math.inf, math.inf, math.inf, unit)
         return Limits(
-            due, due + (self._spin_factor - 1) * unit, due + (self._overdue_factor - 1) * unit, unit
+            due, due + (self._wait_factor - 1) * unit, due + (self._overdue_factor - 1) * unit, unit
         )
 
     def _full(self, window: Sequence[Sample]) -> bool:
@@ -320,7 +332,7 @@ class StallWatchdog(Watch[_Beaten]):
         job.window = []
         job.rearmed += 1
         job.next_s = silence_s + limits.unit
-        for limit in (limits.overdue, limits.spin):
+        for limit in (limits.overdue, limits.waited):
             if silence_s < limit < job.next_s:
                 job.next_s = limit
         self._voice.say(
@@ -336,6 +348,7 @@ class StallWatchdog(Watch[_Beaten]):
         evidence |= {"why": verdict.why, "window": verdict.evidence}
         what = {
             "idle": verdict.why,
+            "waits": f"{verdict.why}, and that is {self._wait_factor:g} times overdue",
             "spin": "its devices are busy without touching memory or drawing power",
             "no_progress": f"that is {self._overdue_factor:g} times overdue, and busy is not progress",
         }[reason]

@@ -12,22 +12,28 @@ patience is measured for work, not for an exit.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken
+from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Unsupported
 from gangq.watchdogs import evidence as evidence_of
+from gangq.watchdogs import waits
 from gangq.watchdogs.activity import Family
 from gangq.watchdogs.clock import boottime
-from gangq.watchdogs.deadman import Deadman, Unsupported
+from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
-from gangq.watchdogs.verdicts import Suspicion, Trip, error_of
+from gangq.watchdogs.verdicts import Suspicion, Trip, error_of, sentence
 from gangq.watchdogs.voice import voice
 
 if TYPE_CHECKING:
@@ -38,7 +44,13 @@ says = voice("gangq.watchdogs.trip")
 
 T = TypeVar("T")
 
+PROMISED_S = 5.0
+"""So long after its verdict a worker is gone, its supervisor included, whatever the database does."""
 _CALLED_OFF = ("held", "notify")
+_DOUBTFUL = ("stall", "health")
+"""Classes that the database may hold back. The others are facts."""
+_FACT_S = 2.0
+"""What telling and leaving get for a fact."""
 _RESERVE_S = 0.5
 """Left for leaving itself: what comes before ends so much earlier than the deadline."""
 _FIRST_S = 1.0
@@ -58,7 +70,11 @@ class TripPath:
     - ``database_s``: connect, lock and statement timeout, each.
     - ``first``: what to do before the evidence, such as handing in results; given a second at most.
     - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
-    - ``leave(code)``: how to exit.
+    - ``leave(code)``: how to exit [at once].
+    - ``keep``: where the trip is kept until it is told, for whoever finds this process gone (None: called off).
+
+    From the call on the main thread, which runs the handler, does not get back into Python
+    (:mod:`gangq.watchdogs.gate`), unless the trip is called off.
     """
 
     def __init__(
@@ -66,11 +82,12 @@ class TripPath:
         database: str | Target,
         incarnation: int,
         *,
-        leave: Callable[[int], object] = os._exit,
+        leave: Callable[[int], object] | None = None,
         deadline_s: float = 4.5,
         database_s: float = 2.0,
         first: Callable[[], object] | None = None,
         ignored: Callable[[], Iterable[int]] | None = None,
+        keep: Callable[[Mapping[str, Any] | None], object] | None = None,
         clock: Callable[[], float] = boottime,
     ) -> None:
         """Raises `InvalidInput` for numbers or a database address that make no sense."""
@@ -83,9 +100,11 @@ class TripPath:
         self._database_s = seconds("database_s", database_s, most=60)
         self._first = first
         self._ignored = ignored
+        self._keep = keep
         self._clock = clock
         self._one = threading.Lock()
         self._deadman: Deadman | None = None
+        self._gate = Gate()
 
     def __call__(
         self,
@@ -103,22 +122,24 @@ class TripPath:
         more, which its lease keeper sees to. (True only where ``leave`` returns, as in tests.)
         """
         with self._one:
-            deadline = self._clock() + self._deadline_s
+            began = self._clock()
+            deadline = began + self._deadline_s
             self._arm(deadline, trip)
-            called_off = False
-            try:
-                called_off = self._say(trip, job_id, token, evidence, log_tail, deadline)
-            except Exception as problem:
-                says.say(logging.ERROR, "trip_fault", {"job": job_id, "error": repr(problem)})
-            if called_off:
-                if self._deadman is not None:
-                    self._deadman.disarm()
-                return False
-            self._kill_children()
-            says.say(
-                logging.CRITICAL, "leaving", {"job": job_id, "code": int(trip.code), "reason": trip.message}
-            )
-            self._leave(int(trip.code))
+            with self._gate:
+                called_off = False
+                try:
+                    called_off = self._say(trip, job_id, token, evidence, log_tail, began)
+                except Exception as problem:
+                    says.say(logging.ERROR, "trip_fault", {"job": job_id, "error": repr(problem)})
+                if called_off:
+                    self._put(None)
+                    if self._deadman is not None:
+                        self._deadman.disarm()
+                    return False
+                children = self._children()
+                said = {"job": job_id, "code": int(trip.code), "reason": trip.message}
+                says.say(logging.CRITICAL, "leaving", said)
+                leave_with(children, int(trip.code), self._leave)
             return True
 
     def tell(
@@ -147,7 +168,7 @@ class TripPath:
                 job_id=job_id,
                 token=token,
                 code=int(trip.code),
-                error=error_of(trip),
+                error=error_of(trip, evidence),
                 evidence=evidence,
                 devices=trip.devices,
                 exit_in_s=exit_in_s,
@@ -196,13 +217,30 @@ class TripPath:
         token: int,
         more: Mapping[str, Any] | None,
         log_tail: Callable[[], str | bytes] | str | bytes | None,
-        deadline: float,
+        began: float,
     ) -> bool:
         """Hand over results, collect, tell; True when the trip is called off."""
         if self._first is not None:
             within(_FIRST_S, self._first, "gangq-goodbye")
         collected = evidence_of.collect(own=True, trip=trip, more=more, log_tail=log_tail)
         within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-goodbye")
+        kept = {
+            "job": job_id,
+            "token": token,
+            "code": int(trip.code),
+            "class": trip.cls,
+            "error": error_of(trip, collected),
+            "evidence": collected,
+            "devices": list(trip.devices),
+        }
+        until = {"incarnation": self._incarnation, "until": began + PROMISED_S}
+        self._put({**until, **kept})
+        deadline = began + self._deadline_s
+        if trip.cls not in _DOUBTFUL and self._deadman is not None:
+            # Nothing that the database could answer lets it live on. The sooner it is gone for certain, the sooner
+            # its job may run elsewhere; what it could not say in that time its supervisor says.
+            deadline = min(deadline, self._clock() + _FACT_S)
+            self._arm(deadline, trip)
         left = deadline - _RESERVE_S - self._clock()
         exit_in_s = deadline + _AFTER_DEADLINE_S - self._clock()
         try:
@@ -215,7 +253,19 @@ class TripPath:
         says.say(
             logging.WARNING, "trip_told" if outcome else "trip_unheard", {"job": job_id, "outcome": outcome}
         )
+        if outcome is not None:
+            self._put({**until, "told": True})
         return outcome in _CALLED_OFF
+
+    def _put(self, what: Mapping[str, Any] | None) -> None:
+        """Keep it. A full disk, or one that hangs, is no reason to live on."""
+        keep = self._keep
+        if keep is None:
+            return
+        try:
+            within(_SHOW_S, lambda: keep(what), "gangq-goodbye")
+        except Exception as problem:
+            says.say(logging.WARNING, "trip_not_kept", {"error": repr(problem)})
 
     def _ask(self, query: Callable[[], Query[T]], within_s: float | None) -> T | None:
         limit = self._deadline_s if within_s is None else max(0.0, within_s)
@@ -272,7 +322,7 @@ class TripPath:
         except psycopg.Error as problem:
             raise self._target.failed(problem, query.name) from problem
 
-    def _kill_children(self) -> None:
+    def _children(self) -> list[int]:
         """What the handler started dies with it: a data loader or a rank of its own would hold the device."""
         me = os.getpid()
         try:
@@ -280,20 +330,35 @@ class TripPath:
             children = [pid for pid in Family().members({me}, ignored, self._clock()) if pid != me]
         except Exception as problem:
             says.say(logging.WARNING, "children_left", {"error": repr(problem)})
-            return
+            return []
+        ours: list[int] = []
         left: dict[int, str] = {}
         for pid in children:
-            # One that has just gone, or runs as somebody else, must not spare the others.
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, 0)
+                ours.append(pid)
             except ProcessLookupError:
                 continue
             except OSError as problem:
+                # It runs as somebody else.
                 left[pid] = str(problem)
         if left:
             says.say(
                 logging.WARNING, "children_left", {"pids": sorted(left), "error": "; ".join(left.values())}
             )
+        return ours
+
+
+def leave_with(children: Iterable[int], code: int, leave: Callable[[int], object] | None = None) -> None:
+    """SIGKILL for these processes and the end of this one, with no bytecode in between.
+
+    A handler that waits for one of them would otherwise go on: its wait returns when the child is dead. All of
+    this is one call from Python into C that keeps the GIL, so no other thread gets it again.
+    """
+    libc = ctypes.PyDLL(None)
+    steps: list[Callable[[], object]] = [partial(libc.kill, pid, int(signal.SIGKILL)) for pid in children]
+    steps.append(partial(libc._exit, code) if leave is None else partial(leave, code))
+    deque(map(methodcaller("__call__"), steps), maxlen=0)
 
 
 def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
@@ -304,14 +369,16 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
         Deadman().arm(boottime() + _LEAVE_NOW_S, int(trip.code))
 
     def last_words() -> None:
-        _show(evidence_of.stacks())
-        says.say(logging.CRITICAL, "leaving", {"code": int(trip.code), "reason": trip.message})
+        said = sentence(trip, waits.of_handler().as_json())
+        _show(f"{evidence_of.stacks()}\ngangq: {trip.cls} ({int(trip.code)}): {said}\n")
+        says.say(logging.CRITICAL, "leaving", {"code": int(trip.code), "reason": said})
 
-    try:
-        within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
-    except Exception as problem:
-        says.say(logging.ERROR, "trip_fault", {"error": repr(problem)})
-    leave(int(trip.code))
+    with Gate():
+        try:
+            within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
+        except Exception as problem:
+            says.say(logging.ERROR, "trip_fault", {"error": repr(problem)})
+        leave(int(trip.code))
     return True
 
 

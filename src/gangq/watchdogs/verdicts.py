@@ -62,11 +62,30 @@ class Trip:
 _TYPES = {"budget": "OverBudget", "stall": "Stalled", "health": "Wedged", "fault": "DeviceFault"}
 
 
-def error_of(trip: Trip) -> dict[str, Any]:
+def sentence(trip: Trip, evidence: Mapping[str, Any]) -> str:
+    """What a person needs to know first, as a sentence without its subject: `waited 126 s in recv() of allreduce
+    at train.py:88; GPU 0 %, 3 looks`. ``evidence`` as `collect` returns it; without a place the trip's message.
+    """
+    place, silence_s = evidence.get("place"), trip.evidence.get("silence_s", trip.evidence.get("quiet_s"))
+    if not place:
+        return trip.message
+    if silence_s is None or trip.code not in (ExitCode.STALL, ExitCode.HEALTH):
+        return f"{trip.message}; it was in {place}"
+    window = trip.evidence.get("window") or trip.evidence.get("samples") or {}
+    percents = [reading.get("gpu_pct") for reading in window.get("devices", ())]
+    known = [percent for percent in percents if percent is not None]
+    seen = [f"GPU {max(known):g} %"] if known else ["GPU unknown"] if percents else []
+    looks = window.get("samples")
+    seen += [f"{looks} looks"] if looks else []
+    verb = "waited" if trip.reason in ("idle", "waits") else "made no progress for"
+    return f"{verb} {silence_s:.0f} s in {place}" + (f"; {', '.join(seen)}" if seen else "")
+
+
+def error_of(trip: Trip, evidence: Mapping[str, Any]) -> dict[str, Any]:
     """The error that is kept of a job that tripped, as ``gangq.fail`` and ``gangq.trip`` take it."""
     return {
         "type": _TYPES.get(trip.cls, trip.code.name.title()),
-        "message": trip.message,
+        "message": sentence(trip, evidence),
         "reason": trip.reason,
         "code": int(trip.code),
         "host": socket.gethostname(),

@@ -16,9 +16,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from gangq.errors import GangqError
+from gangq.watchdogs import signs
 from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.pauses import PauseMeter
@@ -59,6 +60,9 @@ class Watch(ABC, Generic[J]):
     serves any number of jobs, one at a time.
     """
 
+    _class: ClassVar[str]
+    """What its suspicions and trips are filed under; its thread's name is the caller's."""
+
     def __init__(
         self,
         *,
@@ -79,7 +83,7 @@ class Watch(ABC, Generic[J]):
         self._poll_s = seconds("poll_s", poll_s, most=3600)
         self._on_trip = on_trip or leave_now
         self._on_suspect = on_suspect
-        self._voice = voice(f"gangq.watchdogs.{name.rpartition('-')[2]}")
+        self._voice = voice(f"gangq.watchdogs.{self._class}")
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._job: J | None = None
@@ -157,7 +161,7 @@ class Watch(ABC, Generic[J]):
             self._settled.wait()
 
     def _suspect(self, job: J, message: str, evidence: Mapping[str, Any], cls: str | None = None) -> None:
-        cls = cls or self.name.rpartition("-")[2]
+        cls = cls or self._class
         if self._on_suspect is not None:
             self._tell(self._on_suspect, Suspicion(cls, message, evidence, job.job))
         self._voice.say(logging.WARNING, "suspect", {**_about(job), "class": cls, "reason": message})
@@ -216,6 +220,7 @@ class Watch(ABC, Generic[J]):
     def _run(self) -> None:
         faults = 0
         while not self._closing.is_set():
+            signs.alive()
             try:
                 self.check()
                 faults = 0

@@ -24,8 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangq.worker import bounded_log, procfs
-from gangq.worker.launch import CommandStartError, launch, start_error
+from gangq.errors import CommandStartError
+from gangq.worker import bounded_log, cgroup, procfs
+from gangq.worker.launch import launch, start_error
 from gangq.worker.procfs import boottime
 
 __all__ = ["Child", "CommandStartError", "Exit"]
@@ -74,6 +75,7 @@ class Child:
         self.guardian_pid = process.pid
         self.log_path: str = spec["log_path"]
         self.mark: str = spec["mark"]
+        self._group: str | None = spec["cgroup"]
         self._grace_s: float = spec["grace_s"]
         self._stuck_after_s: float = spec["stuck_after_s"]
         self._sock = sock
@@ -102,6 +104,7 @@ class Child:
         log_tail: int = 1 << 20,
         stuck_after_s: float = 30.0,
         start_timeout_s: float = 30.0,
+        group: str | None = None,
     ) -> Child:
         """Start ``argv`` without a shell, in its own session, stdin empty, stdout and stderr together in
         ``log_path``.
@@ -110,7 +113,8 @@ class Child:
         falls at ``deadline_boottime`` (seconds of :func:`gangq.watchdogs.deadman.boottime`; None for never),
         SIGTERM ``grace_s`` before. Should this process die, the command gets SIGTERM and ``orphan_grace_s``
         later SIGKILL. ``log_head`` and ``log_tail`` are the bytes of output kept from its beginning and its
-        end.
+        end. ``group``: the folder of a control group that is made for it, where the host allows that (see
+        :func:`gangq.worker.cgroup.home`).
 
         Raises:
             CommandStartError: it cannot run; says whether program, directory, log or host is at fault.
@@ -136,12 +140,18 @@ class Child:
             "orphan_grace_s": orphan_grace_s,
             "stuck_after_s": stuck_after_s,
             "worker_pid": os.getpid(),
+            "cgroup": group,
         }
         sock, process, answer, rest = launch(spec, start_timeout_s)
         if process is None or answer["event"] != "started":
             sock.close()
+            if group is not None:
+                cgroup.kill(group)
+                cgroup.remove(group)
             raise start_error(answer, spec)
-        child = cls(sock, process, spec, answer["pid"], answer["start_ticks"])
+        if group is not None and answer["cgroup"] is None:
+            log.warning("cgroup_refused", extra={"cgroup": group})
+        child = cls(sock, process, {**spec, "cgroup": answer["cgroup"]}, answer["pid"], answer["start_ticks"])
         child._inbox = rest
         log.info(
             "command_started", extra={"pid": child.pid, "guardian_pid": child.guardian_pid, "mark": mark}
@@ -308,20 +318,23 @@ class Child:
         """One pass of the guardian's work after its death: kill what is left of the command, and see whether
         anything is.
 
-        Without the subreaper this rests on what can be found: the command's group and session, its mark, and
-        whatever descends from those. Two clean passes in a row, because a reading of ``/proc`` is not a
-        snapshot.
+        Without the subreaper this rests on what can be found: the command's control group where it has one, its
+        process group and session, its mark, and whatever descends from those. Two clean passes in a row, because
+        a reading of ``/proc`` is not a snapshot.
         """
         self._process.kill()
         self._process.wait()
+        inside = set() if self._group is None else cgroup.kill(self._group)
         processes = procfs.table()
-        roots = procfs.carriers(processes, self.mark)
+        roots = procfs.carriers(processes, self.mark) | (inside & set(processes))
         for entry in processes.values():
             if self.pid in (entry.pgrp, entry.session) and entry.start_ticks >= self.start_ticks:
                 roots.add(entry.pid)
+        roots |= self._adopted(processes)
         ours = (roots | procfs.descendants(processes, roots)) - {os.getpid()}
         left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
-        self._clean_passes = 0 if left else self._clean_passes + 1
+        empty = self._group is None or cgroup.remove(self._group)
+        self._clean_passes = 0 if left or not empty else self._clean_passes + 1
         if self._clean_passes >= 2:
             try:
                 bounded_log.unroll(self.log_path)
@@ -330,6 +343,20 @@ class Child:
             self._finish(Exit(None, None, True, cause="guardian_lost"))
         elif left and boottime() - since >= self._stuck_after_s:
             self._exit = Exit(None, None, False, tuple(entry.pid for entry in left), "stuck")
+
+    def _adopted(self, processes: dict[int, procfs.Stat]) -> set[int]:
+        """What the supervisor got from the dead guardian: whatever the command has detached, without mark or group.
+
+        Every other guardian keeps its own; what came to the supervisor before this command began is not of it.
+        """
+        supervisor = processes.get(os.getppid())
+        if supervisor is None or supervisor.comm != procfs.SUPERVISOR_NAME:
+            return set()
+        return {
+            entry.pid
+            for entry in processes.values()
+            if entry.ppid == supervisor.pid and entry.start_ticks >= self.start_ticks
+        } - {os.getpid()}
 
     def _finish(self, ended: Exit) -> None:
         self._exit = ended

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from gangq import errors
 from gangq.client import Client
-from gangq.client.encoding import dumps
+from gangq.client.encoding import as_progress, dumps_result, note_for
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
-from gangq.errors import GangqError
+from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
 from gangq.worker.facts import checkpoint_from_wire, from_wire, gang_from_wire
+from gangq.worker.jobs import BEAT_BYTES
 
 if TYPE_CHECKING:
     from gangq.context import Logger
 
 _ANSWER_S = 120.0
+_BUSY_S = 0.05
+_AROUND_RESULT_BYTES = 1 << 10
+"""More than what a request says beside the result that it carries."""
 _POLL_S = 0.1
 _GANG_POLL_S = 0.5
-
-
-class WorkerGone(GangqError):
-    """The worker that runs this job does not answer on its socket."""
 
 
 class Link:
@@ -84,6 +84,12 @@ class Link:
             raise _error(answer)
         return answer
 
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Hang up; a later request connects again."""
         with self._lock:
@@ -94,7 +100,7 @@ class Link:
             # A forked child would mix its answers with its parent's.
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.settimeout(_ANSWER_S)
-            self._socket.connect(self._path)
+            self._connect(self._socket)
             self._pid, self._rest = os.getpid(), b""
         self._socket.sendall(request)
         while b"\n" not in self._rest:
@@ -105,6 +111,17 @@ class Link:
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _connect(self, to_worker: socket.socket) -> None:
+        """A socket whose queue of connections is full answers at once that it is busy: others crowd there."""
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                return to_worker.connect(self._path)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_BUSY_S)
 
     def _hang_up(self) -> None:
         if self._socket is not None and self._pid == os.getpid():
@@ -127,7 +144,10 @@ class ChildContext(Context):
 
     def __init__(self, link: Link, stopping: threading.Event | None = None) -> None:
         self._link = link
-        self._info, self._gang, self._devices, self._checkpoint = from_wire(link.ask("describe"))
+        wire = link.ask("describe")
+        self._info, self._gang, self._devices, self._checkpoint = from_wire(wire)
+        self._request_bytes: int = wire["request_bytes"]
+        self._beat_noted = False
         self._loaded_for = 0 if self._gang is None else self._gang.epoch
         self._gang_lock = threading.RLock()
         self._changed = threading.Event()
@@ -194,6 +214,9 @@ class ChildContext(Context):
         with self._gang_lock:
             if gang is not None and gang.epoch != self._loaded_for:
                 self._checkpoint = checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])
+                if self._checkpoint is None and self.stopping:
+                    # Not answered before the stop came: None would mean "from the beginning".
+                    raise Stopped(f"job {self._info.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = gang.epoch
             return self._checkpoint
 
@@ -206,9 +229,15 @@ class ChildContext(Context):
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
         """See `Context.beat`."""
-        beat = progress(step, total, phase, data)
-        dumps(beat, f"beat() of job {self._info.id}")
-        self._link.ask("beat", data=beat)
+        beat, changed = as_progress(progress(step, total, phase, data), BEAT_BYTES)
+        trouble: object = f"it was changed in {', '.join(changed)}" if changed else None
+        try:
+            self._link.ask("beat", data=beat)
+        except GangqError as problem:
+            trouble = problem
+        if trouble is not None and not self._beat_noted:
+            self._beat_noted = True
+            self.log.warning("a beat was not stored as it was given: %s", trouble)
 
     def set_model(self, name: str | None) -> None:
         """See `Context.set_model`: what a child has loaded ends with it."""
@@ -247,18 +276,36 @@ class ChildContext(Context):
         """See `Context.save_checkpoint`."""
         self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
 
+    def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Context.submit_child`."""
+        # Moments and ids travel as their text, which PostgreSQL reads.
+        # Moments and UUIDs travel as text, which is cast in the database.
+        sent = json.loads(json.dumps(dict(arguments), default=str))
+        return self._link.ask("submit", verb=verb, arguments=sent)
+
     def complete(self, connection: object, result: Any = None) -> None:
         """See `Context.complete`."""
-        dumps(result, f"the result of job {self._info.id}")
         # A client without an address: with the caller's connection it needs none.
         Client().complete(
-            job_ids=[self._info.id], tokens=[self._info.token], results=[result], connection=connection
+            job_ids=[self._info.id],
+            tokens=[self._info.token],
+            results=[dumps_result(result, f"the result of job {self._info.id}")],
+            connection=connection,
         )
         self._link.ask("completed")
 
     def outcome(self, kind: str, **fields: Any) -> None:
-        """How an isolated handler ended: ``result``, ``error`` or ``stopped``."""
+        """How an isolated handler ended: ``error`` or ``stopped``."""
         self._link.ask("outcome", kind=kind, **fields)
+
+    def returned(self, result: Any) -> None:
+        """An isolated handler has returned this."""
+        what = f"the result of task {self._info.task!r}"
+        text = dumps_result(result, what)
+        room = self._request_bytes - _AROUND_RESULT_BYTES
+        if len(text) > room:
+            text = note_for(TooLarge(f"{what} has {len(text)} bytes, a worker takes {room}"), what)
+        self._link.ask("outcome", kind="result", result=json.loads(text))
 
 
 def connect() -> ChildContext:

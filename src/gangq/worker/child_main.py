@@ -19,11 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gangq.client.encoding import dumps
 from gangq.context import set_current
-from gangq.errors import GangqError, NotSerializable
+from gangq.errors import GangqError
+from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.runner_inline import error_of
+from gangq.worker.runner_inline import HandlerUnfit, error_of, is_retryable
 
 _MAIN = "__gangq_main__"
 
@@ -94,23 +94,25 @@ def main(argv: Sequence[str]) -> int:
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
     pid = os.getpid()
+    handler = None
     try:
         handler = find_app(target).get_task(task)
         result = handler(context, **context.job.payload)
-        dumps(result, f"the result of task {task!r}")
+        if (why := unfinished(result)) is not None:
+            raise HandlerUnfit(why)
     except BaseException as problem:
         _only_in(pid)
         if stopping.is_set():
             context.outcome("stopped")
         else:
-            retryable = not isinstance(problem, (NotSerializable, RecursionError))
+            retryable = handler is None or is_retryable(problem, handler, context.job.payload)
             context.outcome("error", error=error_of(problem), retryable=retryable)
         return 1
     _only_in(pid)
     if context.stop_flag.seen and result is None:
         context.outcome("stopped")
     else:
-        context.outcome("result", result=result)
+        context.returned(result)
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.claims")
 
 _POLL_S = 1.0
+PACE_S = 0.05
+"""Empty claims come no closer together, however many notifications arrive: any login may send them."""
 _OUTCOME = 0
 _GANG = 1 + [one.name for one in fields(Claim)].index("gang_id")
 """Columns of an answer."""
@@ -56,6 +60,10 @@ class ClaimSource:
         self._asleep = False
         self._late = False
         self._waits = backoff()
+        self._empty_at = -PACE_S
+        self._kept = threading.Event()
+        self._answering_kept = False
+        self._believed = True
         self.wait_s = 0.0
         """How long :meth:`take` suggests to wait for a wake-up before the next call."""
 
@@ -63,7 +71,7 @@ class ClaimSource:
         """Claim up to ``most`` jobs; an empty list means: wait ``wait_s``, or until woken, and ask again.
 
         The first empty answer puts this worker on the list of sleepers; a job submitted just before would
-        have notified nobody, so it asks once more before it says "wait".
+        have notified nobody, so the wait after that one is short. Call :meth:`pace` before.
         """
         self._late = self._session.lapsing()
         if self._late:
@@ -74,9 +82,6 @@ class ClaimSource:
             return []
         try:
             rows = self._ask(most)
-            if not rows and not self._asleep and self._hears():
-                self._asleep = True
-                rows = self._ask(most)
         except TRANSIENT as problem:
             self.wait_s = next(self._waits)
             log.warning("claim_failed", extra={"error": str(problem), "request": str(self._request)})
@@ -99,8 +104,25 @@ class ClaimSource:
             return []
         self._waits = backoff()
         self.wait_s = _POLL_S * random.uniform(0.5, 1.0)
+        if not rows and not self._asleep and self._hears():
+            self.wait_s = PACE_S
         self._asleep = not rows
+        if rows:
+            self._believed = True
+        else:
+            self._empty_at = time.monotonic()
+            if self._answering_kept:
+                self._believed = False
         return rows
+
+    def pace(self) -> None:
+        """Wait until the last empty answer is 50 ms old, or a notification says that work is kept for this worker.
+
+        One that was not true is believed again after the next claim that brought something.
+        """
+        left = self._empty_at + PACE_S - time.monotonic()
+        self._answering_kept = left > 0 and self._kept.wait(left)
+        self._kept.clear()
 
     def take_along(
         self, finished: Sequence[ActiveJob], most: int, *, idle: bool = True
@@ -173,9 +195,12 @@ class ClaimSource:
         """
         return self._request is not None or self._late
 
-    def awake(self) -> None:
-        """A wake-up took this worker off the list of sleepers."""
-        self._asleep = False
+    def awake(self, kept: bool = False) -> None:
+        """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
+        if kept:
+            self._asleep = False
+            if self._believed:
+                self._kept.set()
 
     def _ask(self, most: int) -> list[Claim]:
         if self._request is None:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import dumps_result
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
-from gangq.errors import Stopped
+from gangq.errors import InvalidInput, Stopped
 from gangq.worker import facts
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.context import Logger
+
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # not generic before Python 3.11
+
+
+class _JobLogger(_Adapter):
+    """Adds fields of the job to every record, and keeps those that the handler gives (`extra=`)."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """As `LoggerAdapter`, which drops the caller's fields."""
+        return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
 
 
 def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
@@ -24,7 +38,7 @@ def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
     extra: dict[str, object] = {"job": info.id, "token": info.token}
     if gang is not None:
         extra |= {"gang": gang.id, "epoch": gang.epoch, "rank": gang.rank}
-    return logging.LoggerAdapter(logging.getLogger(f"gangq.task.{info.task}"), extra)
+    return _JobLogger(logging.getLogger(f"gangq.task.{info.task}"), extra)
 
 
 def call_each(callbacks: Sequence[Callable[[GangInfo], None]], gang: GangInfo, log: Logger) -> None:
@@ -173,28 +187,33 @@ class InlineContext(Context):
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
         """See `Context.save_checkpoint`."""
-        # Repeating is harmless (same step, same bytes), and an outage is nobody's fault: a handler that
-        # saves must survive it as one that computes does.
-        epoch = self._active.gang.epoch if self._active.gang is not None else None
-        until_answered(
-            lambda: self._session.client.save_checkpoint(
-                job_id=self._active.id, token=self._active.token, step=step, data=data, epoch=epoch
-            ),
-            "save_checkpoint",
-            lambda: self._active.lost is not None or self._session.lapsed(),
-        )
+        facts.store_checkpoint(self._session, self._active, step, data)
+
+    def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Context.submit_child`."""
+        return submit_child(self._session, self._active, verb, arguments)
 
     def complete(self, connection: object, result: Any = None) -> None:
         """See `Context.complete`."""
-        dumps(result, f"the result of job {self._active.id}")
         self._session.client.complete(
             job_ids=[self._active.id],
             tokens=[self._active.token],
-            results=[result],
+            results=[dumps_result(result, f"the result of job {self._active.id}")],
             connection=connection,
         )
         # Before the caller commits: the heartbeat that finds the claim gone may be the very next thing.
         self._active.completed_by_handler = True
+
+
+def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Submit in the job's name; see `Context.submit_child`."""
+    client = session.client
+    if verb == "submit":
+        ids = client.submit_child(job_id=job.id, token=job.token, arguments=arguments)
+        return {"job_ids": ids, "gang_id": None, "note": None}
+    if verb == "submit_gang":
+        return asdict(client.submit_child_gang(job_id=job.id, token=job.token, arguments=arguments))
+    raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
 
 
 def progress(step: int | None, total: int | None, phase: str | None, data: dict[str, Any]) -> dict[str, Any]:

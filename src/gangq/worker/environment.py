@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gangq import private
 from gangq.context import Checkpoint, GangInfo
 from gangq.gpu import Detection, Device
 from gangq.worker.jobs import ActiveJob
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a child may inherit: no DSN, no password (``GANGQ_*``, ``PG*``), nothing of another job's."""
-    return {name: value for name, value in environ.items() if not name.startswith(("GANGQ_", "PG"))}
+    """What a child may inherit: no DSN, no password, nothing of another job's."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not (name.startswith("GANGQ_") or private.is_secret(name))
+    }
 
 
 def visible_devices(detection: Detection, devices: list[dict[str, Any]]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import logging
 import threading
 
 from gangq.errors import GangqError
+from gangq.watchdogs import signs
 from gangq.worker.barrier import gang_info, who_is_who
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.ports import PortHolder
@@ -52,6 +53,7 @@ class EpochWatch:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._heard.wait()
+            signs.alive()
             self._heard.clear()
             with self._lock:
                 behind, self._behind = self._behind, {}

@@ -63,6 +63,29 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
     return Checkpoint(saved.step, saved.data, path)
 
 
+def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -> None:
+    """Store a checkpoint; return once it is committed.
+
+    Asks until it is answered or the claim is over. Repeating is harmless (same step, same bytes), and a handler that
+    saves must survive an outage as one that computes does.
+
+    Raises:
+        StaleToken: the claim is over, so nobody knows whether it is stored: do not count on it.
+        GangqError: the database refused it.
+    """
+    epoch = job.gang.epoch if job.gang is not None else None
+
+    def save() -> bool:
+        session.client.save_checkpoint(job_id=job.id, token=job.token, step=step, data=data, epoch=epoch)
+        return True
+
+    if not until_answered(save, "save_checkpoint", lambda: job.lost is not None or session.lapsed()):
+        raise StaleToken(
+            f"the checkpoint of job {job.id} at step {step} is not known to be stored: the database did not answer "
+            f"before the claim was over ({job.lost or 'the lease has ended'}). Keep the older one, and stop"
+        )
+
+
 def as_wire(
     info: JobInfo, gang: GangInfo | None, devices: tuple[DeviceInfo, ...], checkpoint: Checkpoint | None
 ) -> dict[str, Any]:

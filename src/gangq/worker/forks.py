@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkGuard:
-    """Sees to the forks of this process from :meth:`install` on; there is no way back in Python."""
+    """Sees to the forks of this process from :meth:`install` to :meth:`stop`."""
 
     def __init__(self) -> None:
         self._worker = os.getpid()
@@ -30,10 +30,14 @@ class ForkGuard:
         """Watch forks from now on."""
         os.register_at_fork(before=self._before, after_in_child=self._in_child)
 
+    def stop(self) -> None:
+        """Leave forks alone from now on. The hook itself stays: Python has no way back."""
+        self._worker = 0
+
     def _before(self) -> None:
         self._forker_is_main = threading.current_thread() is threading.main_thread()
 
     def _in_child(self) -> None:
         # Children of children are their parents' affair: a daemon's double fork must not end with its middle.
-        if self._forker_is_main and os.getppid() == self._worker:
+        if self._forker_is_main and self._worker and os.getppid() == self._worker:
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

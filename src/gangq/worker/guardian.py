@@ -7,6 +7,8 @@ lease ends must hold all the same. So the promise is kept here, in a process of 
 * It is a *subreaper*: whatever the command starts and however it detaches (double fork, ``setsid``, closed
   files), it stays below this process, because orphans are handed to their nearest subreaper. When the kernel
   says ``ECHILD``, the tree is dead: no reading of ``/proc`` is as sure.
+* Where the host allows it, the command is started in a *control group* of its own, which is ended at one
+  instant and removed; it holds on to what detaches also when this process is killed.
 * It keeps the *deadline* on a timer of the kernel, on ``CLOCK_BOOTTIME``, which runs on while a machine
   sleeps.
 * It sees the worker die (end of file on its channel, or the worker's pidfd: a forked handler may hold the
@@ -38,20 +40,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 if TYPE_CHECKING or __package__:
-    from gangq.worker import bounded_log, procfs
+    from gangq.worker import bounded_log, cgroup, procfs
 else:
     # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import bounded_log
+    import cgroup
     import procfs
-
-ROLE_VARIABLE = "GANGQ_ROLE"
-"""Set to ``guardian`` in a guardian's own environment: whoever clears up after a worker leaves guardians for
-last.
-"""
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
@@ -98,6 +98,7 @@ class Guardian:
         self.killing = False
         self.buried = False
         self.left: list[int] = []
+        self.group: str | None = None
 
     # -- talking to the worker -----------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class Guardian:
             self.receive()
         os.set_blocking(self.channel, False)
         self.mark: str = spec["mark"]
+        self.libc.prctl(_PR_SET_NAME, procfs.work_name(self.mark).encode(), 0, 0, 0)
         self.orphan_grace: float = spec["orphan_grace_s"]
         self.stuck_after: float = spec["stuck_after_s"]
         self.deadline, self.grace = spec["deadline"], spec["grace_s"]
@@ -168,19 +170,30 @@ class Guardian:
         except OSError as problem:
             self.say("failed", stage="log", errno=problem.errno, text=str(problem))
             return False
+        self.make_group(spec["cgroup"])
         refusal = self.fork(spec)
         if refusal:
             self.log.finish()
+            if self.group is not None:
+                cgroup.remove(self.group)
             self.say("failed", **json.loads(refusal))
             return False
         entry = procfs.stat(self.child)
-        self.say("started", pid=self.child, start_ticks=entry.start_ticks if entry else 0)
+        ticks = entry.start_ticks if entry else 0
+        self.say("started", pid=self.child, start_ticks=ticks, cgroup=self.group)
         # Beside the channel, because a process forked by the worker may hold the channel open after its
         # death. On an old kernel, or if the worker is dead already, the channel has to say it alone.
         with contextlib.suppress(AttributeError, OSError):
             self.worker = os.pidfd_open(spec["worker_pid"])
             self.poll.register(self.worker, select.POLLIN)
         return True
+
+    def make_group(self, folder: str | None) -> None:
+        """Make the command's group. A host that refuses it now has its command without one."""
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.mkdir(folder, 0o755)
+                self.group = folder
 
     def fork(self, spec: dict[str, Any]) -> bytes:
         """Start the command; empty when it runs, else the reason it does not, as JSON."""
@@ -205,6 +218,9 @@ class Guardian:
         stage = "exec"
         try:
             os.setsid()
+            if self.group is not None:
+                with contextlib.suppress(OSError):
+                    cgroup.enter(self.group)
             for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             # Should someone SIGKILL this guardian, its command goes with it, without anyone's help.
@@ -343,13 +359,15 @@ class Guardian:
         self.say("gone", exit=self.status, cause=self.cause, log_error=self.log.error, fault=fault)
 
     def sweep(self) -> bool:
-        """One killing pass over everything that is ours; True when the kernel itself knows no child of ours
-        any more.
+        """One killing pass over everything that is ours; True when the kernel itself knows no child of ours, and
+        nobody in the command's group, any more.
         """
         self.signal_group(signal.SIGKILL)  # All members at one instant: none can fork its way past it.
+        inside = set() if self.group is None else cgroup.kill(self.group)
         processes = procfs.table()
         me = os.getpid()
-        ours = (procfs.descendants(processes, {me}) | procfs.carriers(processes, self.mark)) - {me}
+        ours = (procfs.descendants(processes, {me}) | procfs.carriers(processes, self.mark) | inside) - {me}
+        ours &= set(processes)
         left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
         self.left = [entry.pid for entry in left]
         self.reap()
@@ -361,7 +379,7 @@ class Guardian:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
             except ChildProcessError:
-                return True
+                return self.group is None or cgroup.remove(self.group)
             if info is None:
                 return False
             self.buried = self.buried or info.si_pid == self.child
@@ -371,6 +389,8 @@ def main(channel: int) -> None:
     """Guard one command for whoever holds the other end of this socket."""
     os.set_inheritable(channel, False)
     libc = ctypes.CDLL(None, use_errno=True)
+    # A command that could look into its guardian could speak to the worker in its stead.
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

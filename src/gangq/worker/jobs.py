@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gangq.client.encoding import dumps
-from gangq.errors import InvalidInput
+from gangq.client.encoding import as_progress
+from gangq.watchdogs import signs
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
@@ -26,7 +26,8 @@ log = logging.getLogger("gangq.worker.jobs")
 StopReason = Literal["preempt", "cancel", "drain", "lease"]
 """Who wants it stopped: the database (preempt, cancel), this worker's own drain, or a lease about to end."""
 
-_BEAT_BYTES = 16 << 10
+BEAT_BYTES = 16 << 10
+"""What one beat may hold; more is left out of it."""
 
 
 class Work(Protocol):
@@ -69,6 +70,7 @@ class ActiveJob:
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._beat: dict[str, Any] | None = None
+        self._beat_noted = False
         # Made for those who ask: a small job ends before anybody does, and they cost more than running it.
         self._key: str | None = None
         self._stopping: threading.Event | None = None
@@ -196,17 +198,13 @@ class ActiveJob:
     # -- progress --------------------------------------------------------------------------------------------
 
     def beat(self, data: dict[str, Any]) -> None:
-        """Progress, for the next heartbeat; only the latest is kept.
-
-        Raises:
-            NotSerializable: it is not JSON.
-            InvalidInput: it is more than 16 KiB.
-        """
-        size = len(dumps(data, f"beat() of job {self.id}"))
-        if size > _BEAT_BYTES:
-            raise InvalidInput(
-                f"beat() of job {self.id} carries {size} bytes, the limit is {_BEAT_BYTES}. "
-                "Beats say where the work is; put what it makes into shared storage or a checkpoint."
+        """Progress, for the next heartbeat; only the latest is kept. Never raises: see `as_progress`."""
+        signs.alive()
+        data, changed = as_progress(data, BEAT_BYTES)
+        if changed and not self._beat_noted:
+            self._beat_noted = True
+            log.warning(
+                "beat_not_stored_whole", extra={**self.extra, "fields": changed, "most_bytes": BEAT_BYTES}
             )
         with self._lock:
             self._beat = self.last_beat = data

@@ -11,28 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gangq.errors import GangqError
+from gangq.errors import CommandStartError
 from gangq.worker import procfs
-from gangq.worker.guardian import ROLE_VARIABLE
 
 _GUARDIAN = str(Path(__file__).with_name("guardian.py"))
 _READ = 1 << 16
-
-
-class CommandStartError(GangqError):
-    """A command could not be started; nothing of it runs.
-
-    ``argv0`` and ``cwd`` are what was tried, ``errno`` the system's reason (0 if it had none), ``stage``
-    where it failed: ``exec`` (no such program, or not executable), ``cwd`` (its directory), ``log`` (its log
-    file), ``deadline`` (too late to start it at all) or ``guardian`` (this host cannot start processes).
-    """
-
-    def __init__(self, message: str, *, argv0: str, cwd: str, stage: str, code: int) -> None:
-        super().__init__(message)
-        self.argv0 = argv0
-        self.cwd = cwd
-        self.stage = stage
-        self.errno = code
 
 
 def launch(
@@ -48,7 +31,7 @@ def launch(
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _GUARDIAN, str(theirs.fileno())],
-                env={**env, procfs.MARK_VARIABLE: spec["mark"], ROLE_VARIABLE: "guardian"},
+                env={**env, procfs.MARK_VARIABLE: spec["mark"]},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound
+from gangq.watchdogs import signs
 from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import TRANSIENT, backoff
@@ -27,6 +29,7 @@ log = logging.getLogger("gangq.worker.lease")
 
 _WATCH_S = 0.25
 _STRANGE_BEATS = 3
+_PACE_S = 0.05
 
 
 class Flag:
@@ -84,7 +87,13 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         waits = backoff()
+        paced_at = 0.0
         while not self._stop.is_set() and not self._session.ended.is_set():
+            signs.alive()
+            # Any login may notify: orders that wait are fetched at once, but not all the time.
+            if self._stop.wait(max(0.0, paced_at - time.monotonic())):
+                return
+            paced_at = time.monotonic() + _PACE_S
             self._now.clear()
             try:
                 self.beat()
@@ -125,6 +134,7 @@ class LeaseKeeper:
                 tokens=[job.token for job in jobs],
                 beats=beats,
                 readings=None if self._watching is None else self._watching.readings(),
+                durable=False,
             )
         except GangqError:
             for job, beat in zip(jobs, beats, strict=True):
@@ -183,6 +193,7 @@ class LeaseWatch:
     def _run(self) -> None:
         session = self._session
         while not session.closing.is_set():
+            signs.alive()
             left = session.kill_at - session.terms.grace_s - boottime()
             if left <= 0:
                 session.note("lapsed")

@@ -10,6 +10,7 @@ import logging
 import threading
 
 from gangq.client.core import Lines
+from gangq.watchdogs import signs
 
 log = logging.getLogger("gangq.worker.lines")
 
@@ -36,6 +37,7 @@ class LineWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
+            signs.alive()
             silent = self._lines.hang_up(self.answer_s)
             if silent:
                 log.warning("hung_up", extra={"connections": silent, "after_s": self.answer_s})

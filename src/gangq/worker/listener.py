@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from gangq.errors import GangqError
+from gangq.watchdogs import signs
 from gangq.worker.retry import backoff
 from gangq.worker.session import Session
 
@@ -33,7 +34,7 @@ WAKE_CHANNEL = "gangq_wake"
 
 
 class Listener:
-    """Calls ``handlers[payload]()`` for notifications to this incarnation, and ``handlers['claim']()`` for
+    """Calls ``handlers[payload]()`` for notifications to this incarnation, and ``handlers['wake']()`` for
     those to sleepers of one of its queues.
     """
 
@@ -108,6 +109,7 @@ class Listener:
             log.info("listening", extra={"channel": self._channel})
             while not self._stop.is_set():
                 self._dispatch(connection, _PROBE_S)
+                signs.alive()
                 # A half-open connection looks like silence; only asking tells the two apart.
                 with lines.expecting(connection):
                     connection.execute("select 1")
@@ -130,7 +132,7 @@ class Listener:
                 heard.add(notification.payload)
                 if notification.channel == WAKE_CHANNEL:
                     if notification.payload in self._queues:
-                        self._handle("claim")
+                        self._handle("wake")
                 else:
                     self._handle(notification.payload)
             if stop_after is not None and heard:

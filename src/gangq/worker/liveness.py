@@ -1,7 +1,8 @@
 """Signs of life of a worker: to its supervisor, and to a timer of the kernel.
 
-A thread says once a second that threads of this process still run. When it falls silent, something holds the
-interpreter, or the process is stopped, and nothing inside can help: the supervisor ends the worker
+Every thread of the library says that it runs whenever it does, and one of them has nothing else to do than to
+run once a second. When all fall silent, something holds the interpreter, or the process is stopped, and nothing
+inside can help: the supervisor ends the worker
 (:mod:`gangq.worker.supervisor`). Should the supervisor be unable to, the kernel does it, once the lease is over
 that this silence began with: not sooner, because worker and supervisor may have been paused together, which the
 supervisor knows and a timer does not. Without a supervisor (``App.run_worker()``) the kernel is all there is, and
@@ -16,13 +17,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import IO
 
 from gangq.errors import InvalidInput
 from gangq.watchdogs.backstop import Backstop
-from gangq.worker import liveness_memory
+from gangq.worker import liveness_memory, procfs
 from gangq.worker.liveness_memory import Memory
 from gangq.worker.supervision import SILENCE_S
 
@@ -48,6 +50,8 @@ class Liveness:
         self._backstop = backstop
         self._memory = memory
         self._pipe = pipe
+        self._slots = list(range(liveness_memory.GUARDIANS))
+        self._lock = threading.Lock()
 
     @classmethod
     def of_environment(
@@ -76,7 +80,7 @@ class Liveness:
             silence_s=max(silence_s + _AFTER_SUPERVISOR_S, _UNLEASED_S),
             interval_s=interval_s,
             dump_file=open(memory.fd, "w", closefd=False),  # noqa: SIM115
-            beat=lambda: _write(pipe, liveness_memory.BEAT),
+            beat=memory.sign,
         )
         return cls(backstop, memory, pipe)
 
@@ -89,9 +93,10 @@ class Liveness:
         """Give the first sign of life, and go on. To be called once what may hold the interpreter for long
         (the import of the app) is done: from now on silence is judged.
         """
-        if self._memory is not None:
-            self._memory.dump_signal = self._backstop.dump_signal
         self._backstop.start()
+        if self._memory is not None:
+            self._memory.dump_thread = self._backstop.thread_id
+            self._memory.dump_signal = self._backstop.dump_signal
 
     def stop(self) -> None:
         """No more signs of life, and nobody waits for any: the process is about to end, or goes on as
@@ -144,10 +149,50 @@ class Liveness:
         if self._memory is not None:
             self._memory.set_job(job_id, token)
 
+    def guardian(self, pid: int) -> Callable[[], None]:
+        """This process of ours guards a command: should the worker die, it is given the time to end it. Call what
+        is returned once it has ended.
+        """
+        memory, entry = self._memory, procfs.stat(pid)
+        with self._lock:
+            slot = self._slots.pop() if memory is not None and entry is not None and self._slots else None
+        if memory is None or entry is None or slot is None:
+            return lambda: None
+        memory.set_guardian(slot, pid, entry.start_ticks)
+
+        def over() -> None:
+            memory.set_guardian(slot, 0, 0)
+            with self._lock:
+                self._slots.append(slot)
+
+        return over
+
+    def spare(self, pid: int) -> None:
+        """The private PostgreSQL with this pid was started from here and outlives the worker."""
+        entry = procfs.stat(pid)
+        if self._memory is not None and entry is not None:
+            self._memory.spare(pid, entry.start_ticks)
+
     def ended(self) -> None:
         """The incarnation has retired, or the database has ended it: there is nothing to report of it."""
         if self._memory is not None:
             self._memory.forget()
+
+
+def handed_secrets(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What this worker's supervisor keeps out of its environment; nothing where it has no supervisor, or has become
+    an incarnation already.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        memory = Memory(int(environ.get(liveness_memory.VARIABLE, "").split(":")[1]))
+        if memory.incarnation or not memory.record:
+            return {}
+        found = json.loads(memory.record)
+        memory.register(0, b"")
+    except (IndexError, OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in found.items()}
 
 
 def number_of(environ: Mapping[str, str], variable: str, default: float, *, zero: bool = False) -> float:

@@ -1,9 +1,14 @@
 """What a worker and its supervisor share: a pipe, and one piece of memory that outlives the worker.
 
 The supervisor (:mod:`gangq.worker.supervisor`) makes both and names them to the worker in ``GANGQ_SUPERVISOR``
-as ``<pipe>:<memory>``, two file descriptors. Over the pipe come single bytes, each a sign of life
-(:data:`BEAT`, :data:`REGISTERED`, :data:`LEAVING`). In the memory stands what the supervisor has to know once
-the worker cannot be asked any more: which job it was in, as which incarnation, where its database is.
+as ``<pipe>:<memory>``, two file descriptors. Over the pipe come single bytes that wake the supervisor
+(:data:`REGISTERED`, :data:`LEAVING`). In the memory stands when a thread of the worker last ran
+(:attr:`Memory.signed_at`), and what the supervisor has to know once the worker cannot be asked any more: which job
+it was in, as which incarnation, where its database is, which of its processes are guardians. Before that it holds
+what the worker must not have in its environment: the secrets.
+
+A sign of life is a store into this memory and no system call: a thread that has the GIL for a moment must not
+have to give it up, and win it again, to say so.
 
 It is a file without a name (``memfd``), because the address of the database may hold a password. Every field
 has one writer. A job and its token are read after their writer is dead; a pair torn by its death fits no
@@ -17,12 +22,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 
 VARIABLE = "GANGQ_SUPERVISOR"
 """Environment variable with ``<pipe>:<memory>``; only the worker that the supervisor started has it."""
 
-BEAT = b"b"
-"""Threads of the worker run."""
 REGISTERED = b"r"
 """It has become an incarnation: the record is there."""
 LEAVING = b"q"
@@ -37,13 +41,20 @@ _TERMS = struct.Struct("dd")
 _SIGNAL = struct.Struct("q")
 _JOB = struct.Struct("qq")
 _LENGTH = struct.Struct("q")
+_SIGNED = struct.Struct("d")
 _KNOWN = b"gangq  1"
 _TERMS_AT = 8
 _SIGNAL_AT = 24
 _JOB_AT = 32
 _INCARNATION_AT = 48
 _LENGTH_AT = 56
-_RECORD_AT = 64
+_SIGNED_AT = 64
+_THREAD_AT = 72
+_RECORD_AT = 128
+_KNOWN_AT = 12288
+_SPARED_AT = SIZE - _JOB.size
+GUARDIANS = (_SPARED_AT - _KNOWN_AT) // _JOB.size
+"""How many guardians the memory can name; what guards one more is ended with everything else."""
 
 
 class Memory:
@@ -62,7 +73,7 @@ class Memory:
 
     @classmethod
     def create(cls, *, interval_s: float, silence_s: float) -> Memory:
-        """For the supervisor: new memory. A beat is due every ``interval_s``, and ``silence_s`` without one
+        """For the supervisor: new memory. A sign of life is due every ``interval_s``, and ``silence_s`` without one
         are the end.
         """
         if hasattr(os, "memfd_create"):
@@ -77,7 +88,7 @@ class Memory:
 
     @property
     def terms(self) -> tuple[float, float]:
-        """Seconds between beats, and seconds of silence that end the worker."""
+        """Seconds between signs of life, and seconds of silence that end the worker."""
         interval_s, silence_s = _TERMS.unpack_from(self._map, _TERMS_AT)
         return float(interval_s), float(silence_s)
 
@@ -89,6 +100,26 @@ class Memory:
     @dump_signal.setter
     def dump_signal(self, number: int) -> None:
         _SIGNAL.pack_into(self._map, _SIGNAL_AT, number)
+
+    @property
+    def dump_thread(self) -> int:
+        """The thread to send that signal to; 0: not known. One of the library's, so that no system call of the
+        handler is interrupted by it.
+        """
+        return int(_SIGNAL.unpack_from(self._map, _THREAD_AT)[0])
+
+    @dump_thread.setter
+    def dump_thread(self, tid: int) -> None:
+        _SIGNAL.pack_into(self._map, _THREAD_AT, tid)
+
+    @property
+    def signed_at(self) -> float:
+        """When a thread of the worker last said that it runs, seconds of the monotonic clock; 0: never."""
+        return float(_SIGNED.unpack_from(self._map, _SIGNED_AT)[0])
+
+    def sign(self) -> None:
+        """A thread of the worker runs. For any thread, as often as it likes: a third of a microsecond."""
+        _SIGNED.pack_into(self._map, _SIGNED_AT, time.monotonic())
 
     @property
     def job(self) -> tuple[int, int]:
@@ -112,13 +143,13 @@ class Memory:
         return self._map[_RECORD_AT : _RECORD_AT + length]
 
     def register(self, incarnation: int, record: bytes) -> None:
-        """The worker has become this incarnation.
+        """The worker has become this incarnation. Before, as incarnation 0, the supervisor leaves it the secrets.
 
         Raises:
             ValueError: a record that has no room here.
         """
-        if len(record) > SIZE - _RECORD_AT:
-            raise ValueError(f"a record of {len(record)} bytes has no room in {SIZE - _RECORD_AT}")
+        if len(record) > _KNOWN_AT - _RECORD_AT:
+            raise ValueError(f"a record of {len(record)} bytes has no room in {_KNOWN_AT - _RECORD_AT}")
         # The number last: whoever sees it sees its record.
         self.forget()
         self._map[_RECORD_AT : _RECORD_AT + len(record)] = record
@@ -130,10 +161,34 @@ class Memory:
         _SIGNAL.pack_into(self._map, _INCARNATION_AT, 0)
         self.set_job(0, 0)
 
+    def set_guardian(self, slot: int, pid: int, start_ticks: int) -> None:
+        """The worker's: this process is the guardian number ``slot``, below :data:`GUARDIANS`; (0, 0): none is."""
+        _JOB.pack_into(self._map, _KNOWN_AT + slot * _JOB.size, pid, start_ticks)
+
+    @property
+    def guardians(self) -> set[tuple[int, int]]:
+        """Pid and start time of every guardian. A pair torn by the death of its writer fits no process."""
+        return {*_JOB.iter_unpack(self._map[_KNOWN_AT:_SPARED_AT])} - {(0, 0)}
+
+    @property
+    def spared(self) -> tuple[int, int]:
+        """Pid and start time of the private PostgreSQL that this worker has started; (0, 0): none."""
+        pid, ticks = _JOB.unpack_from(self._map, _SPARED_AT)
+        return int(pid), int(ticks)
+
+    def spare(self, pid: int, start_ticks: int) -> None:
+        """The worker's: it has started this server, which belongs to nobody and outlives it."""
+        _JOB.pack_into(self._map, _SPARED_AT, pid, start_ticks)
+
     @property
     def stacks_written(self) -> int:
         """How many bytes of stacks there are so far."""
         return os.fstat(self.fd).st_size - SIZE
+
+    def forget_stacks(self) -> None:
+        """For the supervisor: the next ones are written in place of those there are."""
+        os.ftruncate(self.fd, SIZE)
+        os.lseek(self.fd, SIZE, os.SEEK_SET)
 
     def stacks(self) -> bytes:
         """What ``faulthandler`` has written of the worker."""

@@ -1,4 +1,4 @@
-"""Bringing a command's output into the database, in pieces, bounded, as text."""
+"""Bringing a job's output into the database, in pieces, bounded, as text."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ import time
 from collections.abc import Callable
 
 from gangq.errors import GangqError
-from gangq.worker.child import Child
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.session import Session
+from gangq.worker.session import Session, Terms
 
 log = logging.getLogger("gangq.worker.logs")
 
-_EVERY_S = 0.5
+EVERY_S = 0.5
 _CHUNK = 128 << 10
 _FINAL_TRIES = 3
 
 
+def log_sizes(terms: Terms) -> tuple[int, int]:
+    """How many bytes to keep of the beginning and of the end, with room for the line between them."""
+    head = terms.log_bytes * 3 // 4
+    return head, max(0, terms.log_bytes - head - 128)
+
+
 class LogShipper:
-    """Appends what one command prints, at most twice a second, at most ``log_bytes`` in all.
+    """Appends what one job prints, at most twice a second, at most ``log_bytes`` in all.
 
     The log is for people: losing a piece of it to an outage must never hold up the job, and what cannot be
     decoded is replaced rather than refused.
     """
 
     def __init__(
-        self, session: Session, job: ActiveJob, child: Child, clock: Callable[[], float] = time.monotonic
+        self,
+        session: Session,
+        job: ActiveJob,
+        read: Callable[[int], bytes],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``read(limit)`` gives what has been printed since its last call, at most ``limit`` bytes of it."""
         self._session = session
         self._job = job
-        self._child = child
+        self._read_new = read
         self._clock = clock
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._left = session.terms.log_bytes
@@ -43,12 +53,12 @@ class LogShipper:
         """Send what is new, if it is time to."""
         if self._clock() < self._next:
             return
-        self._next = self._clock() + _EVERY_S
+        self._next = self._clock() + EVERY_S
         self._read()
         self._send()
 
     def finish(self) -> None:
-        """The command has ended: send the rest."""
+        """It has ended: send the rest."""
         for _ in range(1 + self._session.terms.log_bytes // _CHUNK):
             self._read(final=True)
             for _ in range(_FINAL_TRIES):
@@ -61,7 +71,7 @@ class LogShipper:
         self._more = False
         if self._unsent:
             return
-        data = self._child.read_new_output(_CHUNK)
+        data = self._read_new(_CHUNK)
         self._more = len(data) == _CHUNK
         text = self._decoder.decode(data, final and not self._more)
         size = len(text.encode())

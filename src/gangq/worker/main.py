@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangq import private
 from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, UnknownTask
 from gangq.gpu import detect, device_sampler
-from gangq.watchdogs import ExitCode
+from gangq.watchdogs import ExitCode, signs
 from gangq.watchdogs.deadman import Deadman, boottime
-from gangq.worker import fitness
+from gangq.worker import fitness, host_record, procfs
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import AlongUnderWay, ClaimSource
 from gangq.worker.drain import Drain
@@ -40,8 +41,9 @@ from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
 from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
+from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
-from gangq.worker.registration import DIRECTORY_PREFIX, register
+from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.reporter import Reporter, describe
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
 from gangq.worker.runner_command import Command, CommandRunner
@@ -59,8 +61,14 @@ log = logging.getLogger("gangq.worker")
 
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
+_DOUBT_S = 1.0
+"""How long to wait before looking again whether the driver answers."""
 _CONNECTION_S = 3.0
 _FEW = 16
+
+
+class _Unrunnable(GangqError):
+    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
 
 
 class Worker:
@@ -85,17 +93,39 @@ class Worker:
         self._signals = SignalWatch(self.stop)
         self._deadman: Deadman | None = None
         self._liveness = Liveness.of_environment(dump_file=_stderr())
-        self._ports = PortHolder(min(self.options.slots, 16))
+        # Not imported for this: most workers have no private server.
+        embedded = sys.modules.get("gangq.embedded")
+        for pid in [] if embedded is None else embedded.started_here:
+            self._liveness.spare(pid)
         self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
+        self.slots = self._default_slots() if self.options.slots is None else self.options.slots
+        """How many jobs run at once."""
+        self._ports = PortHolder(min(self.slots, 16))
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
         self._sampler = device_sampler(self._detection, self._environ)
         self._waiting: deque[ActiveJob] = deque()
+        self._homeless = False
+        self._forks: ForkGuard | None = None
 
     @property
     def kind(self) -> str:
         """``inline`` (handlers in this process, one slot) or ``command`` (everything in child processes)."""
-        return "inline" if self.app is not None and self.options.slots == 1 else "command"
+        return "inline" if self.app is not None and self.slots == 1 else "command"
+
+    def _default_slots(self) -> int:
+        """One for each device, or devices would lie idle that no job can ask for.
+
+        Several jobs need a process each. Where a handler's process could not find the App, it stays at one.
+        """
+        wanted = 1 if self.options.prefetch > 1 else max(1, len(self._detection.devices))
+        if wanted > 1 and self.app is not None and self._target is None:
+            try:
+                app_target(self.app)
+            except GangqError as problem:
+                log.warning("one_slot", extra={"devices": wanted, "reason": str(problem)})
+                return 1
+        return wanted
 
     @property
     def tasks(self) -> list[str]:
@@ -103,6 +133,12 @@ class Worker:
         own = {} if self.app is None else self.app.tasks
         names = {name for name, task in own.items() if task.function is not None}
         return sorted(names | ({COMMAND} if self.options.commands else set()))
+
+    @property
+    def task_options(self) -> dict[str, dict[str, Any]]:
+        """What they are declared with, per task that is declared."""
+        own = {} if self.app is None else self.app.tasks
+        return {name: task.defaults.declared() for name, task in own.items() if task.function is not None}
 
     def stop(self) -> None:
         """Drain; a second call skips the grace. From any thread."""
@@ -117,13 +153,17 @@ class Worker:
             GangqError: the database is not there or refuses.
         """
         in_main = threading.current_thread() is threading.main_thread()
+        shown = self._detection.visible_env(self._detection.devices, environ=self._environ)
+        former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
         if in_main:
             self._signals.install()
         if self.kind == "inline":
             self._deadman = Deadman(dump_file=_stderr())
-            ForkGuard().install()
+            self._forks = ForkGuard()
+            self._forks.install()
             # For handlers in this process, before any of them initialises a GPU runtime.
-            os.environ.update(self._detection.visible_env(self._detection.devices, environ=self._environ))
+            os.environ.update(shown)
+        closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
         directory = _private_directory()
         lines = LineWatch(self.client.lines)
         lines.start()
@@ -134,7 +174,8 @@ class Worker:
         gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
-            return self._incarnations(directory, lines)
+            code = self._incarnations(directory, lines)
+            return ExitCode.LOST if code == 0 and self._homeless else code
         finally:
             gc.unfreeze()
             self._liveness.stop()
@@ -144,6 +185,13 @@ class Worker:
             if in_main:
                 self._signals.stop()
             shutil.rmtree(directory, ignore_errors=True)
+            private.reopen(closed)
+            if self._forks is not None:
+                self._forks.stop()
+            for name, value in former.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
@@ -194,7 +242,9 @@ class Worker:
                     self.client,
                     self.options,
                     kind=self.kind,
+                    slots=self.slots,
                     tasks=self.tasks,
+                    task_options=self.task_options,
                     detection=self._detection,
                     directory=directory,
                 )
@@ -213,12 +263,12 @@ class Worker:
         epochs = EpochWatch(session, self._ports)
         keeper = LeaseKeeper(session, watching, epochs)
         maintenance = Maintenance(session)
-        server = SocketServer(session, session.directory / "s")
+        server = SocketServer(session, session.directory / host_record.SOCKET)
         listener: Listener | None = None
         claims = ClaimSource(session, keeper, self._ports, lambda: listener is not None and not listener.deaf)
 
         def claim() -> None:
-            claims.awake()
+            claims.awake(kept=True)
             session.work.set()
 
         def go() -> None:
@@ -232,9 +282,25 @@ class Worker:
             listener = Listener(
                 session,
                 list(self.options.queues),
-                {"claim": claim, "stop": keeper.beat_now, "go": go, "tick": maintenance.ask},
+                {
+                    "claim": claim,
+                    "wake": session.work.set,
+                    "stop": keeper.beat_now,
+                    "go": go,
+                    "tick": maintenance.ask,
+                },
             )
-        commands = CommandRunner(session, reporter, self._ports, self._detection, server, watching, self.stop)
+        commands = CommandRunner(
+            session,
+            reporter,
+            self._ports,
+            self._detection,
+            server,
+            watching,
+            self.stop,
+            lambda: self._leave_homeless(session),
+            self._liveness.guardian,
+        )
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
         )
@@ -243,12 +309,15 @@ class Worker:
             if self._deadman is not None:
                 hard_exit = HardExit(session, reporter, self._deadman)
                 watch = JobWatch(watching, ProcessTrip(watching, reporter))
+                capture = Capture(session)
                 inline = InlineRunner(
-                    session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness
+                    session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness, capture
                 )
+                capture.install()
                 try:
                     self._serve_inline(session, claims, inline, commands, reporter)
                 finally:
+                    capture.remove()
                     watch.close()
             else:
                 self._serve_commands(session, claims, commands, reporter)
@@ -285,7 +354,7 @@ class Worker:
         few = max(prefetch // 4, min(prefetch, _FEW))
 
         def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            if not self._serving(session):
+            if not self._claiming(session):
                 return None
             # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
             answer = claims.take_along(finished, few if reporter.flowing else prefetch)
@@ -295,7 +364,7 @@ class Worker:
             return answer[0]
 
         def ahead(finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
-            if not self._serving(session):
+            if not self._claiming(session):
                 return None
             # Not more than half, so that one half runs while the other is reported and claimed.
             return claims.send_along(finished, (prefetch + 1) // 2, arrived)
@@ -307,10 +376,12 @@ class Worker:
         if prefetch > 1:
             reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
         while self._serving(session):
+            signs.alive()
+            claims.pace()
             session.work.clear()
             jobs = self._take(session, claims, prefetch)
             if not jobs:
-                if self.options.once and not claims.unsure:
+                if self.options.once and not claims.unsure and not self._sampler.doubtful():
                     return
                 session.work.wait(claims.wait_s)
                 continue
@@ -336,10 +407,10 @@ class Worker:
 
         def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
             # While the main thread claims, which may take it a while, the report goes out alone.
-            if not self._serving(session) or not claiming.acquire(blocking=False):
+            if not self._claiming(session) or not claiming.acquire(blocking=False):
                 return None
             try:
-                free = self.options.slots - len(session.table) + len(finished)
+                free = self.slots - len(session.table) + len(finished)
                 answer = claims.take_along(finished, free) if free > 0 else None
                 jobs = () if answer is None else self._taken(session, claims, answer[1])
             finally:
@@ -350,9 +421,10 @@ class Worker:
 
         reporter.along = along
         while self._serving(session):
+            claims.pace()
             session.work.clear()
             with claiming:
-                free = self.options.slots - len(session.table)
+                free = self.slots - len(session.table)
                 jobs = self._take(session, claims, free) if free > 0 else []
             if free <= 0:
                 session.work.wait(1.0)
@@ -360,14 +432,45 @@ class Worker:
             for job in jobs:
                 start(job)
             if not jobs:
-                if self.options.once and not claims.unsure and not len(session.table):
+                empty = not claims.unsure and not len(session.table) and not self._sampler.doubtful()
+                if self.options.once and empty:
                     return
                 session.work.wait(claims.wait_s)
 
     def _serving(self, session: Session) -> bool:
-        return not session.ended.is_set() and not self._drain.requested.is_set()
+        if session.ended.is_set() or self._drain.requested.is_set():
+            return False
+        if session.directory.is_dir():
+            return True
+        self._leave_homeless(session)
+        return False
+
+    def _leave_homeless(self, session: Session) -> None:
+        """Somebody has removed the directory of sockets and logs, and no job can run here any more: what has not
+        begun is handed back, and the next process has a new directory.
+        """
+        if self._homeless:
+            return
+        self._homeless = True
+        log.critical(
+            "directory_gone",
+            extra={
+                "directory": str(session.directory),
+                "advice": "keep cleaners of temporary files away from it, or set XDG_RUNTIME_DIR",
+            },
+        )
+        self.stop()
+
+    def _claiming(self, session: Session) -> bool:
+        """Whether to begin more. Not while the driver does not answer for a device: whether that is broken is seen
+        within a minute, and what runs is left alone.
+        """
+        return self._serving(session) and not self._sampler.doubtful()
 
     def _take(self, session: Session, claims: ClaimSource, most: int) -> list[ActiveJob]:
+        if not self._claiming(session) and not claims.unsure:
+            claims.wait_s = _DOUBT_S
+            return []
         return self._taken(session, claims, claims.take(most))
 
     def _taken(self, session: Session, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
@@ -415,7 +518,9 @@ class Worker:
             if inline is not None:
                 inline.rest()
             reporter.failed(
-                job, describe(type(problem).__qualname__, f"its worker could not run it: {problem}")
+                job,
+                describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
+                retryable=not isinstance(problem, _Unrunnable),
             )
         finally:
             if inline is not None:
@@ -430,11 +535,21 @@ class Worker:
                 return
             inline.rest()
         if found is None:
-            commands.run(job, Command.of_payload(job.claim.payload))
+            commands.run(job, self._command(job))
             return
         if self._target is None:
-            self._target = app_target(self.app)
+            try:
+                self._target = app_target(self.app)
+            except GangqError as problem:
+                raise _Unrunnable(str(problem)) from None
         commands.run(job, Command.of_handler(self._target, task, found.watch))
+
+    @staticmethod
+    def _command(job: ActiveJob) -> Command:
+        try:
+            return Command.of_payload(job.claim.payload)
+        except ValueError as problem:
+            raise _Unrunnable(str(problem)) from None
 
     def _find(self, task: str) -> Task[..., Any]:
         if self.app is None:
@@ -484,9 +599,8 @@ def run_worker(
 ) -> int:
     """Run a worker until it is stopped; returns its exit code.
 
-    ``app`` is what it runs (None: commands only), ``dsn`` where [the app's, else GANGQ_DSN, else the private
-    server]; ``stop_event`` drains it when set. The remaining options are those of
-    :class:`gangq.worker.options.WorkerOptions`.
+    ``app`` is what it runs (None: commands only), ``dsn`` where [the app's, else GANGQ_DSN]; ``stop_event``
+    drains it when set. The remaining options are those of :class:`gangq.worker.options.WorkerOptions`.
 
     Raises:
         WorkerNameTaken: two live workers cannot have one name.
@@ -497,14 +611,19 @@ def run_worker(
     chosen = WorkerOptions(**options).resolved()
     own = client is None
     if client is None:
-        conninfo = dsn if dsn is not None else (app.dsn if app is not None else _default_dsn())
+        conninfo = dsn or (app.given_dsn if app is not None else None) or private.given_dsn()
+        if conninfo is None or conninfo == private.EMBEDDED:
+            # Not at the top: most workers have no private server.
+            from gangq.embedded import resolve_dsn
+
+            conninfo = resolve_dsn(conninfo)
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = Client(
             conninfo,
             # Its calls take turns: each is short, and a fleet of thousands needs as many connections as it has
             # workers, twice that with those that listen.
             max_size=1,
-            timeout_s=_CONNECTION_S,
+            connect_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],
         )
     try:
@@ -525,12 +644,6 @@ def _stop_when(event: threading.Event, worker: Worker) -> None:
     worker.stop()
 
 
-def _default_dsn() -> str:
-    from gangq.embedded import resolve_dsn
-
-    return resolve_dsn()
-
-
 def _check_schema(client: Client) -> None:
     from gangq.schema import check_version
 
@@ -548,13 +661,12 @@ def _stderr() -> Any:
 
 def _private_directory() -> Path:
     """A 0700 directory for the socket, logs and checkpoints of this process; short enough for a socket."""
-    places: Sequence[str | None] = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
     problem: OSError | None = None
-    for place in places:
-        if not place or len(place) + len(DIRECTORY_PREFIX) + 12 > _SOCKET_PATH_MAX:
+    for place in host_record.places():
+        if len(str(place)) + len(host_record.DIRECTORY_PREFIX) + 12 > _SOCKET_PATH_MAX:
             continue
         try:
-            return Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=place))
+            return Path(tempfile.mkdtemp(prefix=host_record.DIRECTORY_PREFIX, dir=place))
         except OSError as refused:
             problem = refused
     raise GangqError(

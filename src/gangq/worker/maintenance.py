@@ -9,12 +9,19 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 
 from gangq.errors import GangqError
+from gangq.watchdogs import signs
 from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.maintenance")
+
+
+PACE_S = 0.05
+"""A worker ticks no more often than this, however many notifications arrive: any login may send them."""
+_BUSY_MOST_S = 0.5
 
 
 class Maintenance:
@@ -24,6 +31,9 @@ class Maintenance:
         self._session = session
         self._asked = threading.Event()
         self._stop = threading.Event()
+        self._turn: int | None = None
+        self._forced = False
+        self._busy = backoff(PACE_S, _BUSY_MOST_S)
         self._thread = threading.Thread(target=self._run, name="gangq-tick", daemon=True)
 
     def start(self) -> None:
@@ -42,11 +52,15 @@ class Maintenance:
     def _run(self) -> None:
         waits = backoff()
         wait = random.uniform(0.0, 0.1)
+        paced_at = 0.0
         while not self._stop.is_set():
-            asked = self._asked.wait(wait)
-            self._asked.clear()
-            if self._stop.is_set():
+            self._asked.wait(wait)
+            signs.alive()
+            if self._stop.wait(max(0.0, paced_at - time.monotonic())):
                 return
+            paced_at = time.monotonic() + PACE_S
+            asked = self._asked.is_set()
+            self._asked.clear()
             try:
                 wait = self._tick(asked)
                 waits = backoff()
@@ -62,12 +76,19 @@ class Maintenance:
 
     def _tick(self, asked: bool) -> float:
         """One call; returns how long to wait for the next."""
-        row = self._session.client.tick(force=asked)
+        # The run that was waited for may have begun before what is asked now: then another one has to.
+        turn = None if asked else self._turn
+        force = asked or self._forced
+        row = self._session.client.tick(force=force, turn=turn)
+        self._turn, self._forced = row.next_turn, force and row.next_turn is not None
+        if self._turn is not None:
+            return next(self._busy)
+        self._busy = backoff(PACE_S, _BUSY_MOST_S)
         if row.ran and row.detail:
             log.debug("tick", extra={"detail": row.detail})
         if row.ran and row.again:
             return row.next_in_s or 0.0
         tick_s = self._session.terms.tick_s
         wait = tick_s if row.next_in_s is None else min(tick_s, max(row.next_in_s, 0.01))
-        # Who ran knows what is due, and comes in time for it; the others must not ask in step.
+        # The worker that ran the tick knows what is due and comes in time for it. The others must not ask in step.
         return wait if row.ran else wait * random.uniform(0.8, 1.2)

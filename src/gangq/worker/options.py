@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gangq import names
 from gangq.errors import InvalidInput
-
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+from gangq.worker import cgroup
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,13 @@ class WorkerOptions:
     """A worker's options. Memory in MiB, times in seconds.
 
     ``queues`` it serves; ``name`` [the host's, with ``-gpu<index>`` where CUDA_VISIBLE_DEVICES restricts it]
-    is unique among live workers and stays the same over restarts; ``slots`` [1] is how many jobs run at once
-    (with more than one, every handler runs in a child process); ``prefetch`` [1] is how many plain jobs it
-    may hold for its one slot; ``devices`` declares GPUs where no driver answers (``2x24GiB``) or none at all
-    (``none``); ``memory_mb`` and ``cpus`` [all this process may use]; ``address`` [the host's name where that
-    resolves] is where members of a gang reach this host; ``taints`` (``key`` or ``key=value``) keep off every job
-    that does not tolerate them; ``lease_s`` [the installation's] is its lease;
+    is unique among live workers and stays the same over restarts; ``slots`` [one for each device, at least 1] is
+    how many jobs run at once (with more than one, every handler runs in a child process; ``prefetch`` above 1
+    keeps it at 1); ``prefetch`` [1] is how many plain jobs it may hold for its one slot; ``devices`` declares GPUs
+    where no driver answers (``2x24GiB``) or none at all (``none``); ``memory_mb`` and ``cpus`` [all this process may
+    use]; ``address`` [the host's name where that resolves] is where members of a gang reach this host; ``taints``
+    (``key`` or ``key=value``) keep off every job that does not tolerate them; ``lease_s`` [the installation's] is
+    its lease;
     ``connections`` [2] is how many to the database it has: one for its calls, which take turns, and one that only
     listens. With 1 it does not listen, but asks: for work once a second, for orders (cancel, preempt) with its
     heartbeats. A watchdog that trips opens its own, only then;
@@ -39,7 +40,7 @@ class WorkerOptions:
     queues: Sequence[str] = ("default",)
     name: str = ""
     host: str = ""
-    slots: int = 1
+    slots: int | None = None
     prefetch: int = 1
     devices: str | None = None
     memory_mb: int | None = None
@@ -63,9 +64,9 @@ class WorkerOptions:
             raise InvalidInput(f"queues is {self.queues!r}: name at least one queue, as a list: ['default']")
         if isinstance(self.taints, str):
             raise InvalidInput(f"taints is {self.taints!r}: pass a list of strings, e.g. [{self.taints!r}]")
-        if self.slots < 1 or self.prefetch < 1:
+        if (self.slots is not None and self.slots < 1) or self.prefetch < 1:
             raise InvalidInput(f"slots is {self.slots} and prefetch is {self.prefetch}: both are at least 1")
-        if self.prefetch > 1 and self.slots > 1:
+        if self.prefetch > 1 and self.slots is not None and self.slots > 1:
             raise InvalidInput(
                 f"prefetch is {self.prefetch} with {self.slots} slots: a worker holds spare jobs only for "
                 "one slot; use one of the two"
@@ -76,19 +77,21 @@ class WorkerOptions:
             )
         if self.drain_timeout_s < 0:
             raise InvalidInput(f"drain_timeout_s is {self.drain_timeout_s}: seconds are not negative")
-        host = self.host or socket.gethostname()
+        host = names.check("host", self.host, "pass --host NAME") if self.host else names.host_name()
+        name = self.name or default_name(host, os.environ)
+        address = self.address or reachable_address(host)
         return WorkerOptions(
             queues=tuple(self.queues),
-            name=self.name or default_name(host, os.environ),
+            name=names.check("a worker's name", name, "pass --name NAME"),
             host=host,
             slots=self.slots,
             prefetch=self.prefetch,
             devices=self.devices,
             memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,
-            cpus=float(len(os.sched_getaffinity(0))) if self.cpus is None else self.cpus,
+            cpus=usable_cpus() if self.cpus is None else self.cpus,
             labels=dict(self.labels),
             taints=tuple(self.taints),
-            address=self.address or reachable_address(host),
+            address=names.check("a worker's address", address, "pass --address HOST"),
             lease_s=self.lease_s,
             connections=self.connections,
             drain_timeout_s=self.drain_timeout_s,
@@ -100,17 +103,29 @@ class WorkerOptions:
 def default_name(host: str, environ: Mapping[str, str]) -> str:
     """The host's name; with the GPUs in it where CUDA_VISIBLE_DEVICES tells several workers apart."""
     shown = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    return f"{host}-gpu{re.sub(r'[^A-Za-z0-9-]+', '-', shown)}" if shown else host
+    if not shown:
+        return host
+    name = f"{host}-gpu{re.sub(r'[^A-Za-z0-9-]+', '-', shown)}"
+    # Eight UUIDs are longer than a name may be.
+    return (
+        name
+        if len(name) <= names.LONGEST
+        else f"{host}-gpu-{hashlib.sha256(shown.encode()).hexdigest()[:12]}"
+    )
 
 
 def usable_memory_mb() -> int:
-    """The memory of this host, or of the container around this process where that is less."""
+    """The memory of this host, or what the control groups around this process allow where that is less."""
+    limit = cgroup.memory_limit(cgroup.find("memory"))
     total = int(psutil.virtual_memory().total)
-    try:
-        total = min(total, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return total >> 20
-    return total >> 20
+    return (total if limit is None else min(total, limit)) >> 20
+
+
+def usable_cpus() -> float:
+    """The processors that this process may run on, or the share of them that its control groups allow."""
+    limit = cgroup.cpu_limit(cgroup.find("cpu"))
+    present = float(len(os.sched_getaffinity(0)))
+    return present if limit is None else min(present, limit)
 
 
 def reachable_address(host: str) -> str:

@@ -22,6 +22,10 @@ import time
 MARK_VARIABLE = "GANGQ_MARK"
 """Environment variable that a worker puts on everything it starts; children inherit it."""
 
+SUPERVISOR_NAME = "gangq-super"
+"""What a supervisor is called; nothing that it starts inherits that name."""
+_WORK_NAME = "gangq:"
+
 _MARK_PREFIX = MARK_VARIABLE.encode() + b"="
 
 EXIT_S = 30.0
@@ -140,6 +144,20 @@ def environment_value(pid: int, prefix: bytes = _MARK_PREFIX) -> str | None:
     return None
 
 
+def work_name(mark: str) -> str:
+    """What a worker and the guardians of this mark are called.
+
+    Their environment is closed to other processes of their user, and their name is not. What a handler forks
+    inherits it.
+    """
+    return _WORK_NAME + mark[:8]
+
+
+def names_work(entry: Stat) -> bool:
+    """Whether it is called as workers, guardians and forked handlers are: its name then says whose it is."""
+    return entry.comm.startswith(_WORK_NAME)
+
+
 def carriers(processes: dict[int, Stat], mark: str) -> set[int]:
     """Pids whose environment carries exactly this mark, as far as we may read."""
     found = set()
@@ -243,6 +261,16 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
                 "syscall": _text(f"{place}/syscall"),
             }
         )
+    return found
+
+
+def thread_times(pid: int) -> dict[int, tuple[str, int]]:
+    """State letter and processor time (clock ticks) of each thread of a process, by thread id."""
+    found = {}
+    for tid in _tids(pid):
+        fields = _text(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
+        if fields:
+            found[tid] = (fields[0], int(fields[11]) + int(fields[12]))
     return found
 
 

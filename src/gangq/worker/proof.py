@@ -5,7 +5,8 @@ that no process it started is left. That somebody is the worker's parent, its ne
 bouncer, and this is the proof.
 
 What is looked for: the processes recorded by identity (pid *and* start time: pids are reused); whatever
-belongs to the process groups or sessions those led; whatever carries the incarnation's mark in its
+belongs to the process groups or sessions those led; whatever is in the control group of one of its attempts,
+where the host allows such groups; whatever carries the incarnation's mark in its
 environment (``GANGQ_MARK=<incarnation>`` or ``<incarnation>/<command>``); and everything that descends from
 any of them. A zombie is dead. A reading of ``/proc`` is not a snapshot, so it takes two clean ones in a row.
 
@@ -33,10 +34,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
 
-from gangq.worker import procfs
-from gangq.worker.guardian import ROLE_VARIABLE
+from gangq.worker import cgroup, procfs
 
-_ROLE_PREFIX = ROLE_VARIABLE.encode() + b"="
 _PAUSE_S = 0.05
 _MOST_PIDS = 1 << 22
 
@@ -107,7 +106,7 @@ class HostIdentity:
 class Survivor:
     """A live process that belongs to the work in question, and why it was taken for one of it.
 
-    ``why`` is ``recorded``, ``group`` (or session of a recorded one), ``mark`` or ``descendant``.
+    ``why`` is ``recorded``, ``group`` (or session of a recorded one), ``cgroup``, ``mark`` or ``descendant``.
     """
 
     pid: int
@@ -153,7 +152,6 @@ class _Pass:
     checked: int = 0
     survivors: list[Survivor] = field(default_factory=list)
     unreadable: list[int] = field(default_factory=list)
-    guardians: set[int] = field(default_factory=set)
     stats: dict[int, procfs.Stat] = field(default_factory=dict)
 
 
@@ -231,8 +229,10 @@ def confirm_gone(
                 complete=not found.unreadable,
             )
         if kill and found.survivors:
-            workers = [found.stats[s.pid] for s in found.survivors if s.pid not in found.guardians]
-            procfs.strike(workers or [found.stats[s.pid] for s in found.survivors])
+            left = [found.stats[survivor.pid] for survivor in found.survivors]
+            procfs.strike([entry for entry in left if not _guards(entry)] or left)
+            for group in cgroup.left_by(mark):
+                cgroup.kill(group)
         time.sleep(_PAUSE_S)
 
 
@@ -260,19 +260,24 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
             why[entry.pid] = "recorded"
         elif any(entry.start_ticks >= led[leader] for leader in {entry.pgrp, entry.session} & leaders):
             why[entry.pid] = "group"
+        elif cgroup.holds(entry.pid, mark):
+            why[entry.pid] = "cgroup"
+        called_so = entry.comm == procfs.work_name(mark)
         try:
             carried = procfs.environment_value(entry.pid)
-            role = procfs.environment_value(entry.pid, _ROLE_PREFIX)
         except PermissionError:
+            # Workers, supervisors and guardians are closed to their own user, and their names say whose they are.
+            if called_so:
+                why.setdefault(entry.pid, "mark")
+            if procfs.names_work(entry) or entry.comm == procfs.SUPERVISOR_NAME:
+                continue
             # None of its work: an agent that was there before it (ssh-agent hides its memory, too), and those
             # that this process itself descends from.
             if entry.start_ticks >= earliest and entry.pid not in above and uids & procfs.user_ids(entry.pid):
                 seen.unreadable.append(entry.pid)
             continue
-        if carried is not None and (carried == mark or carried.startswith(mark + "/")):
+        if called_so or (carried is not None and (carried == mark or carried.startswith(mark + "/"))):
             why.setdefault(entry.pid, "mark")
-            if role == "guardian":
-                seen.guardians.add(entry.pid)
     for pid in procfs.descendants(processes, set(why)) - {os.getpid()}:
         if processes[pid].alive:
             why.setdefault(pid, "descendant")
@@ -281,6 +286,17 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
         Survivor(pid, processes[pid].start_ticks, processes[pid].comm, why[pid]) for pid in sorted(why)
     ]
     return seen
+
+
+def _guards(entry: procfs.Stat) -> bool:
+    """Whether it says that it is a guardian. Who lies gains a few milliseconds."""
+    if not procfs.names_work(entry):
+        return False
+    try:
+        with open(f"/proc/{entry.pid}/cmdline", "rb") as file:
+            return any(os.path.basename(word) == b"guardian.py" for word in file.read(8192).split(b"\0"))
+    except OSError:
+        return False
 
 
 def _number(value: object, most: int | None = None) -> TypeGuard[int]:

@@ -1,10 +1,10 @@
 """Says how a worker died, for its supervisor: ``python -m gangq.worker.report``, a fresh process each time.
 
 On standard input comes one JSON object: ``record``, what the worker had said of its incarnation (with the
-address of its database, which is why none of this is on a command line; else ``GANGQ_DSN``), and ``facts``,
-what the supervisor saw. Out of these it says, in this order: the trip of the job that ran in the worker's own
-process; that all of the incarnation is dead. Of a process that nothing can kill it says that, and nothing
-else: what such a process holds is not free.
+address of its database, which is why none of this is on a command line), ``secrets``, what libpq has to find in
+the environment, and ``facts``, what the supervisor saw. Out of these it says, in this order: the trip of the job
+that ran in the worker's own process; that all of the incarnation is dead. Of a process that nothing can kill it
+says that, and nothing else: what such a process holds is not free.
 
 Exit status: 0 all was said, 1 something was not; then the worker's lease ends by itself. The supervisor allows
 5 s.
@@ -22,16 +22,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gangq import private
 from gangq.client import Client
-from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken
+from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotAllowed, NotFound, StaleToken
 from gangq.watchdogs.codes import ExitCode
+from gangq.worker import statefile
+from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.proof import HostIdentity
 from gangq.worker.session import blameless
 
 log = logging.getLogger("gangq.worker.report")
-
-DIRECTORY_PREFIX = "gangq-w-"
-"""How the private directory of a worker is called."""
 
 _CONNECT_S = 2
 _TRY_FOR_S = 4.0
@@ -46,9 +46,11 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("psycopg").setLevel(logging.ERROR)
+    private.close()
     words = json.load(sys.stdin)
     record, facts = words["record"], words["facts"]
-    dsn = record.get("dsn") or os.environ.get("GANGQ_DSN")
+    os.environ.update(words["secrets"])
+    dsn = record.get("dsn") or os.environ.get(private.DSN_VARIABLE)
     until = time.monotonic() + _TRY_FOR_S
     while True:
         try:
@@ -90,8 +92,9 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         )
         return False
     directory = own_directory(record.get("directory"))
-    excuse = None if directory is None else blameless(directory, incarnation)
-    if excuse is None and not _trip(client, incarnation, facts):
+    excuse = None if directory is None else blameless(directory, incarnation, os.getuid())
+    told = directory is not None and _kept_trip(client, incarnation, directory, os.getuid())
+    if excuse is None and not told and not _trip(client, incarnation, facts):
         excuse = "it came to life for a moment while it was being ended"
     if excuse is not None:
         # What it held had begun for no fault of its own, or was ended for none.
@@ -108,6 +111,68 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         log.warning("reported_dead: worker %s, incarnation %s, jobs freed: %s", worker, incarnation, freed)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
+    return True
+
+
+def deliver(client: Client, incarnation: int, directory: Path, uid: int) -> None:
+    """Tell what this incarnation, a worker of user ``uid``, or its supervisor could not, if they left it there: the
+    trip of a job. Not of a claim that is over by now: its token fences that.
+
+    Raises:
+        DatabaseUnreachable: the database is away; it is told the next time.
+    """
+    if _kept_trip(client, incarnation, directory, uid):
+        return
+    facts = _kept(directory, statefile.DEATH, incarnation, uid)
+    if facts is None:
+        return
+    try:
+        _trip(client, incarnation, {**_NOTHING, **facts})
+    except (TypeError, ValueError, KeyError, AttributeError, NotAllowed) as problem:
+        log.warning("death_unreadable: %s: %s", directory, problem)
+
+
+_NOTHING: dict[str, Any] = {
+    "exit_code": 0,
+    "job": 0,
+    "token": 0,
+    "silent_s": None,
+    "threads": [],
+    "stacks": "",
+}
+
+
+def _kept(directory: Path, name: str, incarnation: int, uid: int) -> dict[str, Any] | None:
+    """What stands in that file about that incarnation."""
+    raw = statefile.read(directory, name, uid=uid, most=statefile.REPORT_BYTES)
+    try:
+        found = json.loads(raw or b"null")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("incarnation") == incarnation else None
+
+
+def _kept_trip(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
+    """Tell the trip that the worker itself could not; whether there was one."""
+    trip = _kept(directory, statefile.TRIP, incarnation, uid)
+    if trip is None or "job" not in trip:
+        return False
+    try:
+        outcome = client.trip(
+            incarnation=incarnation,
+            job_id=trip["job"],
+            token=trip["token"],
+            code=trip["code"],
+            error=trip["error"],
+            evidence=trip.get("evidence") or {},
+            devices=trip.get("devices") or (),
+            exit_in_s=0,
+            class_=trip.get("class"),
+        )
+    except (StaleToken, IncarnationEnded, NotFound, InvalidInput, NotAllowed, KeyError, TypeError) as problem:
+        log.info("no_trip: job %s: %s", trip.get("job"), problem)
+    else:
+        log.warning("delivered_trip: job %s, code %s: %s", trip["job"], trip["code"], outcome)
     return True
 
 

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import dumps, note_for
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken, WrongState
+from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import until_answered
@@ -306,7 +307,7 @@ class Reporter:
                 log.error("result_stale", extra={"job": outcome.job_id})
 
     def _complete_each(self, batch: Sequence[ActiveJob], problem: GangqError) -> None:
-        """One of the batch is refused (too large, not storable): that one fails, the others are done."""
+        """One of the batch is refused (too large): a note takes the place of its result, and all are done."""
         if len(batch) > 1:
             for one in batch:
                 try:
@@ -318,8 +319,21 @@ class Reporter:
         if isinstance(problem, (StaleToken, WrongState, IncarnationEnded, NotFound)):
             log.error("result_stale", extra={**job.extra, "error": str(problem)})
             return
-        what = "was refused" if isinstance(problem, InvalidInput) else "could not be reported"
-        self._fail(job, describe(type(problem).__name__, f"its result {what}: {problem}"), False, "error")
+        if isinstance(problem, InvalidInput):
+            log.warning("result_not_stored", extra={**job.extra, "error": str(problem)})
+            job.result = note_for(problem, f"the result of task {job.claim.task!r}")
+            try:
+                self._complete([job])
+            except GangqError as own:
+                problem = own
+            else:
+                return
+        self._fail(
+            job,
+            describe(type(problem).__name__, f"its result could not be reported: {problem}"),
+            False,
+            "error",
+        )
 
     # -- not done --------------------------------------------------------------------------------------------
 
@@ -366,7 +380,7 @@ class Reporter:
             job_id=job.id,
             token=job.token,
             code=int(trip.code),
-            error=error_of(trip),
+            error=error_of(trip, evidence),
             evidence=evidence,
             devices=list(trip.devices),
         )
@@ -446,6 +460,7 @@ class Reporter:
             self._asleep = False
             self._called.clear()
             moves = self._moves
+            signs.alive()
             if self._stop.wait(_FLUSH_S):
                 return
             if moves == self._moves and not self._sending:

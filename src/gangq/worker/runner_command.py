@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo
-from gangq.errors import GangqError
+from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import facts, procfs
+from gangq.worker import cgroup, facts, procfs
 from gangq.worker.barrier import wait_for_go
-from gangq.worker.child import Child, CommandStartError, Exit
+from gangq.worker.child import Child, Exit
 from gangq.worker.environment import for_child, own_environ, visible_devices
 from gangq.worker.jobs import ActiveJob, StopReason
-from gangq.worker.logship import LogShipper
+from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
 from gangq.worker.proof import HostIdentity
 from gangq.worker.reporter import Reporter, clean, describe
@@ -78,6 +79,11 @@ class Command:
             isinstance(value, str) and "=" not in name for name, value in env.items()
         ):
             raise ValueError("env is an object of names and strings")
+        # Who a process is, is said by its worker. `submit` in SQL takes any payload, hence here.
+        ours = sorted(name for name in env if name.startswith("GANGQ_"))
+        if ours:
+            log.warning("variables_dropped", extra={"names": ours})
+            env = {name: value for name, value in env.items() if name not in ours}
         if cwd is not None and not isinstance(cwd, str):
             raise ValueError(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
         if payload.get("shell"):
@@ -125,8 +131,15 @@ class CommandRunner:
         server: SocketServer,
         watching: Watching,
         leave: Callable[[], None],
+        homeless: Callable[[], None],
+        guarded: Callable[[int], Callable[[], None]] = lambda _: lambda: None,
     ) -> None:
-        """``leave()`` begins the end of this worker."""
+        """``leave()`` begins the end of this worker, ``homeless()`` that of one whose directory is gone.
+        ``guarded(pid)`` is told of every guardian, and returns
+        what is to be called once that has ended.
+        """
+        self._guarded = guarded
+        self._homeless = homeless
         self._watching = watching
         self._leave = leave
         self._session = session
@@ -141,7 +154,13 @@ class CommandRunner:
         """Run one job to its end and report it."""
         directory = self._session.directory / f"{job.id}-{job.token}"
         try:
-            directory.mkdir(mode=0o700)
+            try:
+                directory.mkdir(mode=0o700)
+            except FileNotFoundError:
+                self._homeless()
+                job.tell_stop("drain", 0.0)
+                self._not_started(job)
+                return
             self._run(job, command, directory)
         finally:
             self._server.withdraw(job)
@@ -177,7 +196,7 @@ class CommandRunner:
         started_at = time.monotonic()
         oom_kills = container_memory().oom_kills
         try:
-            child = self._start(command, env, directory)
+            child = self._start(job, command, env, directory)
         except CommandStartError as problem:
             job.end_work()
             if problem.stage == "deadline":
@@ -186,12 +205,16 @@ class CommandRunner:
             else:
                 self._reporter.failed(job, describe("CommandStartError", str(problem)))
             return
-        with child:
-            tripped = CommandTrip(self._watching, job, child)
-            ended = self._attend(job, child, command, tripped)
-            if ended is None:
-                return
-            tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
+        over = self._guarded(child.guardian_pid)
+        try:
+            with child:
+                tripped = CommandTrip(self._watching, job, child)
+                ended = self._attend(job, child, command, tripped)
+                if ended is None:
+                    return
+                tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
+        finally:
+            over()
         if tripped.trip is None and _out_of_memory(ended, oom_kills):
             tripped.trip = Trip(
                 ExitCode.MEMORY,
@@ -201,9 +224,10 @@ class CommandRunner:
             )
         self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped)
 
-    def _start(self, command: Command, env: dict[str, str], directory: Path) -> Child:
+    def _start(self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path) -> Child:
         session = self._session
-        head = session.terms.log_bytes * 3 // 4
+        home = session.cgroups
+        head, tail = log_sizes(session.terms)
         with self._lock:
             number = next(self._numbers)
         return Child.start(
@@ -216,13 +240,14 @@ class CommandRunner:
             grace_s=session.terms.grace_s,
             orphan_grace_s=min(5.0, session.terms.grace_s),
             log_head=head,
-            log_tail=max(0, session.terms.log_bytes - head - 128),
+            log_tail=tail,
+            group=None if home is None else f"{home}/{cgroup.name(session.mark, job.id, job.token)}",
         )
 
     def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit | None:
         """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
         session = self._session
-        shipper = LogShipper(session, job, child)
+        shipper = LogShipper(session, job, child.read_new_output)
         work = CommandWork(child)
         watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
         try:
@@ -298,7 +323,9 @@ class CommandRunner:
         elif job.completed_by_handler:
             self._reporter.completed_by_handler(job, outcome.get("error"))
         elif outcome.get("kind") == "result":
-            self._reporter.done(job, outcome["result"])
+            result = outcome["result"]
+            what = f"the result of task {job.claim.task!r}"
+            self._reporter.done(job, None if result is None else dumps_result(result, what))
         elif tripped.trip is not None and (
             # One that ended by itself while the watchdog made up its mind ended as it says.
             ended.cause != "exit" or tripped.trip.code is ExitCode.MEMORY

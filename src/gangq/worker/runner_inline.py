@@ -14,18 +14,20 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import Encoded, dumps
+from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
-from gangq.errors import GangqError, NotSerializable
+from gangq.errors import GangqError
+from gangq.signatures import misfit, unfinished
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.liveness import Liveness
+from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
 from gangq.worker.session import Session
@@ -172,6 +174,7 @@ class InlineRunner:
         hard_exit: HardExit,
         watch: JobWatch,
         liveness: Liveness,
+        capture: Capture,
     ) -> None:
         self._session = session
         self._reporter = reporter
@@ -180,6 +183,7 @@ class InlineRunner:
         self._hard_exit = hard_exit
         self._watch = watch
         self._liveness = liveness
+        self._capture = capture
         self._pid = os.getpid()
 
     def rest(self) -> None:
@@ -223,6 +227,7 @@ class InlineRunner:
         self._liveness.job(job.id, job.token)
         self._watch.begin(job, options)
         set_current(context)
+        self._capture.begin(job)
         result: Any = None
         problem: BaseException | None = None
         try:
@@ -230,17 +235,25 @@ class InlineRunner:
         except BaseException as raised:
             # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
             problem = raised
+        else:
+            if result is not None and (why := unfinished(result)) is not None:
+                result, problem = None, HandlerUnfit(why)
+        retryable = is_retryable(problem, handler, claim.payload)
         if os.getpid() != self._pid:
             # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
             # either, the connections belong to its parent.
             os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
         set_current(None)
+        output = self._capture.end()
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
         self._watch.end()
         self._liveness.job(0, 0)
         job.end_work()
         work.end()
-        self._report(job, context, result, problem, more_follow)
+        if output is not None:
+            self.rest()
+            output.finish()
+        self._report(job, context, result, problem, retryable, more_follow)
 
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()
@@ -256,6 +269,7 @@ class InlineRunner:
         context: InlineContext,
         result: Any,
         problem: BaseException | None,
+        retryable: bool,
         more_follow: bool,
     ) -> None:
         if problem is None and not job.told and not job.completed_by_handler:
@@ -274,25 +288,33 @@ class InlineRunner:
             self._reporter.stopped(job)
         elif problem is not None:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
-            self._reporter.failed(job, error_of(problem), cause=cause)
+            self._reporter.failed(job, error_of(problem), retryable=retryable, cause=cause)
         else:
             self._done(job, result, more_follow)
 
     def _done(self, job: ActiveJob, result: Any, more_follow: bool) -> None:
-        try:
+        if result is not None:
             # Encoded here and once: what is sent is what was found to be in order.
-            if result is not None:
-                result = Encoded(dumps(result, f"the result of task {job.claim.task!r}"))
-        except (NotSerializable, RecursionError) as refused:
-            self.rest()
-            # It would be refused again: the work is not worth repeating.
-            self._reporter.failed(job, describe(type(refused).__name__, str(refused)), retryable=False)
-            return
+            result = dumps_result(result, f"the result of task {job.claim.task!r}")
         if not more_follow:
             self.rest()
         if not self._reporter.done(job, result, more_follow=more_follow):
             self.rest()
             self._reporter.attend()
+
+
+class HandlerUnfit(TypeError):
+    """The handler cannot run any job: calling it runs nothing."""
+
+
+def is_retryable(
+    problem: BaseException | None, handler: Callable[..., Any], payload: Mapping[str, Any] | None
+) -> bool:
+    """Whether another attempt may end otherwise. Not where the payload does not fit the handler's parameters."""
+    if not isinstance(problem, TypeError):
+        return True
+    function = getattr(handler, "function", handler)
+    return not isinstance(problem, HandlerUnfit) and misfit(function, payload or {}) is None
 
 
 def error_of(problem: BaseException) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gangq.watchdogs.deadman import boottime
+from gangq.worker import statefile
 from gangq.worker.jobs import JobTable
 
 if TYPE_CHECKING:
@@ -24,14 +25,11 @@ it.
 """
 
 
-def blameless(directory: Path, incarnation: int) -> str | None:
-    """What :meth:`Session.note` left there for that incarnation, if anything."""
+def blameless(directory: Path, incarnation: int, uid: int) -> str | None:
+    """What :meth:`Session.note` of a worker of that user left there for that incarnation, if anything."""
     for why in ("lapsed", "drained"):
-        try:
-            if (directory / why).read_text() == str(incarnation):
-                return why
-        except OSError:
-            continue
+        if statefile.read(directory, why, uid=uid) == str(incarnation).encode():
+            return why
     return None
 
 
@@ -62,7 +60,7 @@ class Terms:
             incarnation=row.incarnation,
             lease_s=row.lease_granted_s,
             heartbeat_s=row.heartbeat_s,
-            margin_s=min(row.lease_margin_s, row.lease_granted_s / 2),
+            margin_s=row.lease_margin_s,
             grace_s=row.grace_s,
             tick_s=row.tick_s,
             log_bytes=row.log_bytes,
@@ -85,6 +83,7 @@ class Session:
         mark: str,
         directory: Path,
         sent_at: float,
+        cgroups: str | None = None,
     ) -> None:
         self.client = client
         self.terms = terms
@@ -92,6 +91,8 @@ class Session:
         self.host = host
         self.mark = mark
         self.directory = directory
+        self.cgroups = cgroups
+        """Where each command gets a control group of its own; None: this host allows none."""
         self.table = JobTable()
         self.ended = threading.Event()
         """Set once the database has ended this incarnation: whatever it still ran is lost."""
@@ -124,8 +125,9 @@ class Session:
         with self._lock:
             self._kill_at = max(self._kill_at, sent_at + self.terms.lease_s - self.terms.margin_s)
             kill_at = self._kill_at
-        self._take_back("lapsed")
+        # First what runs: taking the note back may fail on a disk that is full or read-only.
         self.table.each(lambda job: job.extend(kill_at, self.terms.grace_s))
+        self._take_back("lapsed")
 
     def note(self, why: Blameless) -> None:
         """Leave word for the next incarnation, on disk: should this process end without being able to tell
@@ -136,7 +138,7 @@ class Session:
                 return
             self._notes.add(why)
         try:
-            (self.directory / why).write_text(str(self.incarnation))
+            statefile.write(self.directory, why, str(self.incarnation).encode())
         except OSError as problem:
             log.warning("note_unwritten", extra={"note": why, "error": str(problem)})
 
@@ -145,7 +147,10 @@ class Session:
             if why not in self._notes:
                 return
             self._notes.discard(why)
-        (self.directory / why).unlink(missing_ok=True)
+        try:
+            (self.directory / why).unlink(missing_ok=True)
+        except OSError as problem:
+            log.warning("note_not_removed", extra={"note": why, "error": str(problem)})
 
     def lapsing(self) -> bool:
         """Whether what runs has to be asked to stop, because the lease may end before it is renewed."""

@@ -20,16 +20,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gangq.client.encoding import dumps
 from gangq.errors import GangqError, InvalidInput
-from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint
+from gangq.worker.context_impl import submit_child
+from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.socket")
 
 _PER_JOB = 64
-_FIRST_WORD_S = 10.0
+_WITHOUT_KEY = 64
+"""Connections that have not shown a key yet; for one more, the oldest of them is cut."""
+_FIRST_WORD_S = 2.0
+_PAUSE_S = 0.1
 _LINE_SLACK = 1 << 20
 
 
@@ -42,6 +48,9 @@ class SocketServer:
         self._facts: dict[int, dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
         self._lock = threading.Lock()
+        self._without_key: dict[socket.socket, None] = {}
+        self._fewer = threading.Condition(self._lock)
+        self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="gangq-socket", daemon=True)
         self._ops: dict[str, Callable[[ActiveJob, dict[str, Any]], dict[str, Any]]] = {
@@ -54,6 +63,7 @@ class SocketServer:
             "outcome": self._outcome,
             "save_checkpoint": self._save_checkpoint,
             "status": self._status,
+            "submit": self._submit,
         }
 
     def start(self) -> None:
@@ -68,6 +78,7 @@ class SocketServer:
 
     def stop(self) -> None:
         """Stop listening; open connections end with their processes."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -83,24 +94,49 @@ class SocketServer:
         with self._lock:
             self._facts.pop(job.token, None)
 
+    @property
+    def _request_bytes(self) -> int:
+        return 2 * self._session.terms.checkpoint_bytes + _LINE_SLACK
+
     # -- connections -----------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._serve, args=(connection,), name="gangq-socket-client", daemon=True
-            ).start()
+            except OSError as problem:
+                # No descriptor left, most likely. Others come free, and jobs that beat must not find a deaf worker.
+                if not self._closed.wait(_PAUSE_S):
+                    log.warning("socket_not_accepted", extra={"error": str(problem)})
+                continue
+            with self._fewer:
+                self._without_key[connection] = None
+                while len(self._without_key) > _WITHOUT_KEY and not self._closed.is_set():
+                    with contextlib.suppress(OSError):
+                        next(iter(self._without_key)).shutdown(socket.SHUT_RDWR)
+                    self._fewer.wait(_PAUSE_S)
+            try:
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="gangq-socket-client", daemon=True
+                ).start()
+            except RuntimeError as problem:  # No thread left.
+                log.warning("socket_not_served", extra={"error": str(problem)})
+                connection.close()
+                self._known(connection)
+
+    def _known(self, connection: socket.socket) -> None:
+        """It has shown a key, or is closed."""
+        with self._fewer:
+            if connection in self._without_key:
+                del self._without_key[connection]
+                self._fewer.notify()
 
     def _serve(self, connection: socket.socket) -> None:
         counted: ActiveJob | None = None
         try:
             with connection, connection.makefile("rb") as lines:
                 connection.settimeout(_FIRST_WORD_S)
-                most = 2 * self._session.terms.checkpoint_bytes + _LINE_SLACK
+                most = self._request_bytes
                 while line := lines.readline(most):
                     job, answer = self._answer(line, most)
                     if job is not None and counted is None:
@@ -110,6 +146,7 @@ class SocketServer:
                                 return
                             self._open[job.token] += 1
                         counted = job
+                        self._known(connection)
                         connection.settimeout(None)
                     connection.sendall(json.dumps(answer).encode() + b"\n")
                     if job is None:
@@ -117,6 +154,7 @@ class SocketServer:
         except OSError:
             return
         finally:
+            self._known(connection)
             if counted is not None:
                 with self._lock:
                     self._open[counted.token] -= 1
@@ -128,7 +166,7 @@ class SocketServer:
             request: dict[str, Any] = json.loads(line if len(line) < most else b"")
             key, op = request["key"], request["op"]
             job = self._session.table.by_key(str(key))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None, _refusal(InvalidInput(f"not a request of at most {most} bytes: {line[:100]!r}"))
         if job is None:
             return None, _refusal(GangqError("no running job of this worker has that key: its claim is over"))
@@ -161,7 +199,7 @@ class SocketServer:
     def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             told = dict(self._facts[job.token])
-        return {**told, **self._gang(job, _request)}
+        return {**told, **self._gang(job, _request), "request_bytes": self._request_bytes}
 
     def _gang(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         return {"gang": None if job.gang is None else asdict(job.gang)}
@@ -180,8 +218,26 @@ class SocketServer:
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] not in ("result", "error", "stopped"):
             raise InvalidInput(f"unknown outcome {request['kind']!r}")
-        job.outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable")}
+        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable")}
+        if request["kind"] == "error":
+            try:
+                outcome["error"] = _error(request.get("error"))
+            except GangqError as problem:
+                # A report that the database refuses would be made again and again, and with it the job.
+                job.outcome = {
+                    "kind": "error",
+                    "error": {"type": "MalformedOutcome", "message": f"its process sent no error: {problem}"},
+                    "retryable": True,
+                }
+                raise
+        job.outcome = outcome
         return {}
+
+    def _submit(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        arguments = request["arguments"]
+        if not isinstance(arguments, dict):
+            raise InvalidInput("the arguments of a submission are a JSON object")
+        return submit_child(self._session, job, str(request["verb"]), arguments)
 
     def _save_checkpoint(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -189,14 +245,7 @@ class SocketServer:
         except binascii.Error as problem:
             raise InvalidInput(f"a checkpoint travels as base64: {problem}") from problem
         step = int(request["step"])
-        epoch = job.gang.epoch if job.gang is not None else None
-        until_answered(
-            lambda: self._session.client.save_checkpoint(
-                job_id=job.id, token=job.token, step=step, data=data, epoch=epoch
-            ),
-            "save_checkpoint",
-            lambda: job.lost is not None or self._session.lapsed(),
-        )
+        store_checkpoint(self._session, job, step, data)
         return {"step": step}
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +257,17 @@ class SocketServer:
         if saved is None:
             return {"step": None, "data": None}
         return {"step": saved.step, "data": base64.b64encode(saved.data).decode()}
+
+
+def _error(said: object) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise InvalidInput(f"an error is a JSON object with type and message, not {said!r:.100}")
+    for name in ("type", "message"):
+        if not isinstance(said.get(name), str):
+            raise InvalidInput(f"the {name} of an error is text, not {said.get(name)!r:.100}")
+    error = {key: clean(value) if isinstance(value, str) else value for key, value in said.items()}
+    dumps(error, "the error")
+    return error
 
 
 def _refusal(problem: GangqError) -> dict[str, Any]:

@@ -18,11 +18,13 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
-    from gangq.worker import liveness_memory, oom, procfs
+    from gangq.worker import cgroup, liveness_memory, oom, procfs, statefile
 else:
+    import cgroup
     import liveness_memory
     import oom
     import procfs
+    import statefile
 
 FROZEN = 80
 MEMORY = 86
@@ -36,23 +38,27 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _SIGINFO_BYTES = 128
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _TURN_S = 0.25
+_LEAST_TURN_S = 0.02
 _PAUSED_S = 1.0
 _STACKS_S = 0.2
+_BETWEEN_LOOKS_S = 1.0
 _LET_END_S = 8.0
 """For guardians: longer than the grace that they give a command whose worker died (5 s)."""
 _KILL_S = 5.0
 _REPORT_S = 5.0
+_TOLD_S = 2.0
+"""For a trip that the worker has told itself."""
+_LEAST_S = 0.7
+"""A fresh Python says nothing in less."""
 _WRITE_S = 0.2
 _FILE_KIND = 0o170000
 _WAITED_FOR = (0o010000, 0o140000)
 """Pipes and sockets: who writes to them may have to wait for ever."""
-_ROLE_PREFIX = b"GANGQ_ROLE="
-_GUARDIAN = "guardian"
-_SERVER = "server"
-"""The private PostgreSQL may be started by a worker, and belongs to nobody."""
 
 
 class Silence:
@@ -63,13 +69,26 @@ class Silence:
         self.silent_s = 0.0
         self._at = now
 
-    def heard(self) -> None:
-        """A sign of life."""
-        self.silent_s = 0.0
+    def heard(self, ago_s: float = 0.0) -> None:
+        """A sign of life, given so many seconds ago."""
+        self.silent_s = max(0.0, min(ago_s, self.silent_s))
+
+    def second_look_s(self) -> float:
+        """The silence at which to look for the second time, having looked just now."""
+        return max(self.limit_s, self.silent_s + self._between_s / 2)
 
     def wait_s(self) -> float:
         """How long to wait for one before looking at the clock again."""
         return max(0.0, min(_TURN_S, self.limit_s - self.silent_s))
+
+    @property
+    def _between_s(self) -> float:
+        return min(_BETWEEN_LOOKS_S, self.limit_s / 4)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the limit is near: time for the first of two looks."""
+        return self.silent_s >= self.limit_s - self._between_s
 
     def waited(self, now: float, wait_s: float) -> float:
         """Count a wait that was to end after ``wait_s`` seconds; return how long this process was not running.
@@ -86,6 +105,37 @@ class Silence:
     def over(self) -> bool:
         """Whether the limit is reached."""
         return self.silent_s >= self.limit_s
+
+
+class Look:
+    """Where every thread of a worker stood at one instant: in Python, and in the kernel's books."""
+
+    def __init__(self, stacks: bytes, threads: dict[int, tuple[str, int]]) -> None:
+        """``stacks`` as faulthandler writes them; ``threads`` their state letter and CPU time (ticks) by tid."""
+        self.threads = threads
+        self.stacks: dict[bytes, bytes] = {}
+        for block in stacks.split(b"\n\n"):
+            head, _, frames = block.partition(b"\n")
+            if b"hread 0x" in head:
+                self.stacks[head.partition(b"hread ")[2].split()[0]] = frames.strip()
+
+    @property
+    def ticks(self) -> int:
+        """Processor time of all its threads, in hundredths of a second."""
+        return sum(ticks for _, ticks in self.threads.values())
+
+    def since(self, before: Look) -> str | None:
+        """Why this is no frozen interpreter, two looks having been taken; None: it is one."""
+        for thread, frames in self.stacks.items():
+            if before.stacks.get(thread, frames) != frames:
+                return f"thread {thread.decode()} went on"
+        wanting = any(
+            (state, before.threads.get(tid, ("", 0))[0]) == ("R", "R")
+            for tid, (state, _) in self.threads.items()
+        )
+        if wanting and self.ticks == before.ticks:
+            return "it wants the processor and was given none"
+        return None
 
 
 class Notifier:
@@ -134,8 +184,11 @@ class Notifier:
 class Supervisor:
     """One worker, from its start to the proof that nothing of it is left."""
 
-    def __init__(self, argv: list[str], *, silence_s: float, start_s: float, as_json: bool) -> None:
+    def __init__(
+        self, argv: list[str], *, silence_s: float, start_s: float, as_json: bool, secrets: bytes = b"{}"
+    ) -> None:
         self.argv = argv
+        self.secrets = secrets
         self.start_s = start_s
         self.silence_s = silence_s
         self.as_json = as_json
@@ -146,12 +199,20 @@ class Supervisor:
         if self.notifier.watchdog_s is not None:
             interval_s = min(interval_s, self.notifier.watchdog_s / 4)
         self.memory = liveness_memory.Memory.create(interval_s=interval_s, silence_s=silence_s)
+        self.memory.register(0, secrets)
         self.silence = Silence(start_s, time.monotonic())
         self.alive = False
+        self.signed_at = 0.0
+        """When the worker's last sign of life was given."""
+        self.leaving = False
+        self.first_look: Look | None = None
+        self.second_look_s = 0.0
+        """The silence at which to look again."""
         self.child = 0
         self.status: int | None = None
         """The worker's exit status, or minus the signal that killed it; None: it lives."""
         self.frozen_s: float | None = None
+        self.verdict_at = 0.0
         self.oomed = False
         self.paused_s = 0.0
         self.killed_at: float | None = None
@@ -183,7 +244,7 @@ class Supervisor:
         # In both: whoever comes second finds it done.
         _own_group(self.child)
         os.close(theirs)
-        self.oom = oom.OomWatch(self.child)
+        self.oom = oom.OomWatch(cgroup.find("memory", pid=self.child))
         self.poll = select.poll()
         self.poll.register(self.signals, select.POLLIN)
         self.poll.register(self.pipe, select.POLLIN)
@@ -213,7 +274,8 @@ class Supervisor:
     def watch(self) -> None:
         """Serve until the worker has died or is found frozen."""
         while self.status is None and self.frozen_s is None:
-            wait_s = self.silence.wait_s()
+            # Over the limit it may wait for the second look.
+            wait_s = max(self.silence.wait_s(), _LEAST_TURN_S)
             ready = self.poll.poll(wait_s * 1000)
             now = time.monotonic()
             paused_s = self.silence.waited(now, wait_s)
@@ -222,33 +284,97 @@ class Supervisor:
                 self.say("warning", "supervisor_paused", paused_s=round(paused_s, 1))
             for fd, _ in ready:
                 if fd == self.pipe:
-                    self.listen(now)
+                    self.listen()
                 elif fd == self.signals:
                     self.obey()
+            self.hear(now)
             self.reap()
-            if self.status is None and self.silence.over:
+            if self.status is None and self.alive and self.silence.doubtful:
+                self.doubt()
+            elif self.status is None and self.silence.over:
                 self.frozen_s = self.silence.silent_s
 
-    def listen(self, now: float) -> None:
-        """Signs of life, or the end of whoever could give any."""
+    def listen(self) -> None:
+        """What wakes this process, or the end of whoever could."""
         data = os.read(self.pipe, 4096)
         if not data:
             self.poll.unregister(self.pipe)
             return
         self.silence.heard()
-        self.alive = True
-        self.silence.limit_s = self.silence_s
-        self.notifier.relay(now)
-        self.oom.look(now)
         if liveness_memory.REGISTERED in data:
             self.notifier.say("READY=1")
         if liveness_memory.LEAVING in data:
+            self.leaving = True
             self.silence.limit_s = self.start_s
             self.notifier.status("leaving")
-        elif self.memory.incarnation:
+
+    def hear(self, now: float) -> None:
+        """Take note of a sign of life that was given since the last turn."""
+        signed_at = self.memory.signed_at
+        if signed_at == self.signed_at:
+            return
+        self.signed_at, self.alive, self.first_look = signed_at, True, None
+        self.silence.heard(now - signed_at)
+        self.notifier.relay(now)
+        self.oom.look(now)
+        if self.leaving:
+            return
+        self.silence.limit_s = self.silence_s
+        if self.memory.incarnation:
             job, _ = self.memory.job
             what = f"running job {job}" if job else "serving"
             self.notifier.status(f"incarnation {self.memory.incarnation}, {what}")
+
+    def doubt(self) -> None:
+        """The worker has been silent for nearly the limit: look at it now and at the limit. Signs that were missed
+        are no freeze: it is frozen when it stands at the second look where it stood at the first.
+        """
+        if self.first_look is None:
+            self.first_look = self.look()
+            self.second_look_s = self.silence.second_look_s()
+            return
+        if self.silence.silent_s < self.second_look_s:
+            return
+        second = self.look()
+        if self.memory.signed_at != self.signed_at or self.status is not None:
+            return
+        why = second.since(self.first_look)
+        if why is None:
+            self.frozen_s = self.silence.silent_s
+            return
+        self.say("warning", "silent_but_not_frozen", silent_s=round(self.silence.silent_s, 1), reason=why)
+        self.first_look = second
+        self.second_look_s = self.silence.second_look_s()
+
+    def look(self) -> Look:
+        """Where the worker's threads stand. Nothing of it interrupts what the worker does."""
+        threads = procfs.thread_times(self.child)
+        if any(state not in "tT" for state, _ in threads.values()):
+            self.memory.forget_stacks()
+            self.dump(time.monotonic() + _STACKS_S)
+        return Look(self.memory.stacks(), threads)
+
+    def dump(self, until: float, *, go_on: bool = False) -> None:
+        """Have the worker's stacks written, as far as that is done by then. With ``go_on`` a stopped process is
+        made to go on, and takes the signal first.
+        """
+        number, thread = self.memory.dump_signal, self.memory.dump_thread
+        if not number:
+            return
+        # To a thread of the library: a system call of the handler that is interrupted may return, which would be a
+        # disturbance, and would look like life.
+        tgkill = getattr(self.libc, "tgkill", None)
+        if go_on or not thread or tgkill is None or tgkill(self.child, thread, number) != 0:
+            os.kill(self.child, number)
+        if go_on:
+            os.kill(self.child, signal.SIGCONT)
+        written = -1
+        while (left := until - time.monotonic()) > 0 and self.status is None:
+            time.sleep(min(left, 0.04))
+            self.reap()
+            former, written = written, self.memory.stacks_written
+            if 0 < written == former:
+                return
 
     def obey(self) -> None:
         """Pass signals on. The death of a child is looked for after every turn anyway."""
@@ -286,22 +412,13 @@ class Supervisor:
     def end_frozen(self) -> None:
         """Evidence, then SIGKILL for everything."""
         # Before it is made to go on: what it writes now is written by a worker that is already judged.
+        self.verdict_at = procfs.boottime()
         self.remember()
         self.notifier.status("frozen: being killed")
         until = time.monotonic() + _STACKS_S
         self.threads = procfs.threads(self.child)
-        number = self.memory.dump_signal
-        if number:
-            os.kill(self.child, number)
-            # A stopped process takes the signal as soon as it goes on.
-            os.kill(self.child, signal.SIGCONT)
-        written = -1
-        while (left := until - time.monotonic()) > 0 and self.status is None:
-            time.sleep(min(left, 0.04))
-            self.reap()
-            former, written = written, self.memory.stacks_written
-            if 0 < written == former:
-                break
+        if not self.memory.stacks_written:
+            self.dump(until, go_on=True)
         self.kill_all()
         # Not before: nothing that is written may stand between a frozen worker and its end.
         self.say("error", "frozen", silent_s=round(self.frozen_s or 0.0, 1), job=self.job[0] or None)
@@ -352,7 +469,8 @@ class Supervisor:
         while procfs.boottime() < until:
             processes = procfs.table()
             ours = self.tree(processes)
-            guardians = {pid for pid in ours if _role(processes[pid]) == _GUARDIAN}
+            known = self.memory.guardians
+            guardians = {pid for pid in ours if (pid, processes[pid].start_ticks) in known}
             guarded = guardians | procfs.descendants(processes, guardians)
             procfs.strike([processes[pid] for pid in ours - guarded])
             self.reap()
@@ -395,18 +513,19 @@ class Supervisor:
         """Pids of all that is alive and ours."""
         spared = {pid for pid, ticks in self.foreign.items() if _is(processes, pid, ticks)}
         below = procfs.descendants(processes, {os.getpid()})
-        spared |= {
-            pid
-            for pid in below
-            if processes[pid].ppid == os.getpid() and pid != self.child and _role(processes[pid]) == _SERVER
-        }
+        # Only what the worker has named: what a process says of itself is believed by nobody.
+        server, ticks = self.memory.spared
+        if server in below and _is(processes, server, ticks):
+            spared.add(server)
         ours = below - spared - procfs.descendants(processes, spared)
         return {pid for pid in ours if processes[pid].alive}
 
     # -- saying it -------------------------------------------------------------------------------------------
 
     def report(self, code: int, stacks: bytes) -> None:
-        """Have a fresh process tell the database, for 5 s."""
+        """Have a fresh process tell the database, until 5 s after the verdict. What it cannot tell stays on this
+        host: the next start, the bouncer or report-death tells it.
+        """
         import json
 
         job, token = self.job
@@ -425,16 +544,55 @@ class Supervisor:
             "left": [_describe(entry) for entry in self.left],
             "tree_dead": not self.left and self.status is not None,
         }
-        words = b'{"record": ' + self.memory.record + b', "facts": ' + json.dumps(facts).encode() + b"}"
+        directory = json.loads(self.memory.record).get("directory") or ""
+        trip = self.kept_trip(directory)
+        told = bool(trip.get("told"))
+        if not told and directory:
+            try:
+                kept = json.dumps({**facts, "incarnation": self.incarnation}).encode()
+                statefile.write(directory, statefile.DEATH, kept)
+            except OSError as problem:
+                self.say("warning", "death_not_kept", error=str(problem))
+        left = self.left_s(trip.get("until"), told)
+        if left < _LEAST_S:
+            self.say("warning", "report_left", advice="the next start of this worker tells it")
+            return
+        said = {"record": self.memory.record, "secrets": self.secrets, "facts": json.dumps(facts).encode()}
+        words = b"{" + b", ".join(b'"%s": %s' % (key.encode(), value) for key, value in said.items()) + b"}"
         self.notifier.status("reporting the death of the worker")
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         try:
-            said = _run_report(root, words, self.environ)
+            status = _run_report(root, words, self.environ, left)
         except OSError as problem:
             self.say("error", "report_unstarted", error=str(problem))
             return
-        if said != 0:
-            self.say("error", "report_unsaid", exit_code=said, advice="its lease will end")
+        if status != 0:
+            self.say(
+                "error", "report_unsaid", exit_code=status, advice="the next start of this worker tells it"
+            )
+
+    def kept_trip(self, directory: str) -> dict[str, object]:
+        """The trip that the worker began to tell; empty: it began none."""
+        import json
+
+        raw = statefile.read(directory, statefile.TRIP, uid=os.getuid(), most=statefile.REPORT_BYTES)
+        try:
+            trip = json.loads(raw or b"{}")
+        except ValueError:
+            return {}
+        ours = isinstance(trip, dict) and trip.get("incarnation") == self.incarnation
+        return trip if ours else {}
+
+    def left_s(self, until: object, told: bool) -> float:
+        """For how long to report: worker and supervisor have one deadline together."""
+        now = procfs.boottime()
+        if self.stuck:
+            return _REPORT_S
+        if self.frozen_s is not None:
+            until = self.verdict_at + _REPORT_S
+        left = min(_REPORT_S, until - now) if isinstance(until, (int, float)) else _REPORT_S
+        # That it is gone is known in a moment without this.
+        return min(left, _TOLD_S) if told else left
 
     def say(self, level: str, event: str, **fields: object) -> None:
         """One line of the log, in the form that the worker's have."""
@@ -546,18 +704,6 @@ def _is(processes: dict[int, procfs.Stat], pid: int, start_ticks: int) -> bool:
     return pid in processes and processes[pid].start_ticks == start_ticks
 
 
-def _role(entry: procfs.Stat) -> str | None:
-    """What it says it is. A process in state D is not asked: reading its memory may wait as long as it
-    does.
-    """
-    if entry.state == "D" or not entry.alive:
-        return None
-    try:
-        return procfs.environment_value(entry.pid, _ROLE_PREFIX)
-    except OSError:
-        return None
-
-
 def _describe(entry: procfs.Stat) -> dict[str, object]:
     return {
         "pid": entry.pid,
@@ -567,8 +713,10 @@ def _describe(entry: procfs.Stat) -> dict[str, object]:
     }
 
 
-def _run_report(root: str, words: bytes, environ: dict[str, str]) -> int | None:
-    """Run the reporter on these words; its exit status, minus the signal that ended it, None: too late."""
+def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) -> int | None:
+    """Run the reporter on these words for so long; its exit status, minus the signal that ended it, None: too
+    late.
+    """
     import subprocess
 
     # The program is this package and no neighbour of the working directory that happens to bear a module's
@@ -588,7 +736,7 @@ def _run_report(root: str, words: bytes, environ: dict[str, str]) -> int | None:
     )
     # Not to our own standard error: who writes to a pipe that nobody reads does not get to report.
     try:
-        said, _ = reporter.communicate(words, timeout=_REPORT_S)
+        said, _ = reporter.communicate(words, timeout=for_s)
     except subprocess.TimeoutExpired as late:
         reporter.kill()
         _offer(2, late.output or b"")
@@ -599,12 +747,21 @@ def _run_report(root: str, words: bytes, environ: dict[str, str]) -> int | None:
 
 def main(argv: list[str]) -> int:
     """Supervise the worker that this command line names."""
+    # First of all: from here on no job can look into this process.
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, procfs.SUPERVISOR_NAME.encode(), 0, 0, 0)
+    secrets = b"{}"
     options = {"--silence": SILENCE_S, "--start": START_S}
     as_json = False
     while argv and argv[0] != "--":
         name = argv.pop(0)
         if name == "--json":
             as_json = True
+        elif name == "--secrets":
+            with open(int(argv.pop(0)), "rb") as file:
+                file.seek(0)
+                secrets = file.read()
         elif name in options:
             options[name] = float(argv.pop(0))
         else:
@@ -612,5 +769,9 @@ def main(argv: list[str]) -> int:
             return 2
     command = argv[1:]
     return Supervisor(
-        command, silence_s=options["--silence"], start_s=options["--start"], as_json=as_json
+        command,
+        silence_s=options["--silence"],
+        start_s=options["--start"],
+        as_json=as_json,
+        secrets=secrets,
     ).run()

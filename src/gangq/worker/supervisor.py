@@ -7,15 +7,17 @@ A Python thread cannot end a process whose interpreter is held by C code, SIGKIL
 PID 1 of a container, and nobody reports their own death by the kernel's OOM killer. A parent can do all that,
 provided that it is nothing a worker could drag along: 12 MB, no libraries, no database.
 
-* *Signs of life* come over a pipe, a byte a second from a thread of the worker. Without one for the limit [30
-  s], the worker's stacks are written by ``faulthandler`` (a signal, no interpreter needed), 0.2 s later the
-  whole tree gets SIGKILL, and the exit code is 80. Time in which this process itself did not run is not
-  counted. Before the first byte another limit holds [600 s]: imports may take a minute and hold the GIL.
+* *Signs of life* are written into shared memory by every thread of the library that runs, once a second at least.
+  Without one for the limit [30 s] the worker is looked at twice, a second apart: its stacks, which ``faulthandler``
+  writes (a signal, no interpreter needed), and the processor time of its threads. If no thread moved, the whole
+  tree gets SIGKILL, and the exit code is 80. Time in which this process itself did not run is not counted. Before
+  the first sign another limit holds [600 s]: imports may take a minute and hold the GIL.
 * *The tree*: this is a subreaper (or PID 1), so whatever the worker has started ends up as a child of it.
   When the kernel answers ``ECHILD``, the tree is dead. Guardians get the time they give to commands, unless
   the worker was frozen.
-* *The report*, to the database, is made by a fresh process (:mod:`gangq.worker.report`) within 5 s, else it is
-  left to the worker's lease: which job it was in and why it died, and that all of it is dead.
+* *The report*, to the database, is made by a fresh process (:mod:`gangq.worker.report`) within 5 s of the verdict,
+  the worker's own part counted in: which job it was in and why it died, and that all of it is dead. What cannot be
+  told is kept in the worker's directory, for its next start, the bouncer or report-death.
 * *A process that survives SIGKILL* (state D: a driver, a dead mount) is reported first, then the exit code is
   87: no second worker may start beside it. As PID 1 even this exit waits for that process: hence the order.
 * *systemd*: READY=1 once the worker has registered, WATCHDOG=1 only when it gave a sign of life, never on its

@@ -7,9 +7,11 @@ it is gone; the worker and its other jobs go on.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gangq.errors import GangqError
@@ -25,10 +27,12 @@ from gangq.watchdogs import (
     Watchdog,
     WorkSensors,
     collect,
+    waits,
 )
 from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.trip import within
 from gangq.watchdogs.voice import voice
+from gangq.worker import statefile
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
@@ -72,9 +76,10 @@ class Watching:
         """What the watchdogs allow it."""
         return self.limits.of(job.claim, options, self.device_class(job))
 
-    def suspect(self, suspicion: Suspicion, *, notify: bool = False) -> str | None:
+    def suspect(self, suspicion: Suspicion, *, notify: bool = False, convicted: bool = False) -> str | None:
         """Tell the database; returns ``noted`` or ``held``, None when it did not answer. ``notify``: it would
-        have been tripped, were this class not one that only reports.
+        have been tripped, were this class not one that only reports. ``convicted``: it is ended now unless
+        the answer is ``held``.
         """
         job: ActiveJob = suspicion.job
 
@@ -86,6 +91,7 @@ class Watching:
                 class_=suspicion.cls,
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
+                convicted=convicted or None,
             )
             return said
 
@@ -134,7 +140,7 @@ class JobWatch:
         self._watching = watching
         self._pids = pids
         self._on_trip = on_trip
-        more: dict[str, Any] = {"on_trip": on_trip, "on_suspect": watching.suspect}
+        more: dict[str, Any] = {"on_trip": on_trip, "on_suspect": self._suspect}
         self._budget = Watchdog(**more)
         self._stall = StallWatchdog(**more)
         self._health = GpuHealthWatchdog(**more)
@@ -152,6 +158,11 @@ class JobWatch:
             sampler=watching.sampler if uuids else None,
             calibration=watching.calibration,
         )
+
+    def _suspect(self, suspicion: Suspicion) -> None:
+        """Put it on record with what the job waits in: that tells the members of a gang apart that hangs."""
+        seen = waits.of_handler() if self._pids is None else waits.of_processes(self._pids())
+        self._watching.suspect(replace(suspicion, evidence={**suspicion.evidence, **seen.as_json()}))
 
     def begin(self, job: ActiveJob, options: WatchOptions | None) -> None:
         """Its code is about to run.
@@ -257,7 +268,8 @@ class CommandTrip:
         )
         if watching.only_notifies(trip, job, evidence):
             return False
-        if trip.cls in ("stall", "health") and watching.suspect(suspicion_of(trip, evidence)) == "held":
+        suspicion = suspicion_of(trip, evidence)
+        if trip.cls in ("stall", "health") and watching.suspect(suspicion, convicted=True) == "held":
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
@@ -277,7 +289,22 @@ class ProcessTrip:
             watching.session.incarnation,
             first=reporter.flush,
             ignored=watching.sampler.pids,
+            keep=self._keep,
         )
+
+    def _keep(self, what: Mapping[str, Any] | None) -> None:
+        """Beside this worker's notes: its supervisor, its next incarnation or the bouncer tells it."""
+        directory = self._watching.session.directory
+        if what is None:
+            statefile.remove(directory, statefile.TRIP)
+            return
+        data = json.dumps(what, default=str).encode()
+        if len(data) > statefile.REPORT_BYTES:
+            dropped = {
+                "dropped": f"{len(data)} bytes of evidence; {statefile.REPORT_BYTES} are kept on the host"
+            }
+            data = json.dumps({**what, "evidence": dropped}, default=str).encode()
+        statefile.write(directory, statefile.TRIP, data)
 
     def __call__(self, trip: Trip) -> bool:
         """Ends this process with the trip's code; False where the trip was called off."""

@@ -1,0 +1,139 @@
+-- Whose work and whose worker it is: admins, owners of jobs, priority ceilings, the login behind an incarnation.
+-- Rights follow the role that is set (`set role gangq_viewer` gives them up); names follow gangq.caller() and the login.
+-- Takes no locks.
+
+create function gangq.may_act_as(role text) returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (
+    select 1 from pg_roles r
+    where r.rolname = may_act_as.role and pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user), r.oid, 'member'))
+$$;
+comment on function gangq.may_act_as is 'Internal. Whether the role that is set, or the login where none is, belongs to this role.';
+
+create function gangq.is_admin() returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select gangq.may_act_as('gangq_admin')
+    or gangq.may_act_as((select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'gangq'))
+$$;
+comment on function gangq.is_admin is 'Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a superuser.';
+
+create function gangq.roles_of(role text) returns text[] language sql stable set search_path = pg_catalog, pg_temp as $$
+  select array(
+    select r.rolname::text from pg_roles me join pg_roles r on pg_has_role(me.oid, r.oid, 'member') where me.rolname = roles_of.role)
+$$;
+comment on function gangq.roles_of is 'Internal. The roles that this one belongs to, itself among them; none if it does not exist.';
+
+create function gangq.shared_queues() returns text[] language sql stable security definer
+set search_path = pg_catalog, pg_temp set jit = off as $$
+  select array(select q.name from gangq.queues_table q where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
+$$;
+comment on function gangq.shared_queues is 'Internal. The queues in which the caller, as a submitter, may read and act on the work of others.';
+
+-- A login owns what it submitted. Where it sets roles, one for each of its users, each owns what it submitted in that role;
+-- the login itself, without a role, owns all of it.
+create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
+declare
+  other record;
+begin
+  if gangq.is_admin() then
+    return;
+  end if;
+  with named as (
+    select 'job ' || j.id as what, j.submitter, j.login, j.shape_id from gangq.live_jobs j where j.id = any (check_owner.job_ids)
+    union all
+    select 'gang ' || g.id, g.submitter, g.login, g.shape_id from gangq.live_gangs g where g.id = any (check_owner.gang_ids)
+    union all
+    select 'job ' || h.job_id, h.submitter, h.login, h.shape_id from gangq.history h
+    where h.job_id = any (array(
+        select i.id from unnest(check_owner.job_ids) as i(id) where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
+      and not exists (select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    union all
+    select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id from gangq.gang_history h
+    where h.gang_id = any (array(
+        select i.id from unnest(check_owner.gang_ids) as i(id) where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
+      and not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
+  )
+  select n.what, n.submitter, n.login, s.queue into other
+  from named n join gangq.shapes s on s.id = n.shape_id
+  where (n.login = session_user and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
+    and s.queue <> all ((select gangq.shared_queues())::text[])
+  order by n.what limit 1;
+  if found then
+    perform gangq.refuse('42501', format('%s may not %s %s, which %s submitted', gangq.actor(), check_owner.verb, other.what,
+        other.submitter || case when other.login <> other.submitter then format(' (login %s)', other.login) else '' end),
+      format('In queue %L only the submitter of a job and members of gangq_admin may do that; nothing was changed. For all submitters: '
+        'gangq.set_queue(%L, others => ''shared'').', other.queue, other.queue));
+  end if;
+end $$;
+comment on function gangq.check_owner is
+  'Internal. Raises 42501 if one of these jobs and gangs, live or ended, is not the caller''s to change: it is neither its '
+  'submitter nor an admin, and the queue is not shared.';
+
+-- An entry for the submitter's role comes first; without one, those of the login count, which could have set no role.
+create function gangq.check_ceiling(queue text, priority integer, submitter text, login text) returns void language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  path text[] := gangq.queue_path(check_ceiling.queue);
+  roles text[];
+  login_roles text[];
+  over record;
+begin
+  if not exists (select 1 from gangq.queues_table q where q.name = any (path) and q.ceilings <> '{}') then
+    return;
+  end if;
+  roles := gangq.roles_of(check_ceiling.submitter);
+  login_roles := gangq.roles_of(check_ceiling.login);
+  if 'gangq_admin' = any (roles) then
+    return;
+  end if;
+  select q.name, c.most into over
+  from gangq.queues_table q
+  cross join lateral (
+    select coalesce(max(e.value::integer) filter (where e.key = any (roles)), max(e.value::integer)) as most
+    from jsonb_each_text(q.ceilings) e where e.key = any (roles || login_roles)) c
+  where q.name = any (path) and c.most < check_ceiling.priority
+  order by c.most, length(q.name) desc limit 1;
+  if found then
+    perform gangq.refuse('42501', format('priority %s is above %s, the ceiling of %s in queue %L', check_ceiling.priority, over.most,
+        check_ceiling.submitter, over.name),
+      format('Submit with %s or less, or ask a member of gangq_admin to raise it: gangq.set_queue(%L, ceilings => ...).', over.most, over.name));
+  end if;
+end $$;
+comment on function gangq.check_ceiling is
+  'Internal. Raises 42501 if this submitter may not give this priority in this queue: of each queue on its path the highest '
+  'entry among the submitter''s roles counts. Admins are not bound.';
+
+create function gangq.may_report_too(login text) returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select may_report_too.login is null or gangq.is_admin() or exists (
+    select 1 from pg_roles r where r.rolname = may_report_too.login and pg_has_role(session_user, r.oid, 'member'))
+$$;
+comment on function gangq.may_report_too is
+  'Internal. Who may speak for a worker besides the login that registered it: members of that login (an application that '
+  'completes a job in its own transaction), and admins.';
+
+-- The one comparison on the hot path; everything else is asked only where it fails.
+create function gangq.may_report(login text) returns boolean language sql stable
+return login = session_user or gangq.may_report_too(login);
+comment on function gangq.may_report is 'Internal. Whether this session may speak for a worker that this login registered.';
+
+create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  i gangq.incarnations;
+begin
+  select x.* into i from gangq.incarnations x where x.id = refuse_login.incarnation;
+  perform gangq.refuse('42501', format('worker %L (incarnation %s) was registered by login %s, and this is %s', i.name, i.id, i.login, gangq.actor()),
+    format('Only %s, logins that are members of it, and gangq_admin report for this worker and for the jobs it holds; the bouncer''s login '
+      'needs gangq_host. A token fences attempts and gives no rights.', i.login));
+end $$;
+comment on function gangq.refuse_login is 'Internal. Raises 42501: another login registered this incarnation.';
+
+create function gangq.check_login(incarnation bigint, host boolean default false) returns void language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
+begin
+  if exists (select 1 from gangq.incarnations i where i.id = check_login.incarnation and not gangq.may_report(i.login))
+    and not (host and gangq.may_act_as('gangq_host')) then
+    perform gangq.refuse_login(check_login.incarnation);
+  end if;
+end $$;
+comment on function gangq.check_login is
+  'Internal. Raises 42501 unless this session may speak for this incarnation. host: the bouncer of its host may, too.';

@@ -1,0 +1,69 @@
+"""Whether a handler can be called with a payload, and whether calling it runs it at all."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gangq.errors import InvalidInput
+
+_UNFINISHED = (
+    "runs nothing when it is called: handlers are plain functions, so define it without async and without yield "
+    "(a plain function may call asyncio.run)"
+)
+
+
+def require_plain(function: Callable[..., Any], task: str) -> None:
+    """Raise `InvalidInput` for what cannot be a handler: coroutine and generator functions, and functions that take
+    no context.
+    """
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+        or inspect.isgeneratorfunction(function)
+    ):
+        raise InvalidInput(f"the handler of task {task!r} {_UNFINISHED}")
+    signature = _signature(function)
+    if signature is not None:
+        try:
+            signature.bind_partial(None)
+        except TypeError:
+            raise InvalidInput(
+                f"the handler of task {task!r} takes {signature}: its first parameter must be the context, as in "
+                f"def {getattr(function, '__name__', task)}(ctx)"
+            ) from None
+
+
+def misfit(function: Callable[..., Any], payload: Mapping[str, Any]) -> str | None:
+    """Why the handler cannot be called with the context and this payload; None: it can, or nobody knows."""
+    signature = _signature(function)
+    if signature is None:
+        return None
+    try:
+        signature.bind(None, **payload)
+    except TypeError as problem:
+        context, *others = signature.parameters.values()
+        if context.name in payload:
+            return f"{context.name!r} is the context, which the worker gives"
+        return f"{problem}; it takes ({', '.join(map(str, others))})"
+    return None
+
+
+def unfinished(result: object) -> str | None:
+    """Why this is no result: a coroutine or generator, in which nothing has run; None: it may be one."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        return f"the handler returned a {type(result).__name__}: it {_UNFINISHED}"
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        # A decorator may give arguments of its own, so only the parameters of the outermost function count.
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None  # written in C, and says nothing

@@ -1,0 +1,176 @@
+"""What the handler of an inline job prints, kept for its job as a command's output is.
+
+While an inline worker serves, `sys.stdout` and `sys.stderr` are tees: everything goes where it went before, and
+what comes from the running handler goes to its job's log too. A job that writes nothing costs nothing: file and
+thread begin with the first write. What a subprocess or a C library writes goes past Python, and past this.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, TextIO
+
+from gangq.worker.bounded_log import BoundedLog
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.logship import EVERY_S, LogShipper, log_sizes
+from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.output")
+
+_OWN_THREADS = "gangq-"
+
+
+class Tee:
+    """A text stream with a listener; everything but writing is the stream's own affair."""
+
+    def __init__(self, stream: TextIO, capture: Capture) -> None:
+        self._stream = stream
+        self._capture = capture
+
+    def write(self, text: str) -> int:
+        """Write it, and tell the job."""
+        written = self._stream.write(text)
+        self._capture.take(text)
+        return written
+
+    def writelines(self, lines: Any) -> None:
+        """Write each of them."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Capture:
+    """Which job is to be told of what is written; between :meth:`install` and :meth:`remove`.
+
+    One handler runs at a time. Its threads are the one that serves and whatever was started since: not the
+    worker's own, nor those that the program had before. A thread that an earlier job has left behind counts
+    for the job that runs.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._tees: dict[str, Tee] = {}
+        self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
+        self._job: ActiveJob | None = None
+        self._output: _Output | None = None
+
+    def install(self) -> None:
+        """Put the tees in place, for log handlers that hold one of the streams too. Call it where jobs run."""
+        here = threading.current_thread()
+        self._others.update(thread for thread in threading.enumerate() if thread is not here)
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:
+                continue
+            tee = self._tees[name] = Tee(stream, self)
+            setattr(sys, name, tee)
+            for handler in _stream_handlers():
+                if handler.stream is stream:
+                    handler.setStream(tee)
+                    self._handlers.append((handler, stream))
+
+    def remove(self) -> None:
+        """Put back what was there, unless somebody has put something else there since."""
+        tees = list(self._tees.values())
+        for name, tee in self._tees.items():
+            if getattr(sys, name) is tee:
+                setattr(sys, name, tee._stream)
+        for handler, stream in self._handlers:
+            if handler.stream in tees:
+                handler.setStream(stream)
+        self._tees.clear()
+        self._handlers.clear()
+
+    def begin(self, job: ActiveJob) -> None:
+        """Its handler is about to run."""
+        self._job = job
+
+    def end(self) -> _Output | None:
+        """The handler has returned: what it has written, if anything, which is to be finished."""
+        with self._lock:
+            self._job = None
+            output, self._output = self._output, None
+        return output
+
+    def take(self, text: str) -> None:
+        """Somebody has written this. Never raises."""
+        # A fork has the lock in whatever state it was; it is a subprocess, and its output stays out.
+        if self._job is None or not text or os.getpid() != self._pid:
+            return
+        thread = threading.current_thread()
+        if thread in self._others or thread.name.startswith(_OWN_THREADS):
+            return
+        with self._lock:
+            job = self._job
+            if job is None:
+                return
+            if self._output is None:
+                self._output = _Output(self._session, job)
+            self._output.write(text)
+
+
+class _Output:
+    """The log of one job, from its first write."""
+
+    def __init__(self, session: Session, job: ActiveJob) -> None:
+        self._path = session.directory / f"{job.id}-{job.token}.output"
+        self._offset = 0
+        self._ended = threading.Event()
+        self._log: BoundedLog | None = None
+        self._shipper = LogShipper(session, job, self._read)
+        self._thread = threading.Thread(target=self._ship, name=f"{_OWN_THREADS}output", daemon=True)
+        try:
+            self._log = BoundedLog(str(self._path), *log_sizes(session.terms))
+            self._thread.start()
+        except (OSError, RuntimeError) as problem:  # No directory, no space, no more threads.
+            log.warning("output_not_kept", extra={**job.extra, "error": str(problem)})
+
+    def write(self, text: str) -> None:
+        if self._log is not None:
+            self._log.write(text.encode("utf-8", "replace"))
+
+    def finish(self) -> None:
+        """Send the rest, and leave no file."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._log is not None:
+            self._log.finish()
+            self._shipper.finish()
+            Path(self._path).unlink(missing_ok=True)
+
+    def _ship(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self._shipper.ship()
+
+    def _read(self, limit: int) -> bytes:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(limit)
+        except OSError:  # Somebody has removed the directory, and the worker is about to leave.
+            return b""
+        self._offset += len(data)
+        return data
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [
+        handler
+        for logger in loggers
+        if isinstance(logger, logging.Logger)
+        for handler in logger.handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]

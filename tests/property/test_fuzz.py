@@ -1,0 +1,531 @@
+"""Every function that a role may call, with values that nobody should pass, in every argument.
+
+Around a valid call one argument after the other is replaced (and pairs of them at random, from a fixed seed). Only
+the documented SQLSTATEs may come back, and whatever was accepted must leave the queue working: no violation, no
+failed step of a tick, and every view readable by psycopg, which knows no year 10,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+Db = psycopg.Connection[dict[str, Any]]
+Arguments = dict[str, Any]
+
+DOCUMENTED = {"55P03", "40P01", "40001", "42501"}
+LONG = "x" * 30000
+ODD_TEXTS = ["", " ", LONG, "a\nb\tc\x1b[31m", "'\";--%s{}[]\\", "é€😀", "-rf"]
+DEEP = "[" * 300 + "]" * 300
+ODD_JSON = [
+    "null", "[]", "{}", '"x"', "0", "-1", "1e308", "true", "[null]", "[[]]", "[[[{}]]]", '{"a": null}', "[1, 2]",
+    '["a"]', "[{}]", DEEP, f'{{"a": "{LONG}"}}', f'"{LONG}"', '{"step": 1e400, "phase": 7, "total": "x"}',
+    '{"type": {}, "message": [], "traceback": 1e308, "log_tail": null, "code": "9999999999999", "rank": -1}',
+    '[{"name": null, "count": 1e308}]', '[{"uuid": null, "index": -1, "vram_mb": -1}]',
+    '[{"uuid": "", "index": 1e308}]', '[{"key": "a", "op": "<", "values": ["x"]}]', '[{"key": null, "op": null}]',
+    '{"gpus": 1e308}', '{"gpus": -1, "jobs": "NaN"}', '[{"uuid": "F0", "index": "NaN", "vram_mb": 1.5}]',
+    '[{"change": null}]', '[{"do": "submit", "size": 1e308}]',
+]  # fmt: skip
+ODD: dict[str, list[str]] = {
+    "integer": ["0", "-1", "1", "32768", "2147483647", "-2147483648"],
+    "bigint": ["0", "-1", "2147483648", "9223372036854775807", "-9223372036854775808"],
+    "real": ["NaN", "Infinity", "-Infinity", "0", "-1", "3e38", "1e-40", "1e9"],
+    "numeric": ["NaN", "Infinity", "-Infinity", "0", "-1", "1e308", "1e-308", "9999999.9999"],
+    "text": ODD_TEXTS,
+    "jsonb": ODD_JSON,
+    "timestamp with time zone": [
+        "infinity", "-infinity", "20000-01-01", "10000-01-01", "9999-12-31 23:59:59+00", "290000-01-01",
+        "4000-01-01 BC", "0001-01-01 00:00:00+00", "1970-01-01",
+    ],
+    "interval": ["0", "-1 day", "1 microsecond", "100000000 years", "178000000 years", "5000 years"],
+    "boolean": ["true", "false"],
+    "uuid": ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
+    "bytea": ["", "\\x" + "00" * 30000],
+}  # fmt: skip
+
+
+def odd_values(type_name: str) -> list[str | None]:
+    """What nobody should pass as this type, as literals."""
+    if type_name.startswith("gangq."):
+        return [None]
+    if not type_name.endswith("[]"):
+        return [None, *ODD[type_name]]
+    one = ODD[type_name[:-2]]
+    quoted = ['"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in one]
+    valid = quoted[:1] if type_name != "integer[]" else ["5000"]
+    arrays = [
+        "{}",
+        "{NULL}",
+        f"{{{valid[0]},NULL}}",
+        f"{{{{{valid[0]},{valid[0]}}},{{{valid[0]},{valid[0]}}}}}",
+    ]
+    arrays += [f"{{{v}}}" for v in quoted] + [
+        "{" + ",".join(valid * 1000) + "}",
+        "{" + ",".join(quoted) + "}",
+    ]
+    return [None, *arrays]
+
+
+class World:
+    """A small fleet, and for each function a call that succeeds in it."""
+
+    def __init__(self, db: Db) -> None:
+        self.db = db
+        self.calls = 0
+        self.problems: list[str] = []
+        self.saved = {
+            table: db.execute(f"select * from gangq.{table}").fetchall()
+            for table in ("settings", "queues_table", "task_settings")
+        }
+        self.signatures: dict[str, dict[str, str]] = {}
+        for row in db.execute(
+            "select p.proname, a.name, format_type(a.type, null) as type "
+            "from pg_proc p left join lateral "
+            "unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, type) on true "
+            "where p.pronamespace = 'gangq'::regnamespace and exists (select 1 from pg_roles r "
+            "where r.rolname like 'gangq\\_%' and has_function_privilege(r.oid, p.oid, 'execute')) order by p.proname"
+        ):
+            arguments = self.signatures.setdefault(row["proname"], {})
+            if row["name"] is not None:
+                arguments[row["name"]] = row["type"]
+
+    # Calling --------------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, **named: Any) -> list[dict[str, Any]]:
+        """Call a function that must succeed."""
+        return self.ask(verb, named)
+
+    def ask(self, verb: str, named: Arguments) -> list[dict[str, Any]]:
+        types = self.signatures[verb]
+        given = sql.SQL(", ").join(
+            sql.SQL("{} => {}::{}").format(sql.Identifier(name), sql.Placeholder(name), sql.SQL(types[name]))
+            for name in named
+        )
+        query = sql.SQL("select * from gangq.{}({})").format(sql.Identifier(verb), given)
+        return self.db.execute(query, named).fetchall()
+
+    def try_it(self, verb: str, named: Arguments) -> bool:
+        """Whether the call was accepted; anything but a documented error is a problem."""
+        self.calls += 1
+        try:
+            self.ask(verb, named)
+        except psycopg.Error as error:
+            state = error.sqlstate or ""
+            shown = {name: (f"{str(v)[:80]}..." if len(str(v)) > 80 else v) for name, v in named.items()}
+            if not (state.startswith("GQ") or state in DOCUMENTED):
+                self.problems.append(f"{verb}({shown}): {state} {error!r}"[:1000])
+            elif state.startswith("GQ") and not error.diag.message_hint:
+                self.problems.append(f"{verb}({shown}): no hint: {error}")
+            return False
+        return True
+
+    # What must hold after an accepted call ----------------------------------------------------------------------
+
+    def must_work(self, after: str) -> None:
+        """The whole of gangq works on, whatever has been accepted."""
+        try:
+            for _ in range(3):
+                (row,) = self.call("tick", force=True)
+                if not row["again"]:
+                    break
+            for error in self.db.execute(
+                "delete from gangq.events where kind = 'tick_error' returning reason, data"
+            ).fetchall():
+                self.problems.append(f"after {after}: tick: {error}")
+            broken = self.db.execute("select * from gangq.violations").fetchall()
+            if broken:
+                self.problems.append(f"after {after}: {broken}")
+            for gang in self.db.execute(
+                "select id from gangq.live_gangs order by id desc limit 2"
+            ).fetchall():
+                self.call("explain_gang", gang_id=gang["id"])
+        except psycopg.Error as error:
+            self.problems.append(f"after {after}: {error!r}")
+
+    def must_be_readable(self, after: str) -> None:
+        """Every view and table can be read by psycopg."""
+        relations = self.db.execute(
+            "select c.relname as name from pg_class c where c.relnamespace = 'gangq'::regnamespace "
+            "and c.relkind in ('v', 'r', 'p') and not c.relispartition order by 1"
+        ).fetchall()
+        for relation in relations:
+            try:
+                self.db.execute(
+                    sql.SQL("select * from gangq.{}").format(sql.Identifier(relation["name"]))
+                ).fetchall()
+            except psycopg.Error as error:
+                self.problems.append(f"after {after}: gangq.{relation['name']}: {error!r}")
+
+    def wait(self) -> None:
+        """A gang waits: only then does a pass of placement look at the fleet."""
+        self.call("submit_gang", task="fuzz", size=2, priority=999, wait_for_hardware=True)
+
+    def restore(self) -> None:
+        """Put back what calls have set, and end what they have left behind."""
+        for table, found in self.saved.items():
+            if table == "queues_table":
+                for row in found:
+                    self._put_back(table, row, "name")
+            elif table == "settings":
+                self._put_back(table, found[0], "singleton")
+            else:
+                self.db.execute("delete from gangq.task_settings")
+        self.db.execute("delete from gangq.cordons")
+        self.db.execute("delete from gangq.beat_gaps")
+        for row in self.db.execute(
+            "select id, name from gangq.incarnations where ended_at is null and name <> all (%s)",
+            (["base", "base2"],),
+        ).fetchall():
+            self.call("report_dead", worker=row["name"], incarnation=row["id"], evidence='{"by": "test"}')
+        ids = [
+            r["id"]
+            for r in self.db.execute("select id from gangq.live_jobs where gang_id is null").fetchall()
+        ]
+        gangs = [r["id"] for r in self.db.execute("select id from gangq.live_gangs").fetchall()]
+        self.call("cancel", job_ids=ids, gang_ids=gangs)
+        for name in ("base", "base2"):
+            self.end(name)
+
+    def _put_back(self, table: str, row: dict[str, Any], key: str) -> None:
+        settable = [
+            r["attname"] for r in self.db.execute(
+                "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0 "
+                "and not attisdropped and attgenerated = ''", (f"gangq.{table}",)
+            ).fetchall()
+        ]  # fmt: skip
+        json = {"guaranteed", "maximum", "submitter_maximum", "ceilings"}
+        values = {
+            name: psycopg.types.json.Jsonb(row[name]) if name in json else row[name] for name in settable
+        }
+        assigned = sql.SQL(", ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in settable if n != key
+        )
+        self.db.execute(
+            sql.SQL("update gangq.{} set {} where {} = {}").format(
+                sql.Identifier(table), assigned, sql.Identifier(key), sql.Placeholder(key)
+            ),
+            values,
+        )
+
+    # Parts of valid calls ---------------------------------------------------------------------------------------
+
+    def end(self, name: str) -> None:
+        for row in self.db.execute(
+            "select id from gangq.incarnations where name = %s and ended_at is null", (name,)
+        ).fetchall():
+            self.call("report_dead", worker=name, incarnation=row["id"], evidence='{"by": "test"}')
+
+    def worker(self, name: str = "base") -> int:
+        """A live incarnation with two devices, room and every queue."""
+        found = self.db.execute(
+            "select id from gangq.incarnations where name = %s and ended_at is null and state = 'live' "
+            "and quarantined is null and passed_over_until is null and taints = '{}'", (name,)
+        ).fetchall()  # fmt: skip
+        if found:
+            return int(found[0]["id"])
+        self.end(name)
+        self.db.execute(
+            "update gangq.incarnations set quarantined = null, operator_taints = '{}' where name = %s",
+            (name,),
+        )
+        self.db.execute("delete from gangq.device_holds where kind = 'quarantine'")
+        devices = [f'{{"uuid": "{name}-{n}", "index": {n}, "vram_mb": 1000}}' for n in range(2)]
+        (row,) = self.call(
+            "register_worker", name=name, host=name, queues=["default"], kind="command", slots=50, memory_mb=1000,
+            cpus=100, devices="[" + ",".join(devices) + "]",
+        )  # fmt: skip
+        return int(row["incarnation"])
+
+    def job(self, **more: Any) -> int:
+        return int(self.call("submit", task="fuzz", **more)[0]["submit"])
+
+    def claim(self, **more: Any) -> tuple[int, int, int]:
+        """(job, token, incarnation) of a job that runs."""
+        for _ in range(2):
+            incarnation = self.worker()
+            job = self.job(priority=1000, **more)
+            for row in self.call("claim", incarnation=incarnation, request_id=uuid.uuid4(), max_jobs=100):
+                if row["job_id"] == job:
+                    return job, row["token"], incarnation
+            self.restore()  # What earlier calls have left there was first.
+        raise AssertionError("it was not claimed")
+
+    def live_claim(self) -> tuple[int, int, int]:
+        """The same one as long as it runs."""
+        kept = getattr(self, "_kept", None)
+        if kept and self.db.execute(
+            "select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation "
+            "where i.ended_at is null and j.id = %s and j.token = %s and j.state = 'running'", kept[:2]
+        ).fetchall():  # fmt: skip
+            return kept  # type: ignore[no-any-return]
+        self._kept = self.claim(gpus=1)
+        return self._kept
+
+    def gang(self, state: str, **more: Any) -> tuple[int, list[int]]:
+        """A gang of two in this state: blocked, reserved, running or draining."""
+        workers = [self.worker(), self.worker("base2")]
+        (row,) = self.call(
+            "submit_gang", task="fuzz", size=2, priority=1000, strategy="strict_spread", **more
+        )
+        gang, jobs = int(row["gang_id"]), list(row["job_ids"])
+        if state == "blocked":
+            return gang, jobs
+        assert self.call("reserve_gang", gang_id=gang, incarnations=workers)
+        if state == "reserved":
+            return gang, jobs
+        for incarnation in workers:
+            self.call("claim", incarnation=incarnation, request_id=uuid.uuid4(), max_jobs=100)
+        if state == "draining":
+            self.call("preempt_gang", gang_id=gang)
+        return gang, jobs
+
+    def missing(self) -> tuple[int, list[int]]:
+        """A running gang that lacks its second member."""
+        gang, jobs = self.gang("running", failure_policy="restart_member")
+        self.call("fail", job_id=jobs[1], token=self.token(jobs[1]))
+        self.db.execute("update gangq.live_gangs set not_before = null where id = %s", (gang,))
+        return gang, jobs
+
+    def token(self, job: int) -> int:
+        return int(
+            self.db.execute("select token from gangq.live_jobs where id = %s", (job,)).fetchall()[0]["token"]
+        )
+
+    def over(self) -> int:
+        """A job that has been cancelled."""
+        job = self.job()
+        self.call("cancel", job_ids=[job])
+        return job
+
+    def pair(self) -> Arguments:
+        job, token, _ = self.live_claim()
+        return {"job_id": job, "token": token}
+
+    def told(self) -> Arguments:
+        """A job that has been told to stop."""
+        job, token, _ = self.claim()
+        self.call("displace_job", job_id=job)
+        return {"job_id": job, "token": token}
+
+    def pairs(self) -> Arguments:
+        job, token, _ = self.live_claim()
+        return {"job_ids": [job], "tokens": [token]}
+
+    def mine(self) -> Arguments:
+        job, token, incarnation = self.live_claim()
+        return {"incarnation": incarnation, "job_id": job, "token": token}
+
+    def registered(self) -> Arguments:
+        self.end("fuzzed")
+        return {"name": "fuzzed", "host": "h", "queues": ["default"], "kind": "command"}
+
+    def named(self) -> Arguments:
+        return {"worker": "base", "incarnation": self.worker()}
+
+    def barred(self) -> Arguments:
+        _, jobs = self.gang("running")
+        return {"job_id": jobs[0], "token": self.token(jobs[0])}
+
+    def shrinking(self) -> Arguments:
+        gang, jobs = self.gang("running", min_size=1, failure_policy="shrink")
+        return {"gang_id": gang, "job_ids": jobs[1:]}
+
+    def replaced(self) -> Arguments:
+        gang, jobs = self.missing()
+        return {"gang_id": gang, "job_ids": jobs[1:], "incarnations": [self.worker("base2")]}
+
+    def some_worker(self) -> Arguments:
+        self.worker()
+        return {"worker": "base"}
+
+
+def base_calls() -> dict[str, Callable[[World], Arguments]]:
+    """For each function the arguments of a call that succeeds."""
+    error, evidence = '{"type": "E", "message": "m"}', '{"by": "test"}'
+    return {
+        "ack_preempted": lambda w: w.told(),
+        "admit": lambda w: {"max_gangs": 5},
+        "append_log": lambda w: {**w.pairs(), "seqs": [w.calls], "chunks": ["x"]},
+        "barrier": lambda w: {**w.barred(), "port": 29500},
+        "bounce": lambda w: {"incarnation": w.worker(), "host": "base", "report_only": True},
+        "bounced": lambda w: {"incarnation": w.worker(), "ok": True, "detail": "{}"},
+        "caller": lambda w: {},
+        "cancel": lambda w: {"job_ids": [w.job()], "gang_ids": [], "reason": "r"},
+        "capacity_of": lambda w: {"incarnations": [w.worker()]},
+        "claim": lambda w: {
+            "incarnation": w.worker(),
+            "request_id": uuid.uuid4(),
+            "max_jobs": 2,
+            "ports": [5000],
+            "sleep": True,
+            "model": "m",
+        },
+        "complete": lambda w: {**w.pairs(), "results": '{"{}"}', "strict": True},
+        "complete_and_claim": lambda w: {
+            "incarnation": w.worker(),
+            **w.pairs(),
+            "results": '{"{}"}',
+            "request_id": uuid.uuid4(),
+            "max_jobs": 2,
+            "ports": [5000],
+        },
+        "complete_drain": lambda w: {"gang_id": w.gang("draining")[0]},
+        "configure": lambda w: {"tick_s": 1},
+        "cordon": lambda w: {
+            "worker": w.some_worker()["worker"],
+            "drain": True,
+            "deadline": "2100-01-01",
+            "reason": "r",
+        },
+        "decide": lambda w: {"max_gangs": 5},
+        "displace_job": lambda w: {"job_id": w.live_claim()[0], "reason": "r"},
+        "explain_gang": lambda w: {"gang_id": w.gang("blocked")[0]},
+        "explain_job": lambda w: {"job_id": w.job()},
+        "fail": lambda w: {**w.pair(), "error": error, "retryable": True, "cause": "error"},
+        "flag_dead_workers": lambda w: {},
+        "gate_text": lambda w: {"gate": "quota", "numbers": '{"queue": "q"}'},
+        "heartbeat": lambda w: {
+            "incarnation": w.worker(),
+            **w.pairs(),
+            "beats": '{"{\\"step\\": 1}"}',
+            "readings": '[{"uuid": "base-0", "gpu_pct": 1}]',
+        },
+        "hosts_of": lambda w: {"gang_id": 1},
+        "idle_beside_work": lambda w: {"waited_s": 1},
+        "in_epoch": lambda w: {"j": None, "g": None},
+        "infeasible": lambda w: {"shape_id": 1, "size": 2, "known": True},
+        "keep_partitions": lambda w: {"at_once": True},
+        "kept_by_day": lambda w: {},
+        "learn_gap": lambda w: {"task": "fuzz", "device_class": "", "longest_s": 1, "beats": 3},
+        "load_checkpoint": lambda w: {**w.pair()},
+        "is_admin": lambda w: {},
+        "may_act_as": lambda w: {"role": "gangq_worker"},
+        "may_report": lambda w: {"login": "fuzz"},
+        "may_report_too": lambda w: {"login": "fuzz"},
+        "roles_of": lambda w: {"role": "gangq_worker"},
+        "shared_queues": lambda w: {},
+        "now": lambda w: {},
+        "plan": lambda w: {"changes": "[]", "max_gangs": 5},
+        "predecessor": lambda w: w.some_worker(),
+        "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "trigger_job": None, "reason": "r"},
+        "promote_due": lambda w: {"most": 5},
+        "quarantine": lambda w: {"worker": w.some_worker()["worker"], "reason": "r"},
+        "queue_load": lambda w: {},
+        "reap_expired": lambda w: {"most": 5},
+        "register_worker": lambda w: w.registered(),
+        "release": lambda w: {**w.pairs(), "reason": "r"},
+        "replay": lambda w: {"since": "2025-01-01", "until": "2025-01-02"},
+        "report_dead": lambda w: {**w.named(), "evidence": evidence},
+        "report_stuck": lambda w: {**w.named(), "evidence": evidence},
+        "requeue": lambda w: {**w.pair(), "error": error, "front": True},
+        "reserve_gang": lambda w: {
+            "gang_id": w.gang("blocked")[0],
+            "incarnations": [w.worker(), w.worker("base2")],
+        },
+        "reserve_members": lambda w: w.replaced(),
+        "retire_worker": lambda w: {"incarnation": w.worker(), "final": True},
+        "retry": lambda w: {"job_ids": [w.over()], "gang_ids": []},
+        "role_of": lambda w: {"gang_id": 1, "rank": 0},
+        "rollback_gang": lambda w: {"gang_id": w.gang("reserved")[0], "reason": "r"},
+        "save_checkpoint": lambda w: {**w.pair(), "step": 1, "data": b"x", "epoch": None},
+        "schema_version": lambda w: {},
+        "serves": lambda w: {"i": None, "s": None},
+        "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
+        "set_queue": lambda w: {"name": "default"},
+        "set_taints": lambda w: {**w.some_worker(), "taints": ["a"]},
+        "set_task": lambda w: {"task": "fuzz", "budget_s": 100},
+        "shrink_gang": lambda w: {**w.shrinking(), "reason": "r"},
+        "submit": lambda w: {"task": "fuzz", "payloads": '{"{}"}'},
+        "submit_child": lambda w: {**w.pair(), "task": "fuzz"},
+        "submit_child_gang": lambda w: {**w.pair(), "task": "fuzz", "size": 2},
+        "submit_gang": lambda w: {"task": "fuzz", "size": 2},
+        "suspect": lambda w: {**w.mine(), "class": "stall", "evidence": evidence},
+        "tick": lambda w: {"force": True},
+        "time_out": lambda w: {"most": 5},
+        "trip": lambda w: {
+            **w.mine(),
+            "code": 76,
+            "error": error,
+            "evidence": evidence,
+            "devices": ["base-0"],
+            "exit_in_s": 5,
+            "class": "stall",
+        },
+        "uncordon": lambda w: w.some_worker(),
+        "unproven": lambda w: w.some_worker(),
+        "unquarantine": lambda w: w.some_worker(),
+        "waiting_later": lambda w: {},
+        "watch_terms": lambda w: {"task": "fuzz", "device_class": "", "queue": "default"},
+    }
+
+
+KEEPS_WHAT_IT_IS_TOLD = {
+    "register_worker", "configure", "set_queue", "set_task", "submit", "submit_gang", "heartbeat", "learn_gap",
+    "cordon", "set_taints", "trip",
+}  # fmt: skip
+"""What these accept is looked at again by every tick, so all of it must work after each single call."""
+
+
+SOAK = os.environ.get("GANGQ_SOAK") == "1"
+NUMBERS = {"integer", "bigint", "real", "numeric", "timestamp with time zone", "interval"}
+
+
+@pytest.fixture
+def world(db: Db) -> World:
+    db.execute("set statement_timeout = '10s'")
+    return World(db)
+
+
+def test_every_function_that_a_role_may_call_has_a_valid_call_here(world: World) -> None:
+    calls = base_calls()
+    assert set(world.signatures) == set(calls)
+    for verb, arguments in calls.items():
+        try:
+            world.ask(verb, arguments(world))
+        except psycopg.Error as error:
+            raise AssertionError(f"{verb}: {error!r}") from error
+        world.restore()
+    world.must_work("valid calls")
+    world.must_be_readable("valid calls")
+    assert not world.problems, "\n".join(world.problems)
+
+
+def fuzz(world: World, verb: str, pairs: int) -> None:
+    base = base_calls()[verb]
+    types = world.signatures[verb]
+    chosen = random.Random(verb)
+    tries = [{name: odd} for name, type_name in types.items() for odd in odd_values(type_name)]
+    # It is lawful, and each such gang takes seconds.
+    tries = [odd for odd in tries if SOAK or odd != {"size": "32768"}]
+    for _ in range(pairs if len(types) > 1 else 0):
+        names = chosen.sample(sorted(types), 2)
+        tries.append({name: chosen.choice(odd_values(types[name])) for name in names})
+    for odd in tries:
+        # In a short run what is no number and no time is looked at once, at the end.
+        lasting = verb in KEEPS_WHAT_IT_IS_TOLD and (SOAK or all(types[name] in NUMBERS for name in odd))
+        if lasting:
+            world.wait()
+        if world.try_it(verb, {**base(world), **odd}) and lasting:
+            shown = f"{verb}({', '.join(f'{name} => {str(value)[:80]}' for name, value in odd.items())})"
+            world.must_work(shown)
+            if any(types[name] in ("interval", "timestamp with time zone") for name in odd):
+                world.must_be_readable(shown)
+            world.try_it(verb, base(world))
+            world.restore()
+    world.must_work(verb)
+    world.must_be_readable(verb)
+    world.restore()
+    world.must_work(verb)
+
+
+@pytest.mark.parametrize("verb", sorted(base_calls()))
+def test_no_value_breaks_a_function(world: World, verb: str) -> None:
+    fuzz(world, verb, pairs=300 if SOAK else 6)
+    assert not world.problems, "\n".join(world.problems)

@@ -1,0 +1,55 @@
+"""Slots: how many a worker has by default, and what is said when they are what is short."""
+
+from __future__ import annotations
+
+import pytest
+from drive import INVALID, Q, gpus, refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "slots"), [("command", 0, 1), ("command", 1, 1), ("command", 8, 8), ("inline", 8, 1)]
+)
+def test_a_worker_that_does_not_say_has_a_slot_for_each_device(
+    q: Q, kind: str, devices: int, slots: int
+) -> None:
+    worker = q.worker(kind=kind, devices=gpus(*[8000] * devices))
+    assert worker.row["slots"] == slots
+
+
+def test_a_gang_that_lacks_slots_is_refused_in_these_words(q: Q) -> None:
+    q.worker(kind="inline", devices=gpus(8000, 8000))
+    with refused(INVALID, "slots are short: 1 slot in all"):
+        q.submit_gang(2, gpus=1)
+    note = q.submit_gang(2, gpus=1, wait_for_hardware=True).note
+    assert "slots are short" in note
+    with refused(INVALID) as caught:
+        q.submit_gang(1, gpus=3)
+    assert "slots" not in str(caught.value)  # type: ignore[attr-defined]
+
+
+def test_explain_says_slots_where_devices_would_do(q: Q) -> None:
+    for n in range(2):
+        q.worker(f"w{n}", kind="inline", host="h", devices=gpus(8000, 8000, prefix=f"d{n}-"))
+    q.submit()
+    q.sql("select * from gangq.claim(incarnation => (select min(id) from gangq.incarnations), max_jobs => 1)")
+    gang = q.submit_gang(2, gpus=1)
+    gates = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}
+    assert not gates["slots"]["ok"]
+    assert gates["slots"]["detail"].startswith(
+        "1 slot free on workers that serve it: room for 1 of 2 members"
+    )
+    assert "(2 GPUs needed, 4 free)" in gates["capacity"]["detail"]
+    assert "together" not in gates["fragmentation"]["detail"]
+    assert "1 free slot more on workers that have the rest" in gates["unblock"]["detail"]
+
+
+def test_explain_of_a_job_says_slots_where_devices_would_do(q: Q) -> None:
+    worker = q.worker(kind="inline", devices=gpus(8000, 8000))
+    q.submit()
+    worker.take()
+    gates = {row["gate"]: row for row in q.call("explain_job", job_id=q.submit(gpus=1))}
+    assert (gates["slots"]["ok"], gates["fragmentation"]["ok"]) == (False, True)
+    assert "free slot" in gates["unblock"]["detail"]
+    later = q.worker("w2", devices=gpus(8000, prefix="e"))
+    gates = {row["gate"]: row for row in q.call("explain_job", job_id=q.submit(gpus=1))}
+    assert gates["slots"]["ok"], later

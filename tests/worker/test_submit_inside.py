@@ -1,0 +1,132 @@
+"""Submitting from inside a job: through its worker, into the worker's database."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from gangq.client import Client
+from worker.worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+
+TASKS = """
+import asyncio
+here = App()
+leaf = here.declare_task("leaf")
+
+@app.task(name="leaf")
+def leaf_(ctx, n): return n * n
+
+@app.task
+def fan(ctx, many):
+    return [handle.id for handle in leaf.submit_many([{"n": n} for n in range(many)])]
+
+@app.task
+def waits(ctx):
+    asyncio.run(leaf.aio.options(priority=5).submit(n=3))
+    gang = leaf.submit_gang(1, {"n": 1})
+    return [gang.id, gang.job_ids]
+
+@app.task
+def refused(ctx):
+    said = []
+    for call in (lambda: leaf.options(queue="nowhere").submit(n=1), lambda: here.job(1).result()):
+        try:
+            call()
+        except gangq.GangqError as problem:
+            said.append([type(problem).__name__, str(problem)])
+    return said
+"""
+
+
+@pytest.fixture(params=["inline", "isolated"])
+def fleet(
+    request: pytest.FixtureRequest, dsn: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Fleet]:
+    """One worker that runs handlers in its own process, or in a child each."""
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    monkeypatch.setenv("GANGQ_DATA_DIR", str(tmp_path / "private"))
+    short_leases(client)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("do $$ begin create role sue; exception when duplicate_object then null; end $$")
+        conn.execute("grant gangq_submitter to sue")
+    with fleet_of(dsn, tmp_path) as made:
+        made.define(TASKS)
+        made.start(slots=1 if request.param == "inline" else 2)
+        yield made
+
+
+def submit_as_sue(dsn: str, task: str, payload: str = "{}") -> int:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("set role sue")
+        row = conn.execute(
+            "select gangq.submit(task => %s, payloads => array[%s::jsonb])", (task, payload)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def test_a_handler_submits_to_the_database_of_its_worker(
+    fleet: Fleet, client: Client, dsn: str, tmp_path: Path
+) -> None:
+    parent = submit_as_sue(dsn, "fan", '{"many": 3}')
+    ids = until_state(client, parent, "done", "failed").result
+    children = [until_state(client, id, "done") for id in ids]
+    assert [(job.task, job.result, job.parent, job.submitter) for job in children] == [
+        ("leaf", n * n, parent, "sue") for n in range(3)
+    ]
+    assert not (tmp_path / "private").exists()
+
+
+def test_it_submits_with_await_and_gangs_too(fleet: Fleet, client: Client, dsn: str) -> None:
+    parent = submit_as_sue(dsn, "waits")
+    job = until_state(client, parent, "done", "failed")
+    gang_id, job_ids = job.result
+    assert client.gang(id=gang_id).submitter == "sue"
+    assert [client.job(id=id).parent for id in job_ids] == [parent]
+    (alone,) = [row for row in client.jobs(task="leaf") if row.gang_id is None]
+    assert (alone.parent, alone.priority) == (parent, 5)
+
+
+def test_what_is_refused_there_is_raised_in_the_job(fleet: Fleet, client: Client, dsn: str) -> None:
+    said = until_state(client, submit_as_sue(dsn, "refused"), "done", "failed").result
+    assert [kind for kind, _ in said] == ["NotFound", "InvalidInput"]
+    assert "queue 'nowhere' does not exist" in said[0][1]
+    assert "a job has none of its own" in said[1][1]
+
+
+def test_a_command_submits_over_its_socket(
+    dsn: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    monkeypatch.setenv("GANGQ_DATA_DIR", str(tmp_path / "private"))
+    short_leases(client)
+    gangq = f"{sys.executable} -m gangq"
+    # No worker here knows these tasks.
+    wait = "--wait-for-hardware"
+    script = (
+        f"{gangq} submit leaf n=4 --due 10m {wait} && {gangq} run --detach -- true && "
+        f"{gangq} submit ddp --gang 1 {wait}; {gangq} ls; echo ls $?; {gangq} run -- true; echo run $?"
+    )
+    payload = {"argv": ["/bin/sh", "-c", script], "shell": False, "env": {}, "cwd": None}
+    with fleet_of(dsn, tmp_path) as fleet:
+        fleet.start()
+        (parent,) = client.submit(task="command", payloads=[payload])
+        until_state(client, parent, "done", "failed")
+        text = eventually(
+            lambda: (
+                (out := "".join(row.chunk for row in client.logs(job_id=parent))) and "run 2" in out and out
+            ),
+            "its output is kept",
+        )
+    lines = [line for line in str(text).splitlines() if not line.startswith("gangq: ")]
+    leaf, command, gang = client.job(id=int(lines[0])), client.job(id=int(lines[1])), lines[2]
+    assert (leaf.task, leaf.state, leaf.payload, leaf.parent) == ("leaf", "scheduled", {"n": 4}, parent)
+    assert (command.task, command.parent) == ("command", parent)
+    assert {job.parent for job in client.jobs(gang_id=int(gang.removeprefix("g")))} == {parent}
+    assert "ls 2" in lines
+    assert not os.path.exists(tmp_path / "private")
