@@ -225,6 +225,7 @@ FLAPS: dict[str, Callable[[Site, float], None]] = {
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(SECONDS + SETTLE_S + 600)
 def test_healthy_jobs_outlive_every_flap(server: Server, tmp_path: Path) -> None:
     if server.binaries.major < 15:
         pytest.skip("the copy of a running server is made as PostgreSQL 15 and newer want it")

@@ -264,13 +264,16 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     return found
 
 
-def thread_times(pid: int) -> dict[int, tuple[str, int]]:
-    """State letter and processor time (clock ticks) of each thread of a process, by thread id."""
+def thread_times(pid: int) -> dict[int, tuple[str, int, str]]:
+    """State letter, processor time (clock ticks) and the scheduler's own books (they change with every slice of
+    processor; empty where the kernel keeps none) of each thread of a process, by thread id.
+    """
     found = {}
     for tid in _tids(pid):
         fields = _text(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
         if fields:
-            found[tid] = (fields[0], int(fields[11]) + int(fields[12]))
+            slices = _text(f"/proc/{pid}/task/{tid}/schedstat")
+            found[tid] = (fields[0], int(fields[11]) + int(fields[12]), slices)
     return found
 
 

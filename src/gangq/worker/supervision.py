@@ -110,8 +110,8 @@ class Silence:
 class Look:
     """Where every thread of a worker stood at one instant: in Python, and in the kernel's books."""
 
-    def __init__(self, stacks: bytes, threads: dict[int, tuple[str, int]]) -> None:
-        """``stacks`` as faulthandler writes them; ``threads`` their state letter and CPU time (ticks) by tid."""
+    def __init__(self, stacks: bytes, threads: dict[int, tuple[str, int, str]]) -> None:
+        """``stacks`` as faulthandler writes them; ``threads`` as :func:`procfs.thread_times` tells them."""
         self.threads = threads
         self.stacks: dict[bytes, bytes] = {}
         for block in stacks.split(b"\n\n"):
@@ -119,21 +119,13 @@ class Look:
             if b"hread 0x" in head:
                 self.stacks[head.partition(b"hread ")[2].split()[0]] = frames.strip()
 
-    @property
-    def ticks(self) -> int:
-        """Processor time of all its threads, in hundredths of a second."""
-        return sum(ticks for _, ticks in self.threads.values())
-
     def since(self, before: Look) -> str | None:
         """Why this is no frozen interpreter, two looks having been taken; None: it is one."""
         for thread, frames in self.stacks.items():
             if before.stacks.get(thread, frames) != frames:
                 return f"thread {thread.decode()} went on"
-        wanting = any(
-            (state, before.threads.get(tid, ("", 0))[0]) == ("R", "R")
-            for tid, (state, _) in self.threads.items()
-        )
-        if wanting and self.ticks == before.ticks:
+        # Not one slice: who waits for the GIL wants the processor at many looks, and is given it every time.
+        if any(now[0] == "R" and now == before.threads.get(tid) for tid, now in self.threads.items()):
             return "it wants the processor and was given none"
         return None
 
@@ -349,7 +341,7 @@ class Supervisor:
     def look(self) -> Look:
         """Where the worker's threads stand. Nothing of it interrupts what the worker does."""
         threads = procfs.thread_times(self.child)
-        if any(state not in "tT" for state, _ in threads.values()):
+        if any(state not in "tT" for state, _, _ in threads.values()):
             self.memory.forget_stacks()
             self.dump(time.monotonic() + _STACKS_S)
         return Look(self.memory.stacks(), threads)
