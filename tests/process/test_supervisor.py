@@ -16,7 +16,7 @@ import pytest
 
 from gangq.worker import procfs
 from gangq.worker.liveness_memory import Memory
-from gangq.worker.supervision import Silence
+from gangq.worker.supervision import Look, Silence
 from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
 from worker.worker_process import eventually
 
@@ -263,6 +263,41 @@ def test_a_late_turn_is_no_pause() -> None:
     silence = Silence(10.0, now=0.0)
     assert silence.waited(0.9, 0.25) == 0
     assert silence.silent_s == 0.9
+
+
+STACKS = b'Thread 0x00007f01 (most recent call first):\n  File "park.py", line 3 in park\n'
+
+
+def test_who_wants_the_processor_and_is_given_no_slice_of_it_is_not_frozen() -> None:
+    waits, starved = {7: ("S", 4, "900 5 30")}, {8: ("R", 2, "700 5 20")}
+    before = Look(STACKS, {**waits, **starved})
+    assert Look(STACKS, {**waits, **starved}).since(before) == "it wants the processor and was given none"
+    given = {8: ("R", 2, "760 9 21")}
+    assert Look(STACKS, {**waits, **given}).since(before) is None
+    assert Look(STACKS.replace(b"line 3", b"line 4"), {**waits, **given}).since(before) is not None
+
+
+def test_who_wakes_to_ask_for_the_gil_is_given_slices_even_beside_a_hog() -> None:
+    asks = "import time\nwhile True: time.sleep(0.005)"
+    hogs = "while True: pass"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\n{what}"])
+        for cpu in [min(os.sched_getaffinity(0))]
+        for what in (asks, hogs, hogs)
+    ]
+    try:
+        pid = processes[0].pid
+
+        def look() -> tuple[str, int, str]:
+            return procfs.thread_times(pid)[pid]
+
+        eventually(lambda: look()[1] > 0, "it has begun", PATIENCE_S)
+        former = look()
+        eventually(lambda: look()[2] != former[2], "it is given a slice", 1.0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 # -- a service manager ---------------------------------------------------------------------------------------
