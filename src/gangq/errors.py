@@ -255,7 +255,7 @@ def translate(error: psycopg.Error, where: str = "", target: str = "") -> GangqE
     if kind is DatabaseUnreachable:
         during = f" during {where}; whether it took effect is unknown" if where else ""
         return DatabaseUnreachable(
-            _joined(f"lost the database {target}{during}".rstrip() + f": {message}", hint)
+            _joined(f"lost {target or 'the database'}{during}".rstrip() + f": {message}", hint)
         )
     if kind is WorkerNameTaken:
         return WorkerNameTaken(_joined(message, hint), _holder(diag.message_detail))

@@ -126,7 +126,7 @@ class Fleet:
     def __init__(self, dsn: str, directory: Path) -> None:
         self._dsn = dsn
         self._directory = directory
-        self._started: list[WorkerProcess] = []
+        self.started: list[WorkerProcess] = []
         self._tasks = False
 
     def define(self, text: str) -> None:
@@ -137,12 +137,12 @@ class Fleet:
     def start(self, name: str = "w1", **options: Any) -> WorkerProcess:
         """Start a worker; it is not registered yet when this returns."""
         worker = WorkerProcess(self._dsn, self._directory, name, options, self._tasks)
-        self._started.append(worker)
+        self.started.append(worker)
         return worker
 
     def close(self) -> None:
         """Kill what is left, and show what it said if a test has failed."""
-        for worker in self._started:
+        for worker in self.started:
             if worker.process.poll() is None:
                 worker.signal(signal.SIGKILL)
             worker.process.wait(10)

@@ -163,16 +163,16 @@ def _listens(client: Client) -> Check:
     channel = f"gangq_doctor_{uuid.uuid4().hex[:12]}"
     with client.connect_listener() as ear:
         ear.execute(f"listen {channel}".encode())
-        with client.connection("notify") as mouth:
-            mouth.execute("select pg_notify(%s, '')", (channel,))
+        client.execute(calls.notify(channel))
         if any(True for _ in ear.notifies(timeout=_LISTEN_S, stop_after=1)):
             return Check("listen", "ok", "notifications arrive")
+        ear.execute("unlisten *")
     return Check(
         "listen",
         "warn",
         f"a notification did not arrive within {_LISTEN_S:g} s",
-        "PgBouncer in transaction or statement mode swallows LISTEN: give workers and gangq tick a direct or "
-        "session-mode DSN (and GANGQ_PREPARE=off for PgBouncer before 1.21). Without it they poll",
+        "PgBouncer in transaction mode swallows LISTEN: give workers and gangq tick a direct or session-mode DSN. "
+        "Without it they poll. Statement mode does not work: migrations and other transactions fail in it",
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from gangq.client import calls
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
 from gangq.worker.retry import backoff
@@ -93,10 +94,14 @@ class Listener:
             with lines.expecting(connection):
                 connection.execute(f'listen "{self._channel}"'.encode())
                 connection.execute(f'listen "{WAKE_CHANNEL}"'.encode())
-                connection.execute("select pg_notify(%s, %s)", (self._channel, _HELLO))
+            # From another connection: a pooler in transaction mode delivers to a connection what it sends itself.
+            self._session.client.execute(calls.notify(self._channel, _HELLO))
             self._everything()
-            self.deaf = not self._hears_itself(connection)
+            self.deaf = not self._hears_hello(connection)
             if self.deaf:
+                # Of no use to anybody, and it stays on the pooler's connection, which is most likely this one still.
+                with lines.expecting(connection):
+                    connection.execute("unlisten *")
                 log.warning(
                     "listener_deaf",
                     extra={
@@ -114,7 +119,7 @@ class Listener:
                 with lines.expecting(connection):
                     connection.execute("select 1")
 
-    def _hears_itself(self, connection: Connection[Any]) -> bool:
+    def _hears_hello(self, connection: Connection[Any]) -> bool:
         until = time.monotonic() + _SELF_TEST_S
         while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
             if _HELLO in self._dispatch(connection, left, stop_after=1):
