@@ -8,6 +8,7 @@ initdb and postgres).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -37,6 +38,7 @@ BOTH_SERVERS = {"schema", "test_plans.py"}
 _numbers = itertools.count(1)
 
 
+@functools.cache
 def _servers() -> list[Binaries]:
     """Every PostgreSQL found here, or the one that GANGQ_TEST_PG_BINDIR names."""
     bindir = os.environ.get("GANGQ_TEST_PG_BINDIR")
