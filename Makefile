@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := $(filter-out tests/packaging/,$(wildcard tests/*/))
+ROOMS := $(filter-out tests/packaging/ tests/__pycache__/,$(wildcard tests/*/))
 TIMED := tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py
 ALONE := tests/process/ $(TIMED)
 # Of those that start processes, the ones that mostly wait.
@@ -10,6 +10,9 @@ PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_de
 # A file is not shared out: the long ones begin first.
 LONG := tests/property/ tests/sql/test_plans.py $(PATIENT) tests/simulator/ tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# The tests start a thousand programs; each would otherwise compile gangq anew, which costs more than all else it does.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
 
