@@ -163,7 +163,8 @@ def _listens(client: Client) -> Check:
     channel = f"gangq_doctor_{uuid.uuid4().hex[:12]}"
     with client.connect_listener() as ear:
         ear.execute(f"listen {channel}".encode())
-        client.execute(calls.notify(channel))
+        with client.connection("notify") as other:
+            other.execute("select pg_notify(%s, '')", (channel,))
         if any(True for _ in ear.notifies(timeout=_LISTEN_S, stop_after=1)):
             return Check("listen", "ok", "notifications arrive")
         ear.execute("unlisten *")

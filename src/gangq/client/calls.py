@@ -1272,16 +1272,6 @@ def schema_version() -> Query[str]:
     return _scalar("schema_version")
 
 
-def notify(channel: str, payload: str = "") -> Query[None]:
-    """Notify those that listen on `channel`."""
-    return Query(
-        "notify",
-        "select pg_notify(%(channel)s, %(payload)s)",
-        {"channel": channel, "payload": payload},
-        lambda _: None,
-    )
-
-
 def _view(
     view: str, row: type[T], order: str, limit: int | None = None, /, **filters: tuple[str, object]
 ) -> Query[list[T]]:

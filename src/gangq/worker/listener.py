@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from gangq.client import calls
+from gangq.client.calls import Query
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
 from gangq.worker.retry import backoff
@@ -32,6 +32,15 @@ _SELF_TEST_S = 2.0
 _STEADY_S = 30.0
 _HELLO = "hello"
 WAKE_CHANNEL = "gangq_wake"
+
+
+def _hello(channel: str) -> Query[None]:
+    return Query(
+        "notify",
+        "select pg_notify(%(channel)s, %(hello)s)",
+        {"channel": channel, "hello": _HELLO},
+        lambda _: None,
+    )
 
 
 class Listener:
@@ -95,7 +104,7 @@ class Listener:
                 connection.execute(f'listen "{self._channel}"'.encode())
                 connection.execute(f'listen "{WAKE_CHANNEL}"'.encode())
             # From another connection: a pooler in transaction mode delivers to a connection what it sends itself.
-            self._session.client.execute(calls.notify(self._channel, _HELLO))
+            self._session.client.execute(_hello(self._channel))
             self._everything()
             self.deaf = not self._hears_hello(connection)
             if self.deaf:
