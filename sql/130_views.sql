@@ -214,20 +214,23 @@ comment on view gangq.devices is
   'the worker that tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, as its '
   'quarantine counts them. reading: the latest one a worker brought.';
 
+-- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails quotes what it sees.
 create view gangq.job_logs as
-select l.job_id, l.token, l.seq, l.at, l.chunk
+select l.job_id, l.token, l.seq, l.at, case when j.readable then l.chunk end as chunk
 from gangq.jobs j join gangq.logs l on l.job_id = j.id
 where j.readable;
 comment on view gangq.job_logs is 'Output of jobs that this session may read, by attempt (token) and in order (seq). Filter by job_id.';
 
 create view gangq.job_evidence as
-select v.at, v.kind, v.job_id, v.token, v.incarnation, v.data
+select v.at, v.kind, v.job_id, v.token, v.incarnation, case when j.readable then v.data end as data
 from gangq.jobs j join gangq.evidence v on v.job_id = j.id
 where j.readable
 union all
-select v.at, v.kind, v.job_id, v.token, v.incarnation, v.data
+select v.at, v.kind, v.job_id, v.token, v.incarnation, case when o.readable then v.data end as data
 from gangq.evidence v join gangq.incarnations i on i.id = v.incarnation
-where v.job_id is null and ((select gangq.is_admin()) or i.login = session_user or (select gangq.may_act_as('gangq_host')));
+cross join lateral (
+  select (select gangq.is_admin()) or i.login = session_user or (select gangq.may_act_as('gangq_host')) as readable) o
+where v.job_id is null and o.readable;
 comment on view gangq.job_evidence is
   'What was seen at trips and suspicions of jobs that this session may read; and how workers were proven dead or stuck, for '
   'the login that registered them, gangq_host and admins. Filter by job_id.';

@@ -282,6 +282,29 @@ def test_payload_result_error_output_and_evidence_are_shown_to_those_they_concer
     del beside
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        "select count(*) from gangq.job_logs where chunk::integer = 0",
+        "select count(*) from gangq.job_evidence where (data ->> 'stack')::integer = 0",
+        "select count(*) from gangq.trips where (evidence ->> 'stack')::integer = 0",
+        "select count(*) from gangq.jobs where (payload ->> 'password')::integer = 0",
+    ],
+)
+def test_a_condition_that_fails_on_rows_of_others_does_not_quote_them(on: Logins, look: str) -> None:
+    """A condition of the reader's own, cheaper than the view's, would be asked first and name what it fails on."""
+    worker = on.w1.worker()
+    job = on.s1.submit(payloads=[{"password": SECRET}])
+    claim = worker.take()
+    on.w1.call("append_log", job_ids=[job], tokens=[claim.token], seqs=[0], chunks=[SECRET])
+    claim.suspect(stack=SECRET)
+    claim.trip(evidence={"stack": SECRET})
+    for reader in (on.s2, on.v1, on.h1, on.w2):
+        assert reader.value(look) == 0
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation, match=SECRET):
+        on.s1.sql(look)
+
+
 def test_a_submitter_under_a_viewers_role_reads_what_is_its_own_and_no_more(on: Logins) -> None:
     on.q.sql("grant gangq_viewer to a1_test")
     other, mine = on.s1.submit(), on.a1.submit()
