@@ -151,9 +151,10 @@ comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): by which column, of which retention class, and how long a day is kept.';
 
 -- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
--- waits 100 ms at most for its lock, and is tried again by a later tick.
+-- waits 100 ms at most for its lock, and is tried again by a later tick. Bounds are written and read in UTC, whatever the session's own.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
-security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms'
+set datestyle = 'ISO' set timezone = 'UTC' as $$
 declare
   t timestamptz := gangq.now();
   cfg gangq.settings;

@@ -11,7 +11,7 @@ import pytest
 from drive import Q
 from psycopg.rows import dict_row
 
-ROLES = ("gangq_viewer", "gangq_submitter", "gangq_worker")
+ROLES = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_admin")
 TYPES = (
     "text",
     "jsonb",

@@ -242,6 +242,21 @@ def test_partitions_are_made_a_week_ahead_as_days_pass(q: Q) -> None:
     assert q.value("select count(*) from gangq.events_rest") == 0
 
 
+def test_a_day_begins_at_midnight_utc_however_the_ticking_session_writes_dates(q: Q) -> None:
+    """IST is read back as Israel's time: with bounds in words of the session they would begin at 03:30."""
+    q.later(3 * DAY)
+    with q.connected(q.db.info.dsn) as other:
+        other.sql("set datestyle = 'SQL, DMY'")
+        other.sql("set timezone = 'Asia/Kolkata'")
+        other.tick()
+    bounds = q.sql(
+        "select pg_get_expr(relpartbound, oid) as bound from pg_class "
+        "where relnamespace = 'gangq'::regnamespace and relkind = 'r' and relname ~ '_[0-9]{8}$'"
+    )
+    assert len(bounds) >= 11 * len(PARENTS)
+    assert [row["bound"] for row in bounds if row["bound"].count(" 00:00:00+00'") != 2] == []
+
+
 def test_partitions_past_their_retention_are_dropped_whole(q: Q) -> None:
     q.submit(count=2)
     worker = q.worker()
