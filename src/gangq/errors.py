@@ -184,8 +184,8 @@ _MIGRATE = "Run `gangq migrate` as the schema's owner, then try again."
 
 WHO_READS = (
     "Its submitter, gangq_admin and the login whose worker runs it may; in a shared queue every submitter."
-    """Who may read the payload, result, error and output of a job."""
 )
+"""Who may read the payload, result, error and output of a job."""
 
 _BY_SQLSTATE: dict[str, type[GangqError]] = {
     "GQ001": InvalidInput,

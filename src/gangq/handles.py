@@ -147,15 +147,17 @@ def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
     if state == "failed":
         why = None if job.readable else "this login may not read its error"
         raise _failure(f"job {job.id} (task {job.task})", job, why)
-    reason = yield from _cancelled_because(job)
+    reason = yield from _cancelled_because(job, (job.error or {}).get("message"))
     raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled" + _because(reason), job.id, reason)
 
 
-def _cancelled_because(job: JobRow) -> Steps[str | None]:
-    """Why it was cancelled: in the words of who did it, else what its ending says."""
-    events: list[EventRow] = yield calls.events(job_id=job.id, kind="cancel", limit=None)
+def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[str | None]:
+    """Why it was cancelled: in the words of who did it, else `otherwise`. A member is cancelled with its gang."""
+    gang_id = ended.id if isinstance(ended, GangRow) else ended.gang_id
+    job_id = ended.id if gang_id is None else None
+    events: list[EventRow] = yield calls.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
     said = [event.reason for event in events if event.reason]
-    return said[-1] if said else (job.error or {}).get("message")
+    return said[-1] if said else otherwise
 
 
 def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
@@ -227,9 +229,8 @@ def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any
         culprit = next((m for m in members if m.state == "failed" and m.error), None)
         culprit = culprit or next((m for m in members if m.error), None)
         raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
-    raise JobCancelled(
-        f"gang {gang.id} (task {gang.task}) was cancelled" + _because(gang.reason), reason=gang.reason
-    )
+    reason = yield from _cancelled_because(gang, gang.reason)
+    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(reason), reason=reason)
 
 
 def _because(reason: str | None) -> str:

@@ -162,6 +162,8 @@ def test_cancel_retry_and_priority_take_jobs_and_gangs_together(dsn: str, client
     assert client.job(id=job).priority == client.gang(id=1).priority == -5
     ok(dsn, "cancel", job, "--gang", "1", "--reason", "no more")
     assert client.job(id=job).state == client.gang(id=1).state == "cancelled"
+    for shown in (job, "g1", job + 1):
+        assert re.search(r"^cancelled +.* by postgres: no more$", ok(dsn, "show", shown), re.MULTILINE)
     ok(dsn, "retry", job, "g1")
     assert (client.job(id=job).state, client.gang(id=1).state) == ("pending", "blocked")
 

@@ -173,7 +173,7 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
         if session.json:
             session.answer({"job": job, "events": events, "evidence": evidence})
             return
-        output.pairs(_job_pairs(job, _cancelled_by(events)))
+        output.pairs(_job_pairs(job, _cancelled_by(client, job)))
         if job.error and job.state not in ("failed", "cancelled"):
             # It is of an attempt before the one that the state is about.
             spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
@@ -187,7 +187,7 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
-    output.pairs(_gang_pairs(row))
+    output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
     output.write()
     output.table(members, _MEMBERS)
     _show_history(timeline, drains)
@@ -368,12 +368,18 @@ def _trips(job: JobRow) -> str | None:
     return f"{job.trips} ({_COUNTS[most]} sent back, the {_ORDINALS[most]} ends the job)"
 
 
-def _cancelled_by(events: Sequence[EventRow]) -> str | None:
-    """Who cancelled it last, and why."""
-    found = next((event for event in reversed(events) if event.kind == "cancel"), None)
-    if found is None:
+def _cancelled_by(client: Client, row: JobRow | GangRow) -> str | None:
+    """Who cancelled it last, and why; None if it is not cancelled. A member is cancelled with its gang."""
+    cause = row.drain_cause if isinstance(row, GangRow) else row.stop_reason
+    if row.state != "cancelled" and (row.state not in ("preempting", "draining") or cause != "cancel"):
         return None
-    return f"{when(found.at)} by {found.actor or 'gangq'}" + (f": {found.reason}" if found.reason else "")
+    gang_id = row.id if isinstance(row, GangRow) else row.gang_id
+    job_id = row.id if gang_id is None else None
+    found = client.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
+    if not found:
+        return None
+    last = found[-1]
+    return f"{when(last.at)} by {last.actor or 'gangq'}" + (f": {last.reason}" if last.reason else "")
 
 
 def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
@@ -399,7 +405,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("claimed", job.claimed_at),
         ("told to stop", f"{when(job.told_at)} ({job.stop_reason})" if job.told_at else None),
         ("ended", job.finished_at),
-        ("cancelled", cancelled if job.state in ("cancelled", "preempting") else None),
+        ("cancelled", cancelled),
         ("token", job.token),
         ("progress", progress(job.progress)),
         ("payload", job.payload if job.readable else _NOT_SHOWN),
@@ -408,7 +414,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
     ]
 
 
-def _gang_pairs(row: GangRow) -> list[tuple[str, object]]:
+def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]:
     return [
         ("gang", gang(row.id)),
         ("name", row.name),
@@ -429,7 +435,8 @@ def _gang_pairs(row: GangRow) -> list[tuple[str, object]]:
         ("started", row.go_at),
         ("ended", row.finished_at),
         ("drains", row.drain_cause if row.state == "draining" else None),
-        ("reason", row.reason),
+        ("cancelled", cancelled),
+        ("reason", row.reason if cancelled is None else None),
         ("note", row.note),
     ]
 
