@@ -59,7 +59,8 @@ begin
   if least(configure.retention_short, configure.retention_long, configure.incarnation_retention) < '0'
     or greatest(configure.retention_short, configure.retention_long, configure.incarnation_retention) > '100 years' then
     perform gangq.refuse('GQ001', format('retention_short is %s, retention_long %s and incarnation_retention %s',
-      configure.retention_short, configure.retention_long, configure.incarnation_retention),
+      coalesce(configure.retention_short::text, 'unchanged'), coalesce(configure.retention_long::text, 'unchanged'),
+      coalesce(configure.incarnation_retention::text, 'unchanged')),
       'Each is from 0 to 100 years: retention_short => ''7 days''. A queue''s retention_done => ''forever'' keeps its history for good.');
   end if;
   update gangq.settings s set

@@ -134,7 +134,7 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     result = gangq(dsn, "doctor")
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
-    wanted = "database server clock notify listen horizon schema code roles tick workers cgroups tasks claims reboot"
+    wanted = "database server clock notify listen horizon schema code roles tick workers slots cgroups tasks claims reboot"
     wanted += " devices watchdogs sensors trips invariants retention partitions"
     assert list(status_of(dsn)) == wanted.split()
 
@@ -148,6 +148,22 @@ def test_the_doctor_says_where_commands_have_no_control_groups(dsn: str, client:
     assert "1 of 3 workers" in found["detail"]
     assert found["detail"].endswith("b on h-b")
     assert "Delegate=yes" in found["advice"]
+
+
+def test_the_doctor_says_whose_devices_lie_idle_because_slots_are_taken(dsn: str, client: Client) -> None:
+    devices = [{"uuid": f"GPU-{n}", "index": n, "vram_mb": 1024, "source": "declared"} for n in range(4)]
+    for queue in ("a", "b"):
+        client.set_queue(name=queue)
+    short = client.register_worker(name="short", host="ha", queues=["a"], devices=devices[:3])
+    whole = client.register_worker(name="whole", host="hb", queues=["b"], devices=devices[3:])
+    client.submit(task="t", queue="a", gpus=1)
+    client.submit(task="t", queue="b", gpus=1)
+    assert status_of(dsn)["slots"]["status"] == "ok"
+    assert client.claim(incarnation=short.incarnation) and client.claim(incarnation=whole.incarnation)
+    found = status_of(dsn)["slots"]
+    assert found["status"] == "warn"
+    assert found["detail"] == "all slots are taken beside idle devices: short on ha (slots 1 of 1, idle devices 2)"
+    assert "--slots" in found["advice"]
 
 
 def test_the_doctor_stops_at_a_missing_schema(empty_dsn: str) -> None:

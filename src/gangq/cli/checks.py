@@ -78,6 +78,27 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
     return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
 
 
+def slots(client: Client, facts: dict[str, Any]) -> Check:
+    """Whether devices lie idle because all slots of their worker are taken."""
+    del facts
+    idle = Counter(d.worker for d in client.devices() if d.state == "free")
+    short = [w for w in client.workers() if w.state == "live" and w.used_slots >= w.slots and idle[w.name]]
+    if not short:
+        return Check("slots", "ok", "no device is idle for want of a slot")
+    listed = some(
+        [
+            f"{w.name} on {w.host} (slots {w.used_slots} of {w.slots}, idle devices {idle[w.name]})"
+            for w in short
+        ]
+    )
+    return Check(
+        "slots",
+        "warn",
+        f"all slots are taken beside idle devices: {listed}",
+        "each job takes a slot: start the worker with --slots, or without it for a slot a device",
+    )
+
+
 def cgroups(client: Client, facts: dict[str, Any]) -> Check:
     """Whether commands have control groups of their own everywhere."""
     del facts

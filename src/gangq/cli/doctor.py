@@ -79,6 +79,7 @@ def examine(session: Session) -> Iterator[Check]:
         _roles,
         _tick,
         checks.workers,
+        checks.slots,
         checks.cgroups,
         checks.tasks,
         checks.claims,
