@@ -134,8 +134,8 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     result = gangq(dsn, "doctor")
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
-    wanted = "database server clock notify listen horizon schema code roles tick workers slots cgroups tasks claims reboot"
-    wanted += " devices watchdogs sensors trips invariants retention partitions"
+    wanted = "database server clock notify listen horizon schema code roles tick workers slots cgroups tasks claims"
+    wanted += " reboot devices watchdogs sensors trips invariants retention partitions"
     assert list(status_of(dsn)) == wanted.split()
 
 
@@ -159,10 +159,14 @@ def test_the_doctor_says_whose_devices_lie_idle_because_slots_are_taken(dsn: str
     client.submit(task="t", queue="a", gpus=1)
     client.submit(task="t", queue="b", gpus=1)
     assert status_of(dsn)["slots"]["status"] == "ok"
-    assert client.claim(incarnation=short.incarnation) and client.claim(incarnation=whole.incarnation)
+    for full in (short, whole):
+        assert client.claim(incarnation=full.incarnation)
     found = status_of(dsn)["slots"]
     assert found["status"] == "warn"
-    assert found["detail"] == "all slots are taken beside idle devices: short on ha (slots 1 of 1, idle devices 2)"
+    assert (
+        found["detail"]
+        == "all slots are taken beside idle devices: short on ha (slots 1 of 1, idle devices 2)"
+    )
     assert "--slots" in found["advice"]
 
 
