@@ -27,10 +27,11 @@ from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
 from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted, choose
-from gangq.worker import seen
+from gangq.worker import host_record, procfs, seen
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.session import blameless
+from process import other_user
 from worker.worker_process import Fleet, fleet_of, short_leases
 
 HOST = socket.gethostname()
@@ -204,7 +205,7 @@ def test_a_worker_that_is_gone_is_only_reported_dead(
 
 
 @pytest.mark.parametrize(
-    ("prove", "refused"), [(deaths.prove, []), (lambda identity, within_s, kill=False: None, ["replaced"])]
+    ("prove", "refused"), [(deaths.prove, []), (lambda identity, within_s, kill="": None, ["replaced"])]
 )
 def test_a_worker_that_was_replaced_meanwhile_is_not_bounced(
     prove: Prover,
@@ -450,7 +451,7 @@ FLAG = FlaggedRow("w1", HOST, 7, None, [1], 4711, {}, 40.0)  # type: ignore[arg-
 
 
 def made(database: Any, calls: list[str], actions: list[Action], **more: Any) -> Bouncer:
-    given = {"prove": lambda identity, within_s, kill=False: None, "done": None, **more}
+    given = {"prove": lambda identity, within_s, kill="": None, "done": None, **more}
     backend = Backend(calls, given.pop("done"))
     return Bouncer(
         database,
@@ -468,7 +469,7 @@ def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
         calls: list[str] = []
         actions: list[Action] = []
         looks = iter([None, survivor])
-        bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill=False: next(looks))
+        bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill="": next(looks))
         bouncer.round()
         failing["report_stuck"] = DatabaseUnreachable("away")
         with pytest.raises(DatabaseUnreachable):
@@ -512,7 +513,7 @@ def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() 
         with pretended(FLAG) as (database, told, _):
             calls: list[str] = []
             actions: list[Action] = []
-            always = {"prove": lambda identity, within_s, kill=False: survivor, "report_only": report_only}
+            always = {"prove": lambda identity, within_s, kill="": survivor, "report_only": report_only}
             made(database, calls, actions, **always).round()
             assert [verb for verb, _ in told] == expected
             assert ([a.action for a in actions], calls) == (["stuck"], [])
@@ -522,7 +523,7 @@ def test_a_process_that_dies_of_the_kill_of_somebody_else_is_only_reported_dead(
     looks = iter([Proof(False, {}, left=(4711,), stuck=(4711,)), Proof(True, {"checked": 3})])
     with pretended(FLAG) as (database, told, _):
         calls: list[str] = []
-        made(database, calls, [], prove=lambda identity, within_s, kill=False: next(looks)).round()
+        made(database, calls, [], prove=lambda identity, within_s, kill="": next(looks)).round()
         assert ([verb for verb, _ in told], calls) == (["flagged", "report_dead"], [])
 
 
@@ -560,11 +561,11 @@ def test_a_restart_without_proof_reports_no_death() -> None:
 
 
 def test_only_what_is_started_by_a_command_is_killed_first() -> None:
-    for kills_first, expected in ((False, [False, False]), (True, [False, True, False])):
-        kills: list[bool] = []
+    for kills_first, expected in ((False, ["", ""]), (True, ["", FLAG.worker, ""])):
+        kills: list[str] = []
 
         def prove(
-            identity: Mapping[str, Any], within_s: float, kill: bool = False, kills: list[bool] = kills
+            identity: Mapping[str, Any], within_s: float, kill: str = "", kills: list[str] = kills
         ) -> None:
             kills.append(kill)
 
@@ -589,7 +590,7 @@ def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
             database,
             host=HOST,
             choose=lambda worker, identity: Choice(None, "map it"),
-            prove=lambda identity, within_s, kill=False: None,
+            prove=lambda identity, within_s, kill="": None,
             bury=deaths.bury,
             say=actions.append,
         )
@@ -701,7 +702,7 @@ _HERE = asdict(HostIdentity.here())
     ],
 )
 def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
-    assert deaths.prove(junk, within_s=0.1, kill=True) is None
+    assert deaths.prove(junk, within_s=0.1, kill="w1") is None
     with pretended(replace(FLAG, identity=junk)) as (database, _, _):
         actions: list[Action] = []
         bouncer = Bouncer(
@@ -799,18 +800,62 @@ def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> Non
         assert (proof.dead, proof.stuck) == (True, ())
 
 
-def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker() -> None:
-    with subprocess.Popen(["sleep", "60"], env={}) as bystander:
-        identity = {
-            "mark": "no such mark",
-            "host": asdict(HostIdentity.here()),
-            "process": asdict(process_identity(bystander.pid)),
-        }
-        proof = deaths.prove(identity, within_s=0.5, kill=True)
+def _claimed(
+    pid: int, directory: Path, mark: str = "0123456789abcdef", uid: int | None = None
+) -> dict[str, Any]:
+    """What a worker's login wrote into the database."""
+    here = asdict(HostIdentity.here())
+    return {
+        "mark": mark,
+        "host": here if uid is None else {**here, "uid": uid},
+        "process": asdict(process_identity(pid)),
+        "directory": str(directory),
+    }
+
+
+def _left_by(worker: str, pid: int, place: Path, mark: str = "0123456789abcdef") -> Path:
+    """A private directory with what a worker wrote into it."""
+    directory = place / f"{DIRECTORY_PREFIX}x"
+    directory.mkdir(mode=0o700)
+    host_record.write(directory, worker, mark, process_identity(pid))
+    return directory
+
+
+@pytest.mark.parametrize("record", ["none", "another worker's", "open to others", "another process's"])
+def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker(
+    record: str, tmp_path: Path
+) -> None:
+    with subprocess.Popen(["sleep", "60"], env={"GANGQ_WORKER": "w1"}) as bystander:
+        directory = tmp_path / f"{DIRECTORY_PREFIX}x"
+        if record != "none":
+            pid = os.getpid() if record == "another process's" else bystander.pid
+            _left_by("w2" if record == "another worker's" else "w1", pid, tmp_path)
+        if record == "open to others":
+            directory.chmod(0o755)
+        proof = deaths.prove(_claimed(bystander.pid, directory), within_s=0.5, kill="w1")
         assert proof is not None
         assert (proof.dead, proof.left) == (False, (bystander.pid,))
         assert bystander.poll() is None
         bystander.kill()
+
+
+def test_nothing_of_another_user_than_the_one_who_wrote_the_record_is_killed(tmp_path: Path) -> None:
+    """The bouncer is root: who copies another worker's mark must not make it end the jobs of that worker."""
+    other_user.needed()
+    its_job = {"GANGQ_MARK": "0123456789abcdef/1", "PATH": os.environ["PATH"]}
+    with (
+        subprocess.Popen([*other_user.prefix(), "sleep", "60"], env=its_job) as victim,
+        subprocess.Popen(["sleep", "60"]) as worker,
+    ):
+        eventually(lambda: other_user.UID in procfs.user_ids(victim.pid), "it is another user's")
+        directory = _left_by("w1", worker.pid, tmp_path)
+        forged = _claimed(worker.pid, directory, uid=other_user.UID)
+        deaths.prove(forged, within_s=0.5, kill="w1")
+        assert (worker.poll(), victim.poll()) == (None, None)
+        deaths.prove(_claimed(worker.pid, directory), within_s=0.5, kill="w1")
+        assert worker.wait(5) == -signal.SIGKILL
+        assert victim.poll() is None
+        victim.kill()
 
 
 def test_a_worker_that_left_word_of_an_innocent_end_is_retired_and_nobody_is_charged(

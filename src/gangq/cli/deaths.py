@@ -10,7 +10,7 @@ from typing import Any
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
 from gangq.host.bouncer import GLANCE_S, Proof
-from gangq.worker import procfs
+from gangq.worker import host_record, procfs
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker.report import deliver
@@ -49,18 +49,27 @@ class Registered:
         return found if found is not None and found.name.startswith(DIRECTORY_PREFIX) else None
 
 
-def prove(identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
+def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
     """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: this host
     cannot know.
+
+    `kill`: SIGKILL it, if it is the worker of this name by the record that it left on this host. Which process that
+    is and which mark its work carries come from the database, where every worker's login can write them: so nothing
+    is killed without that record, and nothing of other users than the one who wrote it.
     """
     registered = Registered.of(identity)
     if registered is None:
         return None
-    kill = kill and _is_worker(registered.process.pid)
+    users = {registered.host.uid} if kill and _recorded_here(kill, registered) else set()
 
     def look(for_s: float) -> Evidence:
         return confirm_gone(
-            registered.mark, [registered.process], host=registered.host, kill=kill, timeout_s=for_s
+            registered.mark,
+            [registered.process],
+            host=registered.host,
+            kill=bool(users),
+            only=users,
+            timeout_s=for_s,
         )
 
     evidence = look(within_s)
@@ -80,17 +89,16 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -
     )
 
 
-def _is_worker(pid: int) -> bool:
-    """Whether it looks like a worker from here, too. Which process to kill comes from the database, where every
-    worker's login can write it: root's bouncer must not end whatever stands there, with all that descends from it.
-    """
-    for file in ("cmdline", "environ"):
-        try:
-            if b"gangq" in Path(f"/proc/{pid}/{file}").read_bytes().lower():
-                return True
-        except OSError:
-            continue
-    return False
+def _recorded_here(worker: str, registered: Registered) -> bool:
+    """Whether the user that it says it ran as has written the same on this host, where only that user can."""
+    if registered.left is None:
+        return False
+    own = host_record.read(registered.left, registered.host.uid)
+    return own is not None and (own.worker, own.mark, own.process) == (
+        worker,
+        registered.mark,
+        registered.process,
+    )
 
 
 def bury(

@@ -61,8 +61,8 @@ class Proof:
 class Prover(Protocol):
     """Looks for the work of an incarnation on this host. None: this host cannot know."""
 
-    def __call__(self, identity: Mapping[str, Any], *, within_s: float, kill: bool = False) -> Proof | None:
-        """Look for at most ``within_s`` seconds; with ``kill`` SIGKILL what is there."""
+    def __call__(self, identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
+        """Look for at most ``within_s`` seconds; ``kill``: SIGKILL it, if it is the worker of this name here."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Bouncer:
 
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
-        return self._prove(flag.identity, within_s=self._kill_after_s, kill=True)
+        return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
 
     def _bury_quietly(self, flag: FlaggedRow, proof: Proof) -> None:
         """Its successor does the same when it registers: a database that is away now is no reason to stop."""

@@ -77,18 +77,21 @@ def find(worker: str, mark: str) -> HostRecord | None:
         except OSError:
             continue
         for name in named:
-            found = _read(place / name)
+            found = read(place / name, os.geteuid())
             if found is not None and (found.worker, found.mark) == (worker, mark):
                 return found
     return None
 
 
-def _read(directory: Path) -> HostRecord | None:
+def read(directory: Path, uid: int) -> HostRecord | None:
+    """What a worker of this user wrote in its private directory; None where there is no such file, or somebody else
+    could have written it.
+    """
     try:
         about = directory.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+        if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077 or about.st_uid != uid:
             return None
-        said = json.loads(statefile.read(directory, _FILE, uid=os.geteuid(), most=_MOST) or b"")
+        said = json.loads(statefile.read(directory, _FILE, uid=uid, most=_MOST) or b"")
         process = ProcessIdentity.of(said["process"])
         worker, mark = said["worker"], said["mark"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

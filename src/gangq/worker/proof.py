@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
 
@@ -193,12 +193,14 @@ def confirm_gone(
     *,
     host: HostIdentity,
     kill: bool = False,
+    only: Collection[int] | None = None,
     timeout_s: float = 10.0,
 ) -> Evidence:
     """Wait up to ``timeout_s`` for the work of a dead incarnation to be gone, and say what was found.
 
     ``host`` is what that incarnation recorded of itself. With ``kill`` every survivor gets SIGKILL, guardians
-    last: as long as a guardian lives, nothing below it can slip away. Without it, work that has a guardian
+    last: as long as a guardian lives, nothing below it can slip away. ``only``: no processes but those of these
+    users, where the mark is not known to be that worker's. Without ``kill``, work that has a guardian
     ends by itself soon (its orphan grace). Never raises for what it finds; ask :attr:`Evidence.proves_death`.
     """
     here = HostIdentity.here()
@@ -230,8 +232,12 @@ def confirm_gone(
             )
         if kill and found.survivors:
             left = [found.stats[survivor.pid] for survivor in found.survivors]
+            groups = cgroup.left_by(mark)
+            if only is not None:
+                left = [entry for entry in left if procfs.user_ids(entry.pid) <= set(only)]
+                groups = [group for group in groups if _owner(group) in only]
             procfs.strike([entry for entry in left if not _guards(entry)] or left)
-            for group in cgroup.left_by(mark):
+            for group in groups:
                 cgroup.kill(group)
         time.sleep(_PAUSE_S)
 
@@ -297,6 +303,13 @@ def _guards(entry: procfs.Stat) -> bool:
             return any(os.path.basename(word) == b"guardian.py" for word in file.read(8192).split(b"\0"))
     except OSError:
         return False
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None
 
 
 def _number(value: object, most: int | None = None) -> TypeGuard[int]:
