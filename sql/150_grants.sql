@@ -4,19 +4,23 @@
 
 do $$
 declare
+  roles text[] := array['gangq_viewer', 'gangq_submitter', 'gangq_worker', 'gangq_host', 'gangq_admin'];
+  missing text[] := array(
+    select r.name from unnest(roles) with ordinality as r(name, n)
+    where not exists (select 1 from pg_catalog.pg_roles p where p.rolname = r.name)
+    order by r.n
+  );
   r text;
 begin
-  foreach r in array array['gangq_viewer', 'gangq_submitter', 'gangq_worker', 'gangq_host', 'gangq_admin'] loop
-    if not exists (select 1 from pg_catalog.pg_roles where rolname = r) then
-      begin
-        execute format('create role %I nologin', r);
-      exception
-        when duplicate_object or unique_violation then null;  -- another database of this server migrates at the same time
-        when insufficient_privilege then
-          raise exception using errcode = '42501', message = format('role %s is missing and %s may not create roles', r, current_user),
-            hint = 'Have an administrator run: create role gangq_viewer; create role gangq_submitter; create role gangq_worker; create role gangq_host; create role gangq_admin;';
-      end;
-    end if;
+  foreach r in array missing loop
+    begin
+      execute format('create role %I nologin', r);
+    exception
+      when duplicate_object or unique_violation then null;  -- another database of this server migrates at the same time
+      when insufficient_privilege then
+        raise exception using errcode = '42501', message = format('role %s is missing and %s may not create roles', r, current_user),
+          hint = format('Have an administrator run: create role %s;', array_to_string(missing, '; create role '));
+    end;
   end loop;
 end $$;
 

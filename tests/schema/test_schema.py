@@ -155,7 +155,7 @@ def test_an_owner_that_is_no_superuser_migrates_as_the_readme_says(empty_dsn: st
             f"revoke temporary on database {name} from public",
         ):
             admin.execute(statement.encode())
-        for role in ("viewer", "submitter", "worker", "admin"):
+        for role in ("viewer", "submitter", "worker", "host", "admin"):
             with contextlib.suppress(psycopg.errors.DuplicateObject):
                 admin.execute(f"create role gangq_{role}".encode())
         with psycopg.connect(empty_dsn, autocommit=True) as conn:
@@ -475,3 +475,21 @@ def test_what_is_rolled_back_is_not_said_to_be_applied() -> None:
         with pytest.raises(NotAllowed, match="create role gangq_viewer"):
             schema.migrate(make_conninfo(server.dsn("jobs"), user="jobs"), log=said.append)
         assert said == []
+
+
+def test_the_readmes_recipe_for_an_owner_works_and_only_missing_roles_are_asked_for() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    recipe = readme.partition("An administrator says once:\n\n```sql\n")[2].partition("```")[0]
+    with Server.temporary() as server, psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
+        for login in ("alice", "worker1", "hurried"):
+            admin.execute(f"create role {login} login")
+        admin.execute("create role gangq_viewer")
+        admin.execute("create database early owner hurried")
+        with pytest.raises(
+            NotAllowed, match=r"run: create role gangq_submitter; .*create role gangq_admin;$"
+        ):
+            schema.migrate(make_conninfo(server.dsn("early"), user="hurried"), log=lambda _: None)
+        admin.execute("drop role gangq_viewer")
+        for statement in recipe.split(";"):
+            admin.execute(statement)
+        schema.migrate(make_conninfo(server.dsn("jobs"), user="gangq_owner"), log=lambda _: None)
