@@ -147,12 +147,12 @@ having count(j.id) <> g.size
 """
 
 
-def test_200_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_partly_started(meeting: Arena):
+def test_60_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_partly_started(meeting: Arena):
     rng = random.Random(2)
     db = meeting.db
     call(db, "configure", gang_backoff_s=0, pass_over_s=0, candidate_silence_s=3600)
     call(db, "set_queue", name="default", backoff_s=0, backoff_max_s=0)
-    sizes = [rng.randint(1, 8) for _ in range(200)]
+    sizes = [rng.randint(1, 8) for _ in range(60)]
     for size in sizes:
         meeting.gang(size, max_attempts=500, max_crashes=500)
     faults: list[str] = []
@@ -170,7 +170,7 @@ def test_200_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_p
             meeting.clock.advance(5)
             assert checker.execute(PARTLY_STARTED).fetchall() == []
             looks += 1
-            if looks % 50 == 0:
+            if looks % 10 == 0:
                 assert meeting.violations() == []
             failed = checker.execute("select id, reason from gangq.gangs where state = 'failed'").fetchall()
             for gang in failed:
@@ -191,7 +191,7 @@ def test_200_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_p
             worker.join(10)
     assert faults == []
     assert meeting.violations() == []
-    assert looks > 50
+    assert looks > 20
     ended = db.execute("select size from gangq.gangs where state = 'done'").fetchall()
     assert Counter(e["size"] for e in ended) == Counter(sizes)
     members = db.execute("select count(*) as n from gangq.jobs where state = 'done'").fetchone()
@@ -206,5 +206,5 @@ def test_200_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_p
     assert members is not None
     assert deaths is not None
     assert members["n"] == sum(sizes)
-    assert deaths["proven"] >= 10
-    assert deaths["judged"] >= 3
+    assert deaths["proven"] >= 3
+    assert deaths["judged"] >= 1

@@ -1,4 +1,4 @@
--- 300,000 jobs in every state, for test_plans.py, which replaces :many and :workers. Triggers are off: it is fast.
+-- 100,000 jobs in every state, for test_plans.py, which replaces :many and :workers. Triggers are off: it is fast.
 set session_replication_role = replica;
 select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
 select count(*) from gangq.submit('fits', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
