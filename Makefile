@@ -3,18 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/ tests/__pycache__/,$(wildcard tests/*/))
+# What measures time or kills processes.
 TIMED := tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py
-ALONE := tests/process/ $(TIMED)
-# Of those that start processes, the ones that mostly wait.
+# Of the tests that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
-# A file is not shared out: the long ones begin first.
-LONG := tests/property/ tests/sql/test_plans.py $(PATIENT) tests/simulator/ tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
+# What only computes, and then the longest of the rest: a file is not shared out.
+COMPUTES := tests/sql/test_plans.py tests/property/ tests/interleaving/ tests/simulator/ tests/schema/ \
+  $(filter-out %/test_plans.py,$(wildcard tests/sql/test_*.py)) tests/acceptance/ tests/client/
+LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
+PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# The tests start a thousand programs; each would otherwise compile gangq anew, which costs more than all else it does.
+# The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
+.PHONY: demo test test-timed test-rest test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -46,10 +49,16 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What waits for a database runs four at a time; what measures time or kills processes has a core to itself.
+# What measures time waits more than it computes. The rest takes what it leaves of the processors, at a low priority; by
+# the time it comes to programs and their deadlines, the others are done.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(LONG) $(filter-out $(ALONE) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
-	$(BIN)/python -m pytest -m "not soak and not torch and not gpu" -n 2 --dist loadfile $(ALONE) $(addprefix --ignore=,$(PATIENT))
+	$(MAKE) --no-print-directory -j2 test-timed test-rest
+
+test-timed: $(VENV)/.dev
+	$(PYTEST) -n 2 tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
+
+test-rest: $(VENV)/.dev
+	nice -n 15 $(PYTEST) -n 4 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
