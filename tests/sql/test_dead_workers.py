@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,6 +259,25 @@ def test_a_host_bounces_only_its_own(q: Q) -> None:
     assert kinds(q) == []
     with refused(MISSING):
         q.call("bounced", incarnation=99, ok=True)
+
+
+def test_the_recipe_for_psql_restarts_a_unit_only_for_the_worker_that_is_called_after_it(
+    q: Q, dsn: str, tmp_path: Path
+) -> None:
+    """Any worker's login may register any free name, with any host."""
+    if shutil.which("psql") is None:
+        pytest.skip("no psql")
+    for name in ("n12-7", "x-8", "n12-x-9", "go-10", "n1234-11"):
+        busy(q, name, "n12")
+    silent(q, 40)
+    for program, text in (("hostname", "echo n12"), ("systemctl", f'echo "$@" >> {tmp_path}/did')):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (recipe,) = [block for block in readme.split("```")[1::2] if "gangq.bounce(" in block]
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GANGQ_DSN": dsn}
+    subprocess.run(["sh", "-ec", recipe], env=environ, check=True)
+    assert (tmp_path / "did").read_text() == "restart gangq-worker@7\n"
 
 
 def test_a_worker_is_restarted_at_most_so_often_within_an_hour_whatever_its_incarnation(q: Q) -> None:
