@@ -8,11 +8,24 @@ from typing import Any
 import psycopg
 import pytest
 from drive import Q
+from psycopg.rows import dict_row
+
+from gangq.embedded import Server
 
 
 @pytest.fixture
 def q(db: psycopg.Connection[dict[str, Any]], clock: Any) -> Q:
     return Q(db, clock)
+
+
+@pytest.fixture(scope="module")
+def untouched(server: Server, template: str) -> Iterator[Q]:
+    """One database for all tests of a file in which every call is refused, or only reads."""
+    dsn = server.create_database("untouched", template=template)
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
+        yield Q(conn)
+        assert conn.execute("select * from gangq.violations").fetchall() == []
+    server.drop_database("untouched")
 
 
 @pytest.fixture(autouse=True)

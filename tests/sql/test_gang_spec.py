@@ -300,11 +300,11 @@ def test_a_budget_comes_from_the_nearest_queue_above(q: Q) -> None:
     ],
 )  # fmt: skip
 def test_a_gang_that_makes_no_sense_is_refused_naming_why(
-    q: Q, asked: Row, sqlstate: str, named: str
+    untouched: Q, asked: Row, sqlstate: str, named: str
 ) -> None:
     with refused(sqlstate, named):
-        q.submit_gang(**asked)
-    assert q.sql("select 1 from gangq.gangs") == []
+        untouched.submit_gang(**asked)
+    assert untouched.sql("select 1 from gangq.gangs") == []
 
 
 def test_levels_must_be_of_the_installation_and_not_contradict_each_other(q: Q) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from drive import TOO_LARGE, Q, Worker, refused
 
-MANY = 30 << 20
+MANY = 8 << 20
 TEXT = "x" * MANY
 
 REFUSED: dict[str, Callable[[Q, Worker, Any], object]] = {

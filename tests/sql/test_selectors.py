@@ -160,9 +160,9 @@ def test_selectors_that_say_the_same_share_a_shape(q: Q) -> None:
         ([when("gpu", "=", "x" * 20000)], "20000"),
     ],
 )
-def test_a_bad_selector_is_refused_naming_what_is_wrong(q: Q, selector: Any, named: str) -> None:
+def test_a_bad_selector_is_refused_naming_what_is_wrong(untouched: Q, selector: Any, named: str) -> None:
     with refused(INVALID, named):
-        q.submit(selector=selector)
+        untouched.submit(selector=selector)
 
 
 def test_a_worker_claims_only_what_selects_it(q: Q) -> None:

@@ -480,11 +480,11 @@ _TRAPS = [
 
 @pytest.mark.parametrize("what", ["name", "host", "address"])
 @pytest.mark.parametrize("trap", _TRAPS)
-def test_a_name_that_a_command_could_misread_registers_nobody(q: Q, what: str, trap: str) -> None:
+def test_a_name_that_a_command_could_misread_registers_nobody(untouched: Q, what: str, trap: str) -> None:
     given = {"name": "w1", "host": "h1", "queues": ["default"], what: trap}
     with refused(INVALID, f"the {what} of a worker cannot be"):
-        q.call("register_worker", **given)
-    assert q.sql("select * from gangq.incarnations") == []
+        untouched.call("register_worker", **given)
+    assert untouched.sql("select * from gangq.incarnations") == []
 
 
 @pytest.mark.parametrize(
