@@ -1,0 +1,293 @@
+"""The board: everything one pass decides from, read from the database in one snapshot, or from a file.
+
+Moments are seconds of the database's clock (the epoch's), durations seconds, memory MiB, processors thousandths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+FORMAT = 1
+"""The number of this layout. A library does not decide on a board of another one."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU that a worker offers."""
+
+    id: int
+    vram_mb: int = 0
+    link: str = ""
+    """Devices with the same name here are joined by NVLink; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live incarnation, with all that it offers, free or not."""
+
+    id: int
+    """Its incarnation."""
+    name: str
+    host: str
+    slots: int = 1
+    memory_mb: int = 0
+    millicpus: int = 0
+    devices: tuple[Device, ...] = ()
+    class_id: int = 0
+    """Workers of one class serve the same roles: queues, tasks, labels and taints are judged by the database."""
+    domains: tuple[str | None, ...] = ()
+    """For each level of the topology the domain it lies in, broader ones included in its name; None: in none."""
+    open: bool = True
+    """Whether it may be given work now: heard lately, not cordoned, not quarantined, not told to stop."""
+    doubtful: bool = False
+    """Its host lost a worker lately: the last choice for a while."""
+    warm: tuple[str, ...] = ()
+    """The models it has loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one job holds on one worker."""
+
+    worker: int
+    devices: tuple[int, ...] = ()
+    memory_mb: int = 0
+    millicpus: int = 0
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is placed as one and stops as one: a gang, or a single job."""
+
+    id: str
+    """``g7``: a gang. ``j7``: a single job."""
+    holds: tuple[Hold, ...]
+    ends_at: float
+    """When it has ended, as far as that can be told; later than the board's moment."""
+    queue: str = "default"
+    submitter: str = ""
+    priority: int = 0
+    since: float = 0.0
+    """When it began."""
+    lost_s: float = 0.0
+    """The work that would be lost if it were told to stop now: seconds since its last checkpoint, times its GPUs."""
+    movable: bool = False
+    """Whether it may be told to stop for others: preemptible, past its minimum run time, all of it runs."""
+    leaving: bool = False
+    """Told to stop already."""
+    drained: bool = False
+    """Some of it runs on a host or worker that is being drained."""
+    apart: str = ""
+    """The key by which it is kept apart from others."""
+    ask: Ask | None = None
+    """What it would wait as, were it placed again; for units that are to be moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one member or job needs."""
+
+    gpus: int = 0
+    vram_mb: int = 0
+    """Of each GPU."""
+    memory_mb: int = 0
+    millicpus: int = 0
+    avoid: frozenset[int] = frozenset()
+    """Devices that it must not get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The members of a gang that are alike."""
+
+    needs: Needs = Needs()
+    least: int = 1
+    most: int = 1
+    """How many members: elastic between the two."""
+    serves: frozenset[int] = frozenset({0})
+    """The classes of workers that can run it."""
+    name: str = ""
+    strategy: str = "pack"
+    balanced: bool = False
+    require: str = ""
+    """The topology level of which its members share one domain; empty: none."""
+    prefer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What asks alike: one queue, the same roles, the same wishes."""
+
+    id: int
+    roles: tuple[Role, ...]
+    queue: str = "default"
+    require: str = ""
+    """The topology level of which all its members share one domain."""
+    prefer: str = ""
+    apart: str = ""
+    """Kept on other hosts than everything with the same key."""
+    model: str = ""
+    """The model it needs; where that is loaded it starts sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What waits for seats: a gang, or the single jobs of one kind and priority."""
+
+    id: str
+    """``g7``: a gang. ``k7/5``: the single jobs of kind 7 with priority 5."""
+    kind: int
+    priority: int = 0
+    order: int = 0
+    """Its age: of two that are equal otherwise, the lower goes first."""
+    submitter: str = ""
+    estimate_s: float = 3600.0
+    """How long it will run at most: its budget, or less where its task's history says so."""
+    count: int = 1
+    """How many jobs wait in this line; 1 for a gang."""
+    missing: tuple[int, ...] | None = None
+    """A gang that runs: how many members it lacks, by role. None: all of it waits."""
+    mates: tuple[tuple[int, ...], ...] = ()
+    """The workers of those that run, by role."""
+    avoid_hosts: frozenset[str] = frozenset()
+    """Hosts where it failed: taken only where no others will do."""
+
+    @property
+    def single(self) -> bool:
+        """Whether these are single jobs: each starts for itself."""
+        return self.id.startswith("k")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Seats that are kept for an ask until it starts: others stop for it, or it stopped itself to start again."""
+
+    ask: str
+    holds: tuple[Hold, ...]
+    starts_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue; ``a.b`` is a child of ``a``, and what is set for ``a`` counts what its children use."""
+
+    name: str
+    paused: bool = False
+    order: str = "priority"
+    weight: float = 1.0
+    maximum: Mapping[str, float] = field(default_factory=dict)
+    """Most it may use of ``gpus``, ``memory_mb``, ``cpus``, ``jobs``."""
+    guaranteed: Mapping[str, float] = field(default_factory=dict)
+    submitter_maximum: Mapping[str, float] = field(default_factory=dict)
+    """Most that one submitter may use of ``gangs``, ``jobs``, ``gpus``."""
+    max_gangs: int | None = None
+    max_jobs: int | None = None
+    displaces: bool = True
+    """Whether what waits here may have others told to stop."""
+    light_jobs: int = 0
+    """Jobs that run here without having been placed: they count as jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One snapshot. Every tuple is in a fixed order, so that the same state is the same board."""
+
+    now: float
+    workers: tuple[Worker, ...] = ()
+    units: tuple[Unit, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    queues: tuple[Queue, ...] = (Queue("default"),)
+    kept: tuple[Kept, ...] = ()
+    levels: tuple[str, ...] = ("host",)
+    """The topology, broad to narrow."""
+    planned_starts: int = 4
+    """How many asks that must wait get a planned start."""
+    victims: int = 8
+    """How many units one pass may tell to stop."""
+    grace_s: float = 30.0
+    """How long a unit that is told to stop may take."""
+    pass_number: int = 0
+    format: int = FORMAT
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Board:
+        """The board that ``gangq.board()`` or a file holds.
+
+        Raises:
+            ValueError: a board of another format, an unknown or missing field, a number that is none.
+        """
+        if data.get("format", FORMAT) != FORMAT:
+            raise ValueError(
+                f"this board has format {data.get('format')}, this library decides on format {FORMAT}: use "
+                "the library of the release that wrote it"
+            )
+        board: Board = _load(cls, data, "board")
+        return board
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``json.dumps`` takes it; what has its default is left out."""
+        dumped = _dump(self)
+        assert isinstance(dumped, dict)
+        return dumped
+
+
+def _load(kind: Any, data: Any, at: str) -> Any:
+    """``data`` as the type hint ``kind``; ``at`` names the place in errors."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if data is None else _load(next(a for a in args if a is not type(None)), data, at)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{at} is {data!r}, not an object")
+        hints = _hints(kind)
+        if unknown := sorted(data.keys() - hints.keys()):
+            raise ValueError(f"{at} has fields that no board has: {', '.join(unknown)}")
+        try:
+            return kind(**{name: _load(hints[name], value, f"{at}.{name}") for name, value in data.items()})
+        except TypeError as problem:
+            raise ValueError(f"{at}: {problem}") from None
+    if origin in (tuple, frozenset):
+        if not isinstance(data, list | tuple | set | frozenset):
+            raise ValueError(f"{at} is {data!r}, not a list")
+        return origin(_load(args[0], item, f"{at}[{n}]") for n, item in enumerate(data))
+    if origin is not None and issubclass(origin, Mapping):
+        return {str(key): _load(args[1], value, f"{at}.{key}") for key, value in data.items()}
+    if kind is float and isinstance(data, int | float) and math.isfinite(data):
+        return float(data)
+    if kind in (int, str, bool) and type(data) is kind:
+        return data
+    raise ValueError(f"{at} is {data!r}, not a finite {kind.__name__}")
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _dump(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fresh = {
+            f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            for f in dataclasses.fields(value)
+        }
+        return {
+            name: _dump(mine) for name, default in fresh.items() if (mine := getattr(value, name)) != default
+        }
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return [_dump(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value

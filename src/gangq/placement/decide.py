@@ -1,0 +1,262 @@
+"""The loop: every ask of a board gets one decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gangq.placement.board import Ask, Board, Kind
+from gangq.placement.decisions import Decision, Refused, Seat
+from gangq.placement.displace import Displacer, swap
+from gangq.placement.fit import Search
+from gangq.placement.free import Free, Taken
+from gangq.placement.limits import Amount, Usage
+from gangq.placement.order import Turns
+from gangq.placement.plans import Timeline
+
+
+def decide(board: Board) -> list[Decision]:
+    """What to do now with all that waits, and with what must move.
+
+    The asks are judged one after another, as the orders of the queues say. An ask starts if it fits without delaying
+    the planned starts of those before it. Otherwise units are told to stop for it, if it may displace any; otherwise
+    it gets a planned start, if fewer than ``board.planned_starts`` have one; otherwise it waits. The single jobs of
+    one kind and priority are one ask with many turns.
+
+    Returns:
+        One decision per ask, in the order in which they were judged first; then one for each unit that moves.
+    """
+    now = Pass(board)
+    for ask in now.turns:
+        kind, counts = now.kinds[ask.kind], counts_of(ask, now.kinds[ask.kind])
+        if refused := next(filter(None, (gate(now, ask, kind, counts) for gate in GATES)), None):
+            now.wait(ask, refused)
+        elif not isinstance(seats := now.seats(ask, counts), Refused):
+            now.start(ask, *now.grow(ask, counts, seats))
+        elif seats.gate == "stopping":
+            now.wait(ask, seats)
+        elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
+            now.stop(ask, counts, *found)
+        elif not now.plan(ask, counts, seats):
+            now.wait(ask, seats)
+    now.move()
+    return list(now.decisions.values())
+
+
+def counts_of(ask: Ask, kind: Kind) -> list[int]:
+    """How many members of each role an ask needs at least."""
+    return [role.least for role in kind.roles] if ask.missing is None else list(ask.missing)
+
+
+Gate = Callable[["Pass", Ask, Kind, Sequence[int]], Refused | None]
+"""A check that needs no look at workers. It says why not, with its numbers, or None."""
+
+
+def paused(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
+    """Nothing starts in a paused queue or below one."""
+    for queue in now.usage.path(kind.queue):
+        if queue.paused:
+            return Refused("paused", where=queue.name)
+    return None
+
+
+def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused | None:
+    """No limit of its queue, of an ancestor or of its submitter may be exceeded."""
+    gangs = not ask.single and ask.missing is None
+    return now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
+
+
+LIMITS = ("running_limit", "quota", "submitter_limit")
+
+
+def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
+    """Another of its kind was refused, could displace no more than this one, and nothing has been freed since."""
+    return now.refused_before(ask)
+
+
+GATES: tuple[Gate, ...] = (paused, limited, judged)
+
+
+class Pass:
+    """What is known in the middle of a pass."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.kinds = {kind.id: kind for kind in board.kinds}
+        self.free = Free(board)
+        self.usage = Usage(board)
+        self.search = Search(board, self.free)
+        self.timeline = Timeline(board, self.free)
+        self.displacer = Displacer(board, self.search, self.usage)
+        self.turns = Turns(board, self.usage)
+        self.decisions: dict[str, Decision] = {}
+        self._kept: dict[str, tuple[list[Taken], list[Taken]]] = {}
+        """Of an ask the seats that are kept for it, and what of them is taken from others now."""
+        self._refused: dict[int, tuple[int, int, Refused]] = {}
+        """Of each kind the layer and priority at which it was refused, and why."""
+        self._never: set[int] = set()
+        """Kinds that will not fit even when all has ended."""
+        self._leaving = [unit.id for unit in board.units if unit.leaving]
+        for kept in board.kept:
+            ask = next((ask for ask in board.asks if ask.id == kept.ask), None)
+            if ask is not None:
+                self._keep(ask, self._leaving, self.free.held_by(kept.holds), kept.starts_at)
+
+    def layer(self, ask: Ask) -> int:
+        """Which planned starts it would still run at."""
+        return self.free.layer(self.board.now + ask.estimate_s)
+
+    def refused_before(self, ask: Ask) -> Refused | None:
+        """Why this one is refused without another look, if it is."""
+        before = self._refused.get(ask.kind)
+        if before is None or ask.missing is not None or ask.id in self._kept:
+            return None
+        layer, priority, refused = before
+        planned = ask.kind in self._never or len(self.free.starts) >= self.board.planned_starts
+        return refused if planned and layer <= self.layer(ask) and ask.priority <= priority else None
+
+    def seats(self, ask: Ask, counts: Sequence[int]) -> list[Taken] | Refused:
+        """Seats that are free now, those kept for it first."""
+        kept, taken = self._kept.get(ask.id, ([], []))
+        self.free.give(taken, 0)
+        first = frozenset(seat.worker for seat in kept)
+        layer = self.layer(ask)
+        found = self.search.seats(ask, counts, layer, first=first)
+        if isinstance(found, Refused):
+            self.free.take(taken, 0)
+            if kept:
+                return Refused("stopping", need=len(kept), of="members", holders=tuple(self._leaving))
+            if layer and not isinstance(self.search.seats(ask, counts, 0), Refused):
+                starts = self.free.starts[:layer]
+                holders = tuple(start.ask for start in starts)
+                found = Refused(
+                    "planned_start",
+                    ask.estimate_s,
+                    starts[0].starts_at - self.board.now,
+                    "seconds",
+                    holders=holders,
+                )
+        elif kept:
+            del self._kept[ask.id]
+        return found
+
+    def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
+        """Elastic roles take what is there, one role after another: all they may have, or as many as fit."""
+        kind = self.kinds[ask.kind]
+        if ask.missing is not None:
+            return counts, seats
+        for n, role in enumerate(kind.roles):
+            low, high = counts[n], role.most
+            middle = high
+            while low < high:
+                more = [*counts[:n], middle, *counts[n + 1 :]]
+                found: list[Taken] | Refused | None = limited(self, ask, kind, more)
+                if found is None:
+                    found = self.search.seats(ask, more, self.layer(ask))
+                if isinstance(found, Refused):
+                    high = middle - 1
+                else:
+                    counts, seats, low = more, found, middle
+                middle = (low + high + 1) // 2
+        return counts, seats
+
+    def start(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> None:
+        """These seats are taken. Of single jobs the rest of the line has another turn."""
+        decision = self._decision(ask)
+        decision.seats += tuple(self._seats(ask, counts, seats))
+        self._use(ask, counts)
+        ends_at = self.board.now + ask.estimate_s
+        self.free.take(seats, ends_at)
+        name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
+        self.timeline.add(name, ends_at, seats)
+        if apart := self.kinds[ask.kind].apart:
+            self.search.keep_apart(apart, name, (seat.worker for seat in seats))
+        if ask.count > 1:
+            self.turns.again(replace(ask, count=ask.count - 1))
+
+    def stop(self, ask: Ask, counts: Sequence[int], victims: tuple[str, ...], seats: list[Taken]) -> None:
+        """These units are told to stop, and what they give back is kept for the ask."""
+        decision = self._decision(ask)
+        decision.stop, decision.starts_at = victims, self.board.now + self.board.grace_s
+        decision.planned = tuple(self._seats(ask, counts, seats))
+        decision.refused = Refused("stopping", need=len(seats), of="members", holders=victims)
+        self._use(ask, counts)
+        self._keep(ask, victims, seats, decision.starts_at)
+
+    def plan(self, ask: Ask, counts: Sequence[int], refused: Refused) -> bool:
+        """Give it a planned start, if it can have one."""
+        if (
+            len(self.free.starts) >= self.board.planned_starts
+            or ask.missing is not None
+            or ask.kind in self._never
+        ):
+            return False
+        found = self.timeline.find(self.search, ask, counts)
+        if isinstance(found, Refused):
+            self._never.add(ask.kind)
+            return False
+        start, then = found
+        self.free.plan(start, then)
+        decision = self._decision(ask)
+        decision.planned = tuple(self._seats(ask, counts, list(start.seats)))
+        decision.starts_at, decision.refused = start.starts_at, replace(refused, at=start.starts_at)
+        self._remember(ask, refused)
+        return True
+
+    def wait(self, ask: Ask, refused: Refused) -> None:
+        """It waits, and this is why."""
+        self._decision(ask).refused = refused
+        self._remember(ask, refused)
+
+    def move(self) -> None:
+        """What runs where it should not, and could run elsewhere, is told to stop."""
+        for unit in self.board.units:
+            if not unit.drained or unit.leaving or unit.ask is None:
+                continue
+            counts = counts_of(unit.ask, self.kinds[unit.ask.kind])
+            leaving = frozenset({unit.id})
+            seats = self.search.seats(unit.ask, counts, len(self.free.starts), leaving=leaving)
+            if not isinstance(seats, Refused):
+                self.free.take(seats, float("inf"))
+                planned = tuple(self._seats(unit.ask, counts, seats))
+                self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,))
+
+    def _remember(self, ask: Ask, refused: Refused) -> None:
+        """Others of its kind need not be looked at in vain."""
+        if ask.missing is None and refused.gate not in ("paused", "stopping", *LIMITS):
+            self._refused.setdefault(ask.kind, (self.layer(ask), ask.priority, refused))
+
+    # -- book-keeping ----------------------------------------------------------------------------------------
+
+    def _decision(self, ask: Ask) -> Decision:
+        return self.decisions.setdefault(ask.id, Decision(ask.id))
+
+    def _use(self, ask: Ask, counts: Sequence[int]) -> None:
+        kind = self.kinds[ask.kind]
+        gangs = not ask.single and ask.missing is None
+        self.usage.add(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
+
+    def _keep(self, ask: Ask, victims: Sequence[str], seats: list[Taken], starts_at: float) -> None:
+        """Seats stay free for an ask: what of them is free now is taken, the rest comes from the victims."""
+        held = [taken for unit in victims for taken in self.displacer.holds(unit)]
+        more, left = swap(held, seats)
+        ends_at = starts_at + ask.estimate_s
+        self.free.take(more, ends_at)
+        self._kept[ask.id] = (seats, more)
+        self.displacer.left_over(victims, left)
+        for unit in victims:
+            self.timeline.remove(unit)
+        self.timeline.add(" ".join(["what is left of", *victims]), starts_at, left)
+        self.timeline.add(ask.id, ends_at, seats)
+
+    def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
+        roles = [n for n, count in enumerate(counts) for _ in range(count)]
+        return [
+            Seat(
+                self.free.workers[taken.worker].id,
+                tuple(device.id for device in taken.devices),
+                role,
+                self.free.needed_at(taken, self.layer(ask)) if ask.single else None,
+            )
+            for taken, role in zip(seats, roles, strict=True)
+        ]

@@ -1,0 +1,441 @@
+"""Where members sit: strategies, topology domains, roles, devices.
+
+A search returns seats, or the :class:`Refused` of the check that failed first, with the numbers it had in hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gangq.placement.board import Ask, Board, Device, Kind, Role
+from gangq.placement.decisions import Refused
+from gangq.placement.free import Free, Rooms, Taken
+
+Takes = list[tuple[int, int]]
+"""(host, how many members it takes)."""
+Strategy = Callable[[int, Rooms], Takes | None]
+Choice = Callable[[Sequence[Device], int], Sequence[Device] | None]
+
+STRATEGIES: dict[str, Strategy] = {}
+"""How the members of a role spread over hosts, by name. Add one with ``@strategy("name")``."""
+CHOICES: dict[str, Choice] = {}
+"""Which of the free devices of a worker a member gets, by name. Add one with ``@choice("name")``."""
+
+
+def strategy(name: str) -> Callable[[Strategy], Strategy]:
+    """Register a strategy: it gets a number of members and the rooms, and returns who takes how many, or None."""
+
+    def register(function: Strategy) -> Strategy:
+        STRATEGIES[name] = function
+        return function
+
+    return register
+
+
+def choice(name: str) -> Callable[[Choice], Choice]:
+    """Register a choice of devices: it gets those that will do, smallest first, and how many are needed."""
+
+    def register(function: Choice) -> Choice:
+        CHOICES[name] = function
+        return function
+
+    return register
+
+
+# -- strategies ----------------------------------------------------------------------------------------------
+
+
+@strategy("pack")
+def pack(size: int, rooms: Rooms) -> Takes | None:
+    """The fewest hosts: the roomiest first, as the last one the tightest that will do: large hosts stay whole."""
+    takes: Takes = []
+    for room, host in rooms.descending():
+        if room >= size:
+            used = {taken for taken, _ in takes}
+            host = next(host for _, host in rooms.ascending(size) if host not in used)
+            return [*takes, (host, size)]
+        takes.append((host, room))
+        size -= room
+    return None
+
+
+@strategy("balanced")
+def balanced(size: int, rooms: Rooms) -> Takes | None:
+    """As few hosts as :func:`pack` or a few more, if the members then divide evenly among them."""
+    packed = pack(size, rooms)
+    if packed is None or len(packed) == 1:
+        return packed
+    roomiest = list(rooms.descending())
+    for hosts in range(len(packed), len(roomiest) + 1):
+        each, more = divmod(size, hosts)
+        if each and roomiest[hosts - 1][0] >= each and (not more or roomiest[more - 1][0] > each):
+            return [(host, each + (n < more)) for n, (_, host) in enumerate(roomiest[:hosts])]
+    return packed
+
+
+@strategy("strict_pack")
+def strict_pack(size: int, rooms: Rooms) -> Takes | None:
+    """One host, the tightest that holds all."""
+    found = rooms.tightest(size)
+    return found and [(found[1], size)]
+
+
+@strategy("spread")
+def spread(size: int, rooms: Rooms) -> Takes | None:
+    """One member on each of as many hosts as there are, the roomiest first, then a second on each, and so on."""
+    roomiest = []
+    for room, host in rooms.descending():
+        roomiest.append((room, host))
+        if len(roomiest) == size:
+            break
+    takes = Counter[int]()
+    while size and roomiest:
+        for _, host in roomiest[:size]:
+            takes[host] += 1
+        size -= min(size, len(roomiest))
+        roomiest = [(room, host) for room, host in roomiest if room > takes[host]]
+    return None if size else list(takes.items())
+
+
+@strategy("strict_spread")
+def strict_spread(size: int, rooms: Rooms) -> Takes | None:
+    """Each member on another host, the tightest ones, so that large hosts stay whole."""
+    takes: Takes = []
+    for _, host in rooms.ascending():
+        takes.append((host, 1))
+        if len(takes) == size:
+            return takes
+    return None
+
+
+@choice("smallest")
+def smallest(devices: Sequence[Device], count: int) -> Sequence[Device] | None:
+    """The smallest that will do."""
+    return devices[:count] if len(devices) >= count else None
+
+
+# -- seats ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One way to look for seats; what an ask prefers is tried first."""
+
+    without: frozenset[int] = frozenset()
+    """Hosts that are not looked at."""
+    only: frozenset[int] | None = None
+    """Workers that are looked at; None: all."""
+
+
+class Search:
+    """Looks for seats on what is free."""
+
+    def __init__(self, board: Board, free: Free) -> None:
+        self.board = board
+        self.free = free
+        self.kinds = {kind.id: kind for kind in board.kinds}
+        self._domains: dict[tuple[str, str], dict[str, frozenset[int]]] = {}
+        self._apart: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for unit in board.units:
+            if unit.apart:
+                self.keep_apart(
+                    unit.apart,
+                    unit.id,
+                    (free.number[h.worker] for h in unit.holds if h.worker in free.number),
+                )
+        doubtful = {free.host_of[n] for n, worker in enumerate(free.workers) if worker.doubtful}
+        self._doubtful = frozenset(doubtful)
+        self._host = {name: n for n, name in enumerate(free.hosts)}
+        self._warm: dict[str, set[int]] = defaultdict(set)
+        for n, worker in enumerate(free.workers):
+            for model in worker.warm:
+                self._warm[model].add(n)
+
+    def on(self, free: Free) -> Search:
+        """The same search on another state of the same workers."""
+        twin = object.__new__(Search)
+        twin.__dict__.update(self.__dict__)
+        twin.free = free
+        return twin
+
+    def keep_apart(self, key: str, unit: str, workers: Iterable[int]) -> None:
+        """Hosts of these workers are no hosts for others with this key."""
+        self._apart[key][unit].update(self.free.host_of[worker] for worker in workers)
+
+    def hosts_of_others(self, ask: Ask, leaving: frozenset[str] = frozenset()) -> frozenset[int]:
+        """Hosts from which an ask is to be kept apart; units that are ``leaving`` will be gone."""
+        key = self.kinds[ask.kind].apart
+        if not key:
+            return frozenset()
+        return frozenset(
+            host
+            for unit, hosts in self._apart[key].items()
+            if unit != ask.id and unit not in leaving
+            for host in hosts
+        )
+
+    def seats(
+        self,
+        ask: Ask,
+        counts: Sequence[int],
+        layer: int,
+        leaving: frozenset[str] = frozenset(),
+        first: frozenset[int] = frozenset(),
+    ) -> list[Taken] | Refused:
+        """Seats for so many members of each role, ranks in order, for something that meets the first ``layer``
+        planned starts. What it prefers is tried before the rest: the workers that are kept for it (``first``), those
+        with its model, hosts where nothing has failed. Units that are ``leaving`` keep it apart from nothing.
+        """
+        apart = self.hosts_of_others(ask, leaving)
+        failed = frozenset(self._host[host] for host in ask.avoid_hosts if host in self._host)
+        wishes = [Wish(apart)]
+        if failed or self._doubtful:
+            wishes = [Wish(apart | failed | self._doubtful), Wish(apart | failed), *wishes]
+        if model := self.kinds[ask.kind].model:
+            warm = frozenset(self._warm[model])
+            wishes = [*(replace(wish, only=warm) for wish in wishes if warm), *wishes]
+        if first:
+            wishes = [Wish(apart, first), *wishes]
+        refused: list[Taken] | Refused = Refused("workers")
+        for wish in dict.fromkeys(wishes):
+            refused = self._gang(ask, counts, layer, wish)
+            if not isinstance(refused, Refused):
+                return refused
+        return refused
+
+    def _gang(self, ask: Ask, counts: Sequence[int], layer: int, wish: Wish) -> list[Taken] | Refused:
+        """In the tightest domain of the narrowest level that is preferred or required."""
+        kind = self.kinds[ask.kind]
+        refused = None
+        for level in self._levels(kind.require, kind.prefer):
+            for inside in self._domains_with_room(kind, counts, layer, wish, level, kind.require):
+                found = self._roles(ask, kind, counts, layer, replace(wish, only=inside))
+                if not isinstance(found, Refused):
+                    return found
+                refused = found
+        if kind.require:
+            return self._not_in_one(kind, counts, layer, wish, kind.require) if refused is None else refused
+        return self._roles(ask, kind, counts, layer, wish)
+
+    def _roles(
+        self, ask: Ask, kind: Kind, counts: Sequence[int], layer: int, wish: Wish
+    ) -> list[Taken] | Refused:
+        """Roles one after another: the scarcest first, and if that fails the other way round."""
+        asked = [n for n in range(len(kind.roles)) if counts[n]]
+        if len(asked) > 1:
+            scarce = {
+                n: self.free.rooms(kind.roles[n], layer, without=wish.without, inside=wish.only).total
+                / counts[n]
+                for n in asked
+            }
+            asked.sort(key=lambda n: (scarce[n], n))
+        refused: Refused | None = None
+        for turn in [asked, asked[::-1]][: len(asked)]:
+            taken: list[Taken] = []
+            workers: dict[int, list[int]] = {}
+            for n in turn:
+                found = self._members(ask, kind, n, counts[n], layer, wish)
+                if isinstance(found, Refused):
+                    refused = refused or found
+                    break
+                workers[n] = found
+                if len(turn) > 1:
+                    mine = self._with_devices(kind, {n: found}, layer)
+                    if mine is None:
+                        break
+                    self.free.take(mine, 0)
+                    taken += mine
+            self.free.give(taken, 0)
+            if len(workers) == len(turn) and (seats := self._with_devices(kind, workers, layer)) is not None:
+                return seats
+        return refused or Refused("devices", where=kind.queue)
+
+    def _members(
+        self, ask: Ask, kind: Kind, n: int, count: int, layer: int, wish: Wish
+    ) -> list[int] | Refused:
+        """Workers for the members of one role, ranks in order."""
+        role = kind.roles[n]
+        wish = self._beside_mates(ask, kind, n, wish)
+        for level in self._levels(role.require, role.prefer):
+            alone = replace(kind, roles=(role,))
+            for inside in self._domains_with_room(alone, [count], layer, wish, level, role.require):
+                found = self._spread_out(role, count, layer, replace(wish, only=inside))
+                if found is not None:
+                    return found
+        if role.require:
+            return self._not_in_one(replace(kind, roles=(role,)), [count], layer, wish, role.require)
+        rooms = self.free.rooms(role, layer, without=wish.without, inside=wish.only)
+        found = self._spread_out(role, count, layer, wish, rooms)
+        if found is not None:
+            return found
+        total = rooms.total
+        best = next(rooms.descending(), None)
+        where = self.free.hosts[best[1]] if best else ""
+        if total < count:
+            return Refused("room", need=count, have=total, of=role.name or "members", where=where)
+        if role.strategy == "strict_spread":
+            hosts = sum(1 for _ in rooms.ascending())
+            return Refused("hosts", need=count, have=hosts, of="hosts with room")
+        return Refused(
+            "one_host", need=count, have=best[0] if best else 0, of=role.name or "members", where=where
+        )
+
+    def _spread_out(
+        self, role: Role, count: int, layer: int, wish: Wish, rooms: Rooms | None = None
+    ) -> list[int] | None:
+        """By the strategy of a role; then ranks contiguous by domain, host and worker, the host not filled last."""
+        rooms = rooms or self.free.rooms(role, layer, without=wish.without, inside=wish.only)
+        name = "balanced" if role.balanced and role.strategy == "pack" else role.strategy
+        takes = STRATEGIES[name](count, rooms)
+        if takes is None:
+            return None
+        seated: list[tuple[int, int]] = []
+        for host, take in takes:
+            mine = [
+                (self.free.room_on(worker, role, layer), worker)
+                for worker in self.free.workers_of[host]
+                if wish.only is None or worker in wish.only
+            ]
+            for room, worker in sorted(mine, key=lambda x: (-x[0], x[1])):
+                if take and room:
+                    seated.append((worker, min(room, take)))
+                    take -= min(room, take)
+        if len(takes) > 1:
+            seated = self._in_order(seated, last=takes[-1][0])
+        return [worker for worker, members in seated for _ in range(members)]
+
+    def _in_order(self, seated: list[tuple[int, int]], last: int) -> list[tuple[int, int]]:
+        """Workers by domain, host, worker: large parts first, and what the host ``last`` lies in at the end."""
+        paths = {}
+        for worker, _ in seated:
+            path: list[object] = [
+                self.free.hosts[self.free.host_of[worker]] if level == "host" else domain
+                for level, domain in zip(self.board.levels, self._domains_of(worker), strict=False)
+            ]
+            paths[worker] = [*path, self.free.host_of[worker]]
+        depth = len(next(iter(paths.values())))
+        members: Counter[tuple[int, object]] = Counter()
+        latest: set[tuple[int, object]] = set()
+        for worker, take in seated:
+            for n in range(depth):
+                members[n, paths[worker][n]] += take
+                if self.free.host_of[worker] == last:
+                    latest.add((n, paths[worker][n]))
+
+        def key(one: tuple[int, int]) -> list[tuple[bool, int, str]]:
+            worker, _ = one
+            parts = [(n, paths[worker][n]) for n in range(depth)]
+            return [
+                ((n, p) in latest, -members[n, p], f"{p:08}" if isinstance(p, int) else str(p))
+                for n, p in parts
+            ]
+
+        return sorted(seated, key=key)
+
+    def _with_devices(self, kind: Kind, workers: dict[int, list[int]], layer: int) -> list[Taken] | None:
+        """Seats with devices. Who can use the fewest chooses first: what suits the next one suited it too."""
+        free: dict[int, list[Device]] = {}
+        seats: dict[int, list[Taken]] = {}
+        order = sorted(
+            workers, key=lambda n: (-kind.roles[n].needs.vram_mb, -len(kind.roles[n].needs.avoid), n)
+        )
+        for n in order:
+            needs = kind.roles[n].needs
+            seats[n] = []
+            for worker in workers[n]:
+                picked: Sequence[Device] | None = ()
+                if needs.gpus:
+                    mine = free.setdefault(worker, self.free.free_devices(worker, layer))
+                    good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
+                    picked = CHOICES["smallest"](good, needs.gpus)
+                    if picked is None:
+                        return None
+                    free[worker] = [device for device in mine if device not in picked]
+                seats[n].append(Taken(worker, tuple(picked or ()), 1, needs.memory_mb, needs.millicpus))
+        return [seat for n in sorted(seats) for seat in seats[n]]
+
+    # -- topology --------------------------------------------------------------------------------------------
+
+    def _levels(self, require: str, prefer: str) -> list[str]:
+        """Narrow to broad: from the level that is preferred to the one that is required."""
+        levels = list(self.board.levels)
+        if require and require not in levels:
+            return []
+        narrow = max(levels.index(level) if level in levels else -1 for level in (require, prefer))
+        broad = levels.index(require) if require else 0
+        return levels[broad : narrow + 1][::-1] if narrow >= 0 else []
+
+    def _domains_of(self, worker: int) -> tuple[str | None, ...]:
+        domains = self.free.workers[worker].domains
+        return domains or (None,) * len(self.board.levels)
+
+    def _domain(self, worker: int, level: str) -> str | None:
+        if level == "host":
+            return self.free.workers[worker].host
+        return self._domains_of(worker)[self.board.levels.index(level)]
+
+    def domains(self, level: str, within: str = "") -> dict[str, frozenset[int]]:
+        """The workers of every domain of a level; a host lies in a broader level only where that is known of it."""
+        if (level, within) not in self._domains:
+            found: dict[str, set[int]] = defaultdict(set)
+            for worker in range(len(self.free.workers)):
+                name = self._domain(worker, level)
+                outer = self._domain(worker, within) if within and within != level else ""
+                if name is not None and outer is not None:
+                    found[f"{outer}/{name}" if level == "host" and outer else name].add(worker)
+            self._domains[level, within] = {name: frozenset(found[name]) for name in sorted(found)}
+        return self._domains[level, within]
+
+    def _domains_with_room(
+        self, kind: Kind, counts: Sequence[int], layer: int, wish: Wish, level: str, within: str
+    ) -> list[frozenset[int]]:
+        """Domains with room for each of the roles by itself, the tightest first."""
+        roomy = []
+        for name, workers in self.domains(level, within).items():
+            inside = workers if wish.only is None else workers & wish.only
+            rooms = [self._room_inside(role, inside, layer, wish) for role in kind.roles]
+            if inside and all(room >= count for room, count in zip(rooms, counts, strict=True)):
+                roomy.append((sum(rooms), name, inside))
+        return [inside for _, _, inside in sorted(roomy, key=lambda x: x[:2])]
+
+    def _room_inside(self, role: Role, inside: frozenset[int], layer: int, wish: Wish) -> int:
+        return sum(
+            self.free.room_on(worker, role, layer)
+            for worker in inside
+            if self.free.workers[worker].open and self.free.host_of[worker] not in wish.without
+        )
+
+    def _not_in_one(self, kind: Kind, counts: Sequence[int], layer: int, wish: Wish, level: str) -> Refused:
+        """No domain of a level holds all: how many the best one does."""
+        best, where = 0, ""
+        for name, workers in (self.domains(level) if level in self.board.levels else {}).items():
+            inside = workers if wish.only is None else workers & wish.only
+            room = sum(
+                min(count, self._room_inside(role, inside, layer, wish))
+                for role, count in zip(kind.roles, counts, strict=True)
+            )
+            if room > best:
+                best, where = room, name
+        return Refused("one_domain", need=sum(counts), have=best, of=level, where=where)
+
+    def _beside_mates(self, ask: Ask, kind: Kind, n: int, wish: Wish) -> Wish:
+        """A replaced member sits beside the others where the gang or its role has to be together, else apart."""
+        if not any(ask.mates):
+            return wish
+        role = kind.roles[n]
+        everybody = {
+            self.free.number[w] for role_mates in ask.mates for w in role_mates if w in self.free.number
+        }
+        mine = {self.free.number[w] for w in ask.mates[n] if w in self.free.number}
+        only, without = wish.only, wish.without
+        level = role.require or ("host" if role.strategy == "strict_pack" else "")
+        for within, mates in ((kind.require, everybody), (level, mine)):
+            if within in self.board.levels and mates:
+                together = {w for w in self.domains(within).values() if w & mates}
+                inside = frozenset().union(*together)
+                only = inside if only is None else only & inside
+        if role.strategy == "strict_spread":
+            without = without | {self.free.host_of[worker] for worker in mine}
+        return Wish(without, only)

@@ -1,0 +1,355 @@
+"""What is free: now, and beside planned starts for whoever would still run when they come.
+
+A *layer* is what is free for something that ends after the first so many planned starts: layer 0 is what is free now.
+Hosts in the same state are kept together, so that five thousand idle hosts cost what a few cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gangq.placement.board import Board, Device, Hold, Role
+
+WorkerState = tuple[int, int, int, int, tuple[int, ...]]
+"""Its class, free slots, memory and processors, and the memory of each free device, smallest first."""
+
+
+class Taken(NamedTuple):
+    """What one member takes of a worker (its number on the board)."""
+
+    worker: int
+    devices: tuple[Device, ...]
+    slots: int
+    memory_mb: int
+    millicpus: int
+
+
+class PlannedStart:
+    """Seats that will be free at a moment, and what they leave to others on the same workers then."""
+
+    def __init__(self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken]) -> None:
+        self.ask = ask
+        self.starts_at = starts_at
+        self.ends_at = ends_at
+        self.seats = seats
+        self.devices = {device.id for seat in seats for device in seat.devices}
+        self.left: dict[int, list[int]] = {}
+        """Of each worker the slots, memory and processors that are free at ``starts_at`` beside these seats."""
+
+
+def fits(state: WorkerState, role: Role) -> int:
+    """How many members of a role a worker in this state holds. The one rule."""
+    class_id, slots, memory_mb, millicpus, vrams = state
+    if class_id not in role.serves:
+        return 0
+    needs, room = role.needs, slots
+    if needs.memory_mb:
+        room = min(room, memory_mb // needs.memory_mb)
+    if needs.millicpus:
+        room = min(room, millicpus // needs.millicpus)
+    if needs.gpus:
+        room = min(room, (len(vrams) - bisect_left(vrams, needs.vram_mb)) // needs.gpus)
+    return max(0, room)
+
+
+class Free:
+    """What is free on a board, changed as the pass decides."""
+
+    def __init__(self, board: Board) -> None:
+        """Workers are numbered host by host; whatever is placed on the board is taken."""
+        self.workers = sorted(board.workers, key=lambda w: (w.host, w.id))
+        self.number = {worker.id: n for n, worker in enumerate(self.workers)}
+        self.hosts: list[str] = []
+        self.host_of: list[int] = []
+        self.workers_of: list[list[int]] = []
+        for n, worker in enumerate(self.workers):
+            if not self.hosts or self.hosts[-1] != worker.host:
+                self.hosts.append(worker.host)
+                self.workers_of.append([])
+            self.host_of.append(len(self.hosts) - 1)
+            if worker.open:
+                self.workers_of[-1].append(n)
+        self.device = {device.id: device for worker in self.workers for device in worker.devices}
+        self._left = [[worker.slots, worker.memory_mb, worker.millicpus] for worker in self.workers]
+        self.rank: dict[int, int] = {}
+        """Of devices of one size the lowest rank is taken first; 0 unless said."""
+        self._devices = [sorted(worker.devices, key=self._smallest) for worker in self.workers]
+        self._owed: set[Device] = set()
+        """Devices that are taken twice: held now, and by a plan once they are given back."""
+        self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
+        self.starts: list[PlannedStart] = []
+        """The planned starts, by their moment."""
+        self._ids: dict[tuple[WorkerState, ...], int] = {}
+        self._states: list[tuple[WorkerState, ...]] = []
+        self._fits: dict[Role, dict[int, int]] = defaultdict(dict)
+        self.layers: list[Layer] = []
+        self._changed: set[int] = set()
+        """Hosts that stand in the layers as they were before."""
+        for unit in board.units:
+            for taken in self.held_by(unit.holds):
+                self._add(taken, -1)
+        self._rebuild()
+
+    # -- taking and giving back ------------------------------------------------------------------------------
+
+    def held_by(self, holds: Iterable[Hold]) -> list[Taken]:
+        """Holdings of the board, as far as they are on its workers."""
+        return [
+            Taken(
+                self.number[hold.worker],
+                tuple(self.device[d] for d in hold.devices if d in self.device),
+                hold.slots,
+                hold.memory_mb,
+                hold.millicpus,
+            )
+            for hold in holds
+            if hold.worker in self.number
+        ]
+
+    def take(self, seats: Iterable[Taken], ends_at: float) -> None:
+        """These seats are taken from now until then."""
+        self._change(seats, ends_at, -1)
+
+    def give(self, seats: Iterable[Taken], ends_at: float) -> None:
+        """Undo :meth:`take`, or the end of something that was to run until then."""
+        self._change(seats, ends_at, 1)
+
+    def _change(self, seats: Iterable[Taken], ends_at: float, sign: int) -> None:
+        for taken in seats:
+            self._add(taken, sign)
+            self._changed.add(self.host_of[taken.worker])
+            for start in self.starts:
+                if start.starts_at < ends_at and taken.worker in start.left:
+                    _add(start.left[taken.worker], taken, sign)
+
+    def _add(self, taken: Taken, sign: int) -> None:
+        _add(self._left[taken.worker], taken, sign)
+        devices = self._devices[taken.worker]
+        for device in taken.devices:
+            if sign < 0 and device in devices:
+                devices.remove(device)
+            elif sign > 0 and device not in self._owed:
+                insort(devices, device, key=self._smallest)
+            else:
+                # Held and planned for: whoever holds it gives it back to the plan.
+                self._owed ^= {device}
+
+    def _smallest(self, device: Device) -> tuple[int, int, int]:
+        return device.vram_mb, self.rank.get(device.id, 0), device.id
+
+    def plan(self, start: PlannedStart, then: Free) -> None:
+        """Keep seats free from a moment on; ``then`` is what is free at that moment, these seats taken."""
+        for earlier in self.starts:
+            if start.starts_at <= earlier.starts_at < start.ends_at:
+                for taken in start.seats:
+                    if taken.worker in earlier.left:
+                        _add(earlier.left[taken.worker], taken, -1)
+        start.left = {taken.worker: list(then._left[taken.worker]) for taken in start.seats}
+        self.starts = sorted([*self.starts, start], key=lambda s: s.starts_at)
+        self._rebuild()
+
+    def copy_empty(self) -> Free:
+        """The same workers and what is free on them now, with no planned starts."""
+        twin = object.__new__(Free)
+        twin.__dict__.update(self.__dict__)
+        twin.rank = {}
+        twin._left = [list(left) for left in self._left]
+        twin._devices = [list(devices) for devices in self._devices]
+        twin._owed = set(self._owed)
+        twin.starts = []
+        twin._changed = set(self._changed)
+        twin.layers = [self.layers[0].copy()]
+        return twin
+
+    # -- layers ----------------------------------------------------------------------------------------------
+
+    def layer(self, ends_at: float) -> int:
+        """The layer for something that runs until then: how many planned starts it would meet."""
+        return bisect_left(self.starts, ends_at, key=lambda start: start.starts_at)
+
+    def _rebuild(self) -> None:
+        self._settle()
+        self.layers[1:] = []
+        if not self.layers:
+            self.layers = [Layer(len(self.hosts))]
+            for host in range(len(self.hosts)):
+                self.layers[0].put(host, self._host_state(host, 0))
+        for n, start in enumerate(self.starts, 1):
+            self.layers.append(self.layers[-1].copy())
+            for host in {self.host_of[seat.worker] for seat in start.seats}:
+                self.layers[n].put(host, self._host_state(host, n))
+
+    def _settle(self) -> None:
+        """Bring the layers up to date."""
+        for host in self._changed:
+            for n, layer in enumerate(self.layers):
+                layer.put(host, self._host_state(host, n))
+        self._changed.clear()
+
+    def _host_state(self, host: int, layer: int) -> int:
+        state = tuple(self.worker_state(worker, layer) for worker in self.workers_of[host])
+        number = self._ids.get(state)
+        if number is None:
+            number = self._ids[state] = len(self._states)
+            self._states.append(state)
+        return number
+
+    def worker_state(self, worker: int, layer: int, avoid: frozenset[int] = frozenset()) -> WorkerState:
+        """What is free on one worker for something that meets the first ``layer`` planned starts."""
+        slots, memory_mb, millicpus = self._left[worker]
+        devices = self._devices[worker]
+        for start in self.starts[:layer]:
+            if (left := start.left.get(worker)) is not None:
+                slots, memory_mb, millicpus = (
+                    min(slots, left[0]),
+                    min(memory_mb, left[1]),
+                    min(millicpus, left[2]),
+                )
+                devices = [device for device in devices if device.id not in start.devices]
+        vrams = tuple(d.vram_mb for d in devices if d.id not in avoid)
+        return self.workers[worker].class_id, slots, memory_mb, millicpus, vrams
+
+    def free_devices(self, worker: int, layer: int) -> list[Device]:
+        """The devices behind :meth:`worker_state`, smallest first."""
+        kept = {d for start in self.starts[:layer] if worker in start.left for d in start.devices}
+        return [device for device in self._devices[worker] if device.id not in kept]
+
+    def needed_at(self, seat: Taken, layer: int) -> float | None:
+        """When a planned start beyond this layer needs a seat that is about to be taken; None: never."""
+        for start in self.starts[layer:]:
+            if (left := start.left.get(seat.worker)) is not None and (
+                left[0] < seat.slots
+                or left[1] < seat.memory_mb
+                or left[2] < seat.millicpus
+                or not start.devices.isdisjoint(device.id for device in seat.devices)
+            ):
+                return start.starts_at
+        return None
+
+    # -- room ------------------------------------------------------------------------------------------------
+
+    def room_on(self, worker: int, role: Role, layer: int) -> int:
+        """How many members of a role a worker has room for."""
+        return fits(self.worker_state(worker, layer, role.needs.avoid), role)
+
+    def rooms(
+        self,
+        role: Role,
+        layer: int,
+        *,
+        without: frozenset[int] = frozenset(),
+        inside: frozenset[int] | None = None,
+    ) -> Rooms:
+        """The room of every host for a role: but not of the hosts ``without``, and only of workers ``inside``."""
+        self._settle()
+        known, by_room = self._fits[role], defaultdict[int, list[Sequence[int]]](list)
+        odd = {self.host_of[self._owner[d]] for d in role.needs.avoid if d in self._owner}
+        if inside is not None:
+            counted: dict[int, int] = defaultdict(int)
+            for worker in inside:
+                if self.workers[worker].open and self.host_of[worker] not in without:
+                    counted[self.host_of[worker]] += self.room_on(worker, role, layer)
+        else:
+            counted = {
+                h: sum(self.room_on(w, role, layer) for w in self.workers_of[h]) for h in odd - without
+            }
+            for state, hosts in self.layers[layer].hosts.items():
+                room = known.get(state)
+                if room is None:
+                    room = known[state] = sum(fits(worker, role) for worker in self._states[state])
+                if room and hosts:
+                    by_room[room].append(hosts)
+        ones: dict[int, list[int]] = defaultdict(list)
+        for host in sorted(counted):
+            if counted[host]:
+                ones[counted[host]].append(host)
+        return Rooms(by_room, frozenset(odd) | without if inside is None else frozenset(), ones)
+
+
+class Layer:
+    """Which hosts are in which state."""
+
+    def __init__(self, hosts: int) -> None:
+        self._state = [-1] * hosts
+        self.hosts: dict[int, list[int]] = {}
+        """By the number of the state, in order."""
+
+    def copy(self) -> Layer:
+        """Another one, to be changed by itself."""
+        twin = Layer(0)
+        twin._state = list(self._state)
+        twin.hosts = {state: list(hosts) for state, hosts in self.hosts.items() if hosts}
+        return twin
+
+    def put(self, host: int, state: int) -> None:
+        """A host is in this state now."""
+        before = self._state[host]
+        if before == state:
+            return
+        if before >= 0:
+            hosts = self.hosts[before]
+            del hosts[bisect_left(hosts, host)]
+        self._state[host] = state
+        mine = self.hosts.setdefault(state, [])
+        if mine and mine[-1] > host:
+            insort(mine, host)
+        else:
+            mine.append(host)
+
+
+class Rooms:
+    """How many members of one role each host has room for."""
+
+    def __init__(
+        self,
+        groups: dict[int, list[Sequence[int]]],
+        skipped: frozenset[int],
+        ones: dict[int, list[int]],
+    ) -> None:
+        """``groups``: hosts by room, but for the ``skipped``; ``ones``: hosts that were looked at one by one."""
+        self._groups = groups
+        self._skipped = skipped
+        self._ones = ones
+        self.sizes = sorted({*groups, *ones})
+
+    @property
+    def total(self) -> int:
+        """Room in all hosts together."""
+        if not self._skipped:
+            grouped = sum(room * sum(map(len, hosts)) for room, hosts in self._groups.items())
+            return grouped + sum(room * len(hosts) for room, hosts in self._ones.items())
+        return sum(room for room, _ in self.ascending())
+
+    def of(self, room: int) -> Iterator[int]:
+        """The hosts with exactly this room, in order."""
+        ones = self._ones.get(room, [])
+        merged = heapq.merge(*self._groups.get(room, ()), ones)
+        if not self._skipped:
+            return merged
+        return (host for host in merged if host not in self._skipped or host in ones)
+
+    def ascending(self, least: int = 1) -> Iterator[tuple[int, int]]:
+        """(room, host), the tightest first, from this room on."""
+        for room in self.sizes[bisect_left(self.sizes, least) :]:
+            for host in self.of(room):
+                yield room, host
+
+    def descending(self) -> Iterator[tuple[int, int]]:
+        """(room, host), the roomiest first."""
+        for room in reversed(self.sizes):
+            for host in self.of(room):
+                yield room, host
+
+    def tightest(self, size: int) -> tuple[int, int] | None:
+        """The host that holds so many and little more."""
+        return next(self.ascending(size), None)
+
+
+def _add(left: list[int], taken: Taken, sign: int) -> None:
+    left[0] += sign * taken.slots
+    left[1] += sign * taken.memory_mb
+    left[2] += sign * taken.millicpus

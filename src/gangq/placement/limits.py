@@ -1,0 +1,129 @@
+"""What queues and submitters use, and what they may."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from gangq.placement.board import Board, Kind, Queue, Unit
+from gangq.placement.decisions import Refused
+
+
+class Amount(defaultdict[str, float]):
+    """So much of ``gangs``, ``jobs``, ``gpus``, ``memory_mb``, ``cpus``."""
+
+    def __init__(self, **amounts: float) -> None:
+        super().__init__(float, **amounts)
+
+    def add(self, more: Mapping[str, float]) -> None:
+        """So much more."""
+        for of, amount in more.items():
+            self[of] += amount
+
+    @classmethod
+    def asked(cls, kind: Kind, counts: Sequence[int], gangs: int) -> Amount:
+        """What so many members of each role use."""
+        total = cls(gangs=gangs)
+        for role, count in zip(kind.roles, counts, strict=True):
+            total["jobs"] += count
+            total["gpus"] += count * role.needs.gpus
+            total["memory_mb"] += count * role.needs.memory_mb
+            total["cpus"] += count * role.needs.millicpus / 1000
+        return total
+
+    @classmethod
+    def held(cls, unit: Unit) -> Amount:
+        """What a unit uses."""
+        total = cls(gangs=unit.id.startswith("g"), jobs=len(unit.holds))
+        for hold in unit.holds:
+            total["gpus"] += len(hold.devices)
+            total["memory_mb"] += hold.memory_mb
+            total["cpus"] += hold.millicpus / 1000
+        return total
+
+
+class Usage:
+    """What every queue uses, its children included, as the pass goes on."""
+
+    def __init__(self, board: Board) -> None:
+        self.queues = {queue.name: queue for queue in board.queues}
+        self._paths: dict[str, list[Queue]] = {}
+        self.used: dict[str, Amount] = defaultdict(Amount)
+        self.by_submitter: dict[tuple[str, str], Amount] = defaultdict(Amount)
+        self.holders: dict[str, list[str]] = defaultdict(list)
+        self.total = Amount()
+        for worker in board.workers:
+            self.total["jobs"] += worker.slots
+            self.total["gpus"] += len(worker.devices)
+            self.total["memory_mb"] += worker.memory_mb
+            self.total["cpus"] += worker.millicpus / 1000
+        for queue in board.queues:
+            for up in self.path(queue.name):
+                self.used[up.name]["jobs"] += queue.light_jobs
+        for unit in board.units:
+            self.add(unit.queue, unit.submitter, Amount.held(unit))
+            self.holders[unit.queue].append(unit.id)
+
+    def path(self, name: str) -> list[Queue]:
+        """A queue and its ancestors, from itself to the root."""
+        if name not in self._paths:
+            parts = name.split(".")
+            names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            self._paths[name] = [self.queues[up] for up in names if up in self.queues] or [Queue(name)]
+        return self._paths[name]
+
+    def add(self, queue: str, submitter: str, used: Amount) -> None:
+        """So much more is used from here on."""
+        for up in self.path(queue):
+            self.used[up.name].add(used)
+            self.by_submitter[up.name, submitter].add(used)
+
+    def limit_on(self, queue: str, submitter: str, asked: Amount) -> Refused | None:
+        """The first limit on the path of a queue that so much more would exceed."""
+        for up in self.path(queue):
+            used, mine = self.used[up.name], self.by_submitter[up.name, submitter]
+            running = {"gangs": up.max_gangs, "jobs": up.max_jobs}
+            for gate, limits, has in (
+                ("running_limit", {of: most for of, most in running.items() if most is not None}, used),
+                ("quota", up.maximum, used),
+                ("submitter_limit", up.submitter_maximum, mine),
+            ):
+                for of, most in limits.items():
+                    if asked[of] and has[of] + asked[of] > most:
+                        holders = tuple(self.holders[up.name][:8])
+                        return Refused(gate, asked[of], most - has[of], of, where=up.name, holders=holders)
+        return None
+
+    def share(self, queue: Queue) -> float:
+        """The largest part of anything that a queue uses, by weight; within its guarantee it is below all others."""
+        used = self.used[queue.name]
+        share = self._dominant(used) / queue.weight
+        within = queue.guaranteed and all(used[of] < most for of, most in queue.guaranteed.items())
+        return share - 1e9 if within else share
+
+    def submitter_share(self, queue: str, submitter: str) -> float:
+        """The largest part of anything that a submitter uses in a queue."""
+        return self._dominant(self.by_submitter[queue, submitter])
+
+    def _dominant(self, used: Amount) -> float:
+        return max((used[of] / most for of, most in self.total.items() if most), default=0.0)
+
+    def covered_by(self, queue: str, asked: Amount) -> Queue | None:
+        """The nearest queue on the path whose guarantee covers so much more, or None."""
+        for up in self.path(queue):
+            owed = {of: least for of, least in up.guaranteed.items() if asked[of]}
+            if owed and all(self.used[up.name][of] + asked[of] <= least for of, least in owed.items()):
+                return up
+        return None
+
+    def may_lose(self, queue: str, path: set[str], lost: Amount, gone: Mapping[str, Amount]) -> bool:
+        """Whether no queue falls below its guarantee by losing so much. ``gone``: what each loses already. Queues on
+        the ``path`` of the gang that gains do not count: they lose nothing.
+        """
+        for up in self.path(queue):
+            if up.name in path:
+                break
+            for of, least in up.guaranteed.items():
+                if lost[of] and self.used[up.name][of] - gone[up.name][of] - lost[of] < least:
+                    return False
+        return True

@@ -1,0 +1,291 @@
+"""Boards as pictures: a line a host, a character a GPU, and what is decided drawn into them.
+
+    h0  AAAA....   rack=r0        a host with eight GPUs; unit A holds four of them
+    h1  --------                  a host whose worker may get nothing now
+    w   h2 ____                   a host without GPUs: four slots
+    A   ends=600 prio=2           what is known of unit A; upper case: a gang, lower case: a single job
+    X   4x2 ends=100 spread       asks: four members with two GPUs each, for 100 s at most
+    x*3 1                         three single jobs with a GPU each
+    queue a max_gpus=4 order=fifo a queue
+    plans=1 victims=4 grace=10    settings of the board
+
+What asks is placed in the order of the lines. ``after`` draws the same lines with what starts drawn in, and says of
+the rest what became of it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from gangq.placement.board import Ask, Board, Device, Hold, Kept, Kind, Needs, Queue, Role, Unit, Worker
+from gangq.placement.decide import decide
+from gangq.placement.decisions import Decision
+
+NOW = 1000.0
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) if "=" in word else (word, "yes") for word in words)
+
+
+class Picture:
+    """A board that was drawn."""
+
+    def __init__(self, text: str) -> None:
+        self.rows: list[tuple[str, str]] = []
+        workers: list[Worker] = []
+        held: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        slots_held: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        about: dict[str, dict[str, str]] = defaultdict(dict)
+        asks: list[tuple[str, str, dict[str, str]]] = []
+        queues: dict[str, Queue] = {"default": Queue("default")}
+        settings: dict[str, Any] = {"planned_starts": 0, "victims": 0}
+        levels: tuple[str, ...] = ("host",)
+        labels: dict[str, dict[str, str]] = {}
+        for line in textwrap.dedent(text).strip().splitlines():
+            name, *words = line.split()
+            if name == "levels":
+                levels = tuple(words)
+            elif name == "queue":
+                queues[words[0]] = _queue(words[0], _options(words[1:]))
+            elif "=" in name:
+                for key, value in _options([name, *words]).items():
+                    field = {"plans": "planned_starts", "grace": "grace_s"}.get(key, key)
+                    settings[field] = float(value) if field == "grace_s" else int(value)
+            elif name[0] == "h" or name[0] == "w":
+                gpus, options = words[0], _options(words[1:])
+                host = options.get("host", name)
+                labels[name] = options
+                number = len(workers)
+                vrams = [int(v) for v in options.get("vram", "0").split(",")]
+                devices = tuple(
+                    Device(100 * number + n, vrams[n % len(vrams)])
+                    for n, mark in enumerate(gpus)
+                    if mark not in "_" and "nogpu" not in options
+                )
+                for n, mark in enumerate(gpus):
+                    if mark.isalpha():
+                        if devices:
+                            held[mark][number].append(100 * number + n)
+                        else:
+                            slots_held[mark][number] += 1
+                workers.append(
+                    Worker(
+                        id=number,
+                        name=name,
+                        host=host,
+                        slots=int(options.get("slots", len(gpus))),
+                        memory_mb=int(options.get("mem", 1_000_000)),
+                        millicpus=int(options.get("cpus", 1_000_000)),
+                        devices=devices,
+                        class_id=int(options.get("class", 0)),
+                        open=gpus[0] != "-" and "closed" not in options,
+                        doubtful="doubtful" in options,
+                        warm=tuple(options["warm"].split(",")) if "warm" in options else (),
+                    )
+                )
+                self.rows.append((name, gpus))
+            elif words and (words[0][0].isdigit() or "*" in name or "+" in words[0]):
+                asks.append((name, words[0], _options(words[1:])))
+            else:
+                about[name] |= _options(words)
+        workers = [
+            replace(w, domains=tuple(_path(levels[: n + 1], w, labels[w.name]) for n in range(len(levels))))
+            for w in workers
+        ]
+        units = []
+        for mark in sorted({*held, *slots_held}):
+            options = about[mark]
+            each = int(options.get("each", 0))
+            holds = []
+            for worker, devices_held in sorted(held[mark].items()):
+                size = each or (len(devices_held) if mark.islower() else 1)
+                for n in range(0, len(devices_held), size):
+                    holds.append(Hold(worker, tuple(devices_held[n : n + size]), int(options.get("mem", 0))))
+            for worker, count in sorted(slots_held[mark].items()):
+                holds += [Hold(worker, (), int(options.get("mem", 0)))] * count
+            units.append(
+                Unit(
+                    id=unit_id(mark),
+                    holds=tuple(holds),
+                    ends_at=NOW + float(options.get("ends", 86400)),
+                    queue=options.get("queue", "default"),
+                    submitter=options.get("by", "me"),
+                    priority=int(options.get("prio", 0)),
+                    since=NOW - float(options.get("since", 0)),
+                    lost_s=float(options.get("lost", 0)),
+                    movable="fixed" not in options and "leaving" not in options,
+                    leaving="leaving" in options,
+                    drained="drained" in options,
+                    apart=options.get("apart", ""),
+                )
+            )
+        kinds: list[Kind] = []
+        waiting: list[Ask] = []
+        kept: list[Kept] = []
+        for order, (name, size, options) in enumerate(asks):
+            mark, _, count = name.partition("*")
+            kind = _kind(size, options)
+            same = next((k.id for k in kinds if replace(k, id=0) == kind), None)
+            if same is None:
+                same = len(kinds) + 1
+                kinds.append(replace(kind, id=same))
+            priority = int(options.get("prio", 0))
+            waiting.append(
+                Ask(
+                    id=unit_id(mark) if mark.isupper() else f"k{ord(mark)}/{priority}",
+                    kind=same,
+                    priority=priority,
+                    order=order,
+                    submitter=options.get("by", "me"),
+                    estimate_s=float(options.get("ends", 3600)),
+                    count=int(count or 1),
+                    missing=tuple(int(n) for n in options["missing"].split("+")) if "missing" in options else None,
+                    mates=tuple(
+                        tuple(int(w) for w in role.split(",") if w) for role in options["mates"].split("+")
+                    )
+                    if "mates" in options
+                    else (),
+                    avoid_hosts=frozenset(options["avoid"].split(",")) if "avoid" in options else frozenset(),
+                )
+            )
+            if "kept" in options:
+                holds = []
+                for worker, gpus in enumerate(options["kept"].split("/")):
+                    holds += [Hold(worker, (100 * worker + n,)) for n, m in enumerate(gpus) if m == mark]
+                kept.append(Kept(unit_id(mark), tuple(holds), NOW + 30))
+        moved = []
+        for unit in units:
+            if unit.drained:
+                size = max(1, len(unit.holds[0].devices))
+                kind = _kind(f"{len(unit.holds)}x{size}", {})
+                kinds.append(replace(kind, id=len(kinds) + 1))
+                unit = replace(unit, ask=Ask(unit.id, len(kinds), unit.priority))
+            moved.append(unit)
+        self.board = Board(
+            now=NOW,
+            workers=tuple(workers),
+            units=tuple(moved),
+            kinds=tuple(kinds),
+            asks=tuple(waiting),
+            queues=tuple(queues[name] for name in sorted(queues)),
+            kept=tuple(kept),
+            levels=levels,
+            **settings,
+        )
+
+    def draw(self, decisions: list[Decision]) -> str:
+        """The hosts with what starts drawn in, and a line for everything else that was decided."""
+        rows = {n: list(gpus) for n, (_, gpus) in enumerate(self.rows)}
+        said = []
+        for decision in decisions:
+            mark = mark_of(decision.ask)
+            for seat in decision.seats:
+                spots = [device % 100 for device in seat.devices] or [
+                    next(n for n, free in enumerate(rows[seat.worker]) if free in "_.")
+                ]
+                for spot in spots:
+                    assert rows[seat.worker][spot] in "._", f"{mark} sits where {rows[seat.worker]} is taken"
+                    rows[seat.worker][spot] = mark
+                if seat.ends_by is not None:
+                    said.append(f"{mark} ends by {seat.ends_by - NOW:g}")
+            if decision.stop:
+                stopped = " ".join(sorted(mark_of(unit) for unit in decision.stop))
+                said.append(f"{mark} stops {stopped}")
+            if decision.planned and decision.starts_at is not None:
+                where = sorted({self.rows[seat.worker][0] for seat in decision.planned})
+                said.append(f"{mark} starts in {decision.starts_at - NOW:g} on {' '.join(where)}")
+            elif decision.refused:
+                said.append(f"{mark} waits: {decision.refused.gate}{_numbers(decision)}")
+        drawn = [f"{name} {''.join(rows[n])}" for n, (name, _) in enumerate(self.rows)]
+        return "\n".join([*drawn, *said])
+
+
+def _numbers(decision: Decision) -> str:
+    why = decision.refused
+    assert why is not None
+    return f" {why.have:g} of {why.need:g}" if why.need else ""
+
+
+def _path(levels: tuple[str, ...], worker: Worker, labels: dict[str, str]) -> str | None:
+    names = [worker.host if level == "host" else labels.get(level) for level in levels]
+    if levels[-1] == "host":
+        return worker.host
+    return None if None in names else "/".join(str(name) for name in names)
+
+
+def _kind(size: str, options: dict[str, str]) -> Kind:
+    roles = []
+    for text in size.split("+"):
+        members, _, gpus = text.partition("x")
+        least, _, most = members.partition("-")
+        roles.append(
+            Role(
+                Needs(
+                    gpus=0 if "cpu" in options else int(gpus or 1),
+                    vram_mb=int(options.get("vram", 0)),
+                    memory_mb=int(options.get("mem", 0)),
+                    millicpus=int(options.get("cpus", 0)),
+                    avoid=frozenset(int(d) for d in options.get("not", "").split(",") if d),
+                ),
+                least=int(least),
+                most=int(most or least),
+                serves=frozenset(int(c) for c in options.get("class", "0").split(",")),
+                strategy=next(
+                    (s for s in ("spread", "strict_pack", "strict_spread", "pack") if s in options), "pack"
+                ),
+                balanced="balanced" in options,
+            )
+        )
+    return Kind(
+        0,
+        tuple(roles),
+        queue=options.get("queue", "default"),
+        require=options.get("require", ""),
+        prefer=options.get("prefer", ""),
+        apart=options.get("apart", ""),
+        model=options.get("model", ""),
+    )
+
+
+def _queue(name: str, options: dict[str, str]) -> Queue:
+    def prefixed(prefix: str) -> dict[str, float]:
+        return {key[len(prefix) :]: float(v) for key, v in options.items() if key.startswith(prefix)}
+
+    return Queue(
+        name,
+        paused="paused" in options,
+        order=options.get("order", "priority"),
+        weight=float(options.get("weight", 1)),
+        maximum=prefixed("max_"),
+        guaranteed=prefixed("least_"),
+        submitter_maximum=prefixed("each_"),
+        max_gangs=int(options["gangs"]) if "gangs" in options else None,
+        max_jobs=int(options["jobs"]) if "jobs" in options else None,
+        displaces="meek" not in options,
+    )
+
+
+def unit_id(mark: str) -> str:
+    """``A`` is a gang, ``a`` a single job."""
+    return f"{'g' if mark.isupper() else 'j'}{ord(mark)}"
+
+
+def mark_of(name: str) -> str:
+    """The letter that stands for a unit or an ask."""
+    return chr(int(name[1:].partition("/")[0]))
+
+
+def after(text: str) -> str:
+    """What becomes of a board."""
+    picture = Picture(text)
+    return picture.draw(decide(picture.board))
+
+
+def drawn(text: str) -> str:
+    """A picture as ``after`` writes it."""
+    lines = textwrap.dedent(text).strip().splitlines()
+    return "\n".join(" ".join(line.split()) for line in lines)

@@ -1,0 +1,821 @@
+"""Who starts where: what one pass decides, drawn before and after."""
+
+from __future__ import annotations
+
+import pytest
+
+from placement.pictures import after, drawn
+
+PICTURES = {
+    "a gang fills the host that it leaves least of": (
+        """
+        h0 AAAA....
+        h1 ........
+        X 4
+        """,
+        """
+        h0 AAAAXXXX
+        h1 ........
+        """,
+    ),
+    "single jobs are packed like gangs": (
+        """
+        h0 ........
+        h1 AAA.....
+        h2 BBBBB...
+        x*3 1
+        """,
+        """
+        h0 ........
+        h1 AAA.....
+        h2 BBBBBxxx
+        """,
+    ),
+    "of a large gang the last host is the tightest that will do": (
+        """
+        h0 ........
+        h1 AAAA....
+        h2 ........
+        X 10
+        """,
+        """
+        h0 XXXXXXXX
+        h1 AAAAXX..
+        h2 ........
+        """,
+    ),
+    "all or nothing": (
+        """
+        h0 AAAA....
+        h1 AAAAAA..
+        X 7
+        """,
+        """
+        h0 AAAA....
+        h1 AAAAAA..
+        X waits: room 6 of 7
+        """,
+    ),
+    "strict_pack waits for one host": (
+        """
+        h0 AAAA....
+        h1 AAAAAA..
+        X 5 strict_pack
+        """,
+        """
+        h0 AAAA....
+        h1 AAAAAA..
+        X waits: one_host 4 of 5
+        """,
+    ),
+    "spread takes the roomiest hosts one by one": (
+        """
+        h0 ..
+        h1 ....
+        h2 ....
+        X 5 spread
+        """,
+        """
+        h0 X.
+        h1 XX..
+        h2 XX..
+        """,
+    ),
+    "strict_spread never shares a host and leaves large ones whole": (
+        """
+        h0 ........
+        h1 ..
+        h2 ..
+        X 2 strict_spread
+        Y 4 strict_spread
+        """,
+        """
+        h0 ........
+        h1 X.
+        h2 X.
+        Y waits: hosts 3 of 4
+        """,
+    ),
+    "balanced divides evenly": (
+        """
+        h0 ....
+        h1 ....
+        X 6 balanced
+        """,
+        """
+        h0 XXX.
+        h1 XXX.
+        """,
+    ),
+    "a member gets all of its devices on one worker": (
+        """
+        h0 AAAAAA..
+        h1 AAAAAA..
+        X 1x4
+        """,
+        """
+        h0 AAAAAA..
+        h1 AAAAAA..
+        X waits: room 0 of 1
+        """,
+    ),
+    "the smallest devices that will do": (
+        """
+        h0 .... vram=80,24,24,80
+        X 1 vram=20
+        Y 2 vram=40
+        """,
+        """
+        h0 YX.Y
+        """,
+    ),
+    "devices to be avoided are none": (
+        """
+        h0 ....
+        X 4 not=1
+        Y 3 not=1
+        """,
+        """
+        h0 Y.YY
+        X waits: room 3 of 4
+        """,
+    ),
+    "a closed worker is none": (
+        """
+        h0 ----
+        h1 ....
+        X 5
+        """,
+        """
+        h0 ----
+        h1 ....
+        X waits: room 4 of 5
+        """,
+    ),
+    "the workers of a host are one host": (
+        """
+        h0 .. host=a
+        w1 .. host=a
+        h2 ..
+        X 4 strict_pack
+        """,
+        """
+        h0 XX
+        w1 XX
+        h2 ..
+        """,
+    ),
+    "only workers of a class that serves it": (
+        """
+        h0 .... class=1
+        h1 ....
+        X 4 class=1
+        Y 5
+        """,
+        """
+        h0 XXXX
+        h1 ....
+        Y waits: room 4 of 5
+        """,
+    ),
+    "memory and processors count": (
+        """
+        h0 ........ mem=64 cpus=8
+        X 3 mem=20
+        Y 2 cpus=4
+        Z 1
+        """,
+        """
+        h0 XXXYYZ..
+        """,
+    ),
+    "slots without GPUs": (
+        """
+        h0 ____
+        h1 aa__
+        X 2 cpu
+        """,
+        """
+        h0 ____
+        h1 aaXX
+        """,
+    ),
+    "a required domain holds all, and the tightest is taken": (
+        """
+        levels rack host
+        h0 .... rack=r0
+        h1 .... rack=r0
+        h2 .... rack=r1
+        h3 AA.. rack=r1
+        X 6 require=rack
+        Y 8 require=rack
+        Z 9 require=rack
+        """,
+        """
+        h0 YYYY
+        h1 YYYY
+        h2 XXXX
+        h3 AAXX
+        Z waits: one_domain 0 of 9
+        """,
+    ),
+    "a preferred domain is left when none holds all": (
+        """
+        levels rack host
+        h0 .... rack=r0
+        h1 .... rack=r1
+        X 6 prefer=rack
+        """,
+        """
+        h0 XXXX
+        h1 XX..
+        """,
+    ),
+    "what is to be kept apart": (
+        """
+        h0 A...
+        h1 ....
+        A apart=db
+        X 1 apart=db
+        Y 1 apart=db
+        """,
+        """
+        h0 A...
+        h1 X...
+        Y waits: room 0 of 1
+        """,
+    ),
+    "a host that lost a worker is the last choice": (
+        """
+        h0 .... doubtful
+        h1 ........
+        X 4
+        Y 6
+        """,
+        """
+        h0 YYYY
+        h1 XXXXYY..
+        """,
+    ),
+    "a gang avoids the host where it failed while others will do": (
+        """
+        h0 ....
+        h1 ........
+        X 4 avoid=h0
+        Y 4
+        Z 4 avoid=h0,h1
+        """,
+        """
+        h0 YYYY
+        h1 XXXXZZZZ
+        """,
+    ),
+    "where its model is loaded it starts rather than where it is tight": (
+        """
+        h0 AA..
+        h1 .... warm=llama
+        x*1 1 model=llama
+        """,
+        """
+        h0 AA..
+        h1 x...
+        """,
+    ),
+    "roles sit beside one another": (
+        """
+        h0 ....
+        h1 ....
+        X 1x2+2x3
+        """,
+        """
+        h0 ....
+        h1 ....
+        X waits: room 0 of 1
+        """,
+    ),
+    "the scarcest role first": (
+        """
+        h0 ....
+        h1 ..
+        X 2x1+1x4
+        """,
+        """
+        h0 XXXX
+        h1 XX
+        """,
+    ),
+    "an elastic role takes what is there": (
+        """
+        h0 ......
+        X 2-4
+        Y 1-9
+        Z 1
+        """,
+        """
+        h0 XXXXYY
+        Z waits: room 0 of 1
+        """,
+    ),
+    "an elastic role keeps to the limit of its queue": (
+        """
+        h0 ......
+        queue a max_gpus=3
+        X 2-6 queue=a
+        """,
+        """
+        h0 XXX...
+        """,
+    ),
+    "a missing member sits beside the others": (
+        """
+        levels rack host
+        h0 ..AA rack=r0
+        h1 ...A rack=r1
+        h2 A... rack=r1
+        X 3 require=rack missing=1 mates=2
+        """,
+        """
+        h0 ..AA
+        h1 X..A
+        h2 A...
+        """,
+    ),
+    "a missing member of a strictly spread gang sits on another host": (
+        """
+        h0 A..
+        h1 A..
+        h2 ......
+        X 3 strict_spread missing=1 mates=0,1
+        """,
+        """
+        h0 A..
+        h1 A..
+        h2 X.....
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_where_it_sits(picture: str) -> None:
+    before, expected = PICTURES[picture]
+    assert after(before) == drawn(expected)
+
+
+TURNS = {
+    "higher priority first, then age": (
+        """
+        h0 ..
+        X 1
+        Y 1 prio=1
+        Z 1
+        """,
+        """
+        h0 YX
+        Z waits: room 0 of 1
+        """,
+    ),
+    "in fifo nobody passes, whatever his priority": (
+        """
+        h0 AA
+        queue default order=fifo
+        X 1
+        Y 1 prio=5
+        """,
+        """
+        h0 AA
+        X waits: room 0 of 1
+        Y waits: room 0 of 1
+        """,
+    ),
+    "the largest first": (
+        """
+        h0 ....
+        queue default order=largest_first
+        X 1
+        Y 4
+        """,
+        """
+        h0 YYYY
+        X waits: room 0 of 1
+        """,
+    ),
+    "fair between submitters, by what they use now": (
+        """
+        h0 AA....
+        queue default order=fair
+        A by=ann
+        x*4 1 by=ann
+        y*3 1 by=bob
+        """,
+        """
+        h0 AAyyxy
+        x waits: room 0 of 1
+        """,
+    ),
+    "queues share by weight": (
+        """
+        h0 ......
+        queue a weight=2
+        queue b
+        x*9 1 queue=a
+        y*9 1 queue=b
+        """,
+        """
+        h0 xyxxyx
+        y waits: room 0 of 1
+        x waits: room 0 of 1
+        """,
+    ),
+    "who is guaranteed something goes before who borrows": (
+        """
+        h0 AA..
+        queue a least_gpus=4
+        queue b
+        A queue=a
+        x*4 1 queue=b
+        y*4 1 queue=a
+        """,
+        """
+        h0 AAyy
+        x waits: room 0 of 1
+        y waits: room 0 of 1
+        """,
+    ),
+    "a paused queue and what is below it": (
+        """
+        h0 ..
+        queue a paused
+        queue a.b
+        X 1 queue=a.b
+        Y 1
+        """,
+        """
+        h0 Y.
+        X waits: paused
+        """,
+    ),
+    "a quota of an ancestor, counted with its children": (
+        """
+        h0 AA......
+        queue a max_gpus=4
+        queue a.b
+        queue a.c
+        A queue=a.c
+        X 3 queue=a.b
+        Y 2 queue=a.b
+        """,
+        """
+        h0 AAYY....
+        X waits: quota 2 of 3
+        """,
+    ),
+    "limits on what runs and on submitters": (
+        """
+        h0 A.......
+        queue a gangs=1
+        queue b each_gpus=2
+        A queue=a
+        X 1 queue=a
+        Y 2 queue=b
+        Z 1 queue=b
+        V 1 queue=b by=you
+        """,
+        """
+        h0 AYYV....
+        X waits: running_limit 0 of 1
+        Z waits: submitter_limit 0 of 1
+        """,
+    ),
+    "a limit lets as many single jobs start as it allows": (
+        """
+        h0 ....
+        queue default jobs=3
+        x*9 1
+        """,
+        """
+        h0 xxx.
+        x waits: running_limit 0 of 1
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("picture", TURNS)
+def test_whose_turn_it_is(picture: str) -> None:
+    before, expected = TURNS[picture]
+    assert sorted(after(before).splitlines()) == sorted(drawn(expected).splitlines())
+
+
+PLANS = {
+    "a planned start at the end of what runs": (
+        """
+        plans=1
+        h0 AAAAbb..
+        A ends=600
+        b ends=60
+        X 6
+        """,
+        """
+        h0 AAAAbb..
+        X starts in 600 on h0
+        """,
+    ),
+    "what ends before the planned start may pass, what would delay it may not": (
+        """
+        plans=1
+        h0 AAAA....
+        A ends=600
+        X 8
+        Y 2 ends=500
+        Z 2 ends=700
+        """,
+        """
+        h0 AAAAYY..
+        X starts in 600 on h0
+        Z waits: planned_start 600 of 700
+        """,
+    ),
+    "beside a planned start there may be room for longer work": (
+        """
+        plans=1
+        h0 AAAA....
+        h1 ....
+        A ends=600
+        X 6 strict_pack
+        Z 2 ends=9999
+        Y 3 ends=9999
+        V 2 ends=9999
+        """,
+        """
+        h0 AAAA..ZZ
+        h1 YYY.
+        X starts in 600 on h0
+        V waits: planned_start 600 of 9999
+        """,
+    ),
+    "a single job gets a planned start like a gang": (
+        """
+        plans=1
+        h0 AAAAAA..
+        A ends=600
+        x*1 1x8
+        y*4 1 ends=700
+        """,
+        """
+        h0 AAAAAA..
+        x starts in 600 on h0
+        y waits: planned_start 600 of 700
+        """,
+    ),
+    "a place ends by the planned start it would delay": (
+        """
+        plans=1
+        h0 AAAA....
+        A ends=600
+        X 8
+        y*2 1 ends=100
+        """,
+        """
+        h0 AAAAyy..
+        y ends by 600
+        y ends by 600
+        X starts in 600 on h0
+        """,
+    ),
+    "the second planned start counts on the first": (
+        """
+        plans=2
+        h0 AAAA
+        A ends=600
+        X 4 ends=100
+        Y 4 ends=100
+        """,
+        """
+        h0 AAAA
+        X starts in 600 on h0
+        Y starts in 700 on h0
+        """,
+    ),
+    "more than so many get none": (
+        """
+        plans=1
+        h0 AAAA
+        A ends=600
+        X 4 ends=100
+        Y 4 ends=100
+        """,
+        """
+        h0 AAAA
+        X starts in 600 on h0
+        Y waits: room 0 of 4
+        """,
+    ),
+    "what starts in this pass ends too": (
+        """
+        plans=1
+        h0 ....
+        X 3 ends=50
+        Y 4
+        """,
+        """
+        h0 XXX.
+        Y starts in 50 on h0
+        """,
+    ),
+    "what will never fit takes no planned start": (
+        """
+        plans=1
+        h0 AAAA
+        A ends=600
+        X 5
+        Y 4
+        """,
+        """
+        h0 AAAA
+        X waits: room 0 of 5
+        Y starts in 600 on h0
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("picture", PLANS)
+def test_planned_starts(picture: str) -> None:
+    before, expected = PLANS[picture]
+    assert sorted(after(before).splitlines()) == sorted(drawn(expected).splitlines())
+
+
+STOPS = {
+    "the lowest priority goes, and no more than is needed": (
+        """
+        victims=8
+        h0 AAAABBBB
+        h1 CCCC....
+        A prio=1
+        B prio=2
+        C prio=0
+        X 8 prio=5
+        """,
+        """
+        h0 AAAABBBB
+        h1 CCCC....
+        X stops C
+        X starts in 30 on h1
+        """,
+    ),
+    "of equal priority the least work is lost": (
+        """
+        victims=8
+        h0 AAAABBBB
+        A lost=100
+        B lost=10
+        X 4 prio=1
+        """,
+        """
+        h0 AAAABBBB
+        X stops B
+        X starts in 30 on h0
+        """,
+    ),
+    "nobody is stopped in vain": (
+        """
+        victims=8
+        h0 AAAABBBB
+        A prio=0
+        B prio=9
+        X 8 prio=5
+        """,
+        """
+        h0 AAAABBBB
+        X waits: room 0 of 8
+        """,
+    ),
+    "nor for an equal": (
+        """
+        victims=8
+        h0 AAAA
+        X 4
+        """,
+        """
+        h0 AAAA
+        X waits: room 0 of 4
+        """,
+    ),
+    "nor who may not be": (
+        """
+        victims=8
+        h0 AAAA
+        A fixed
+        X 4 prio=9
+        """,
+        """
+        h0 AAAA
+        X waits: room 0 of 4
+        """,
+    ),
+    "single jobs stop and are stopped for like gangs": (
+        """
+        victims=8
+        h0 abcdefgi
+        x*1 1x4 prio=5
+        c lost=9
+        """,
+        """
+        h0 abcdefgi
+        x stops a b d e
+        x starts in 30 on h0
+        """,
+    ),
+    "what is leaving is waited for": (
+        """
+        victims=8
+        h0 AAAABBBB
+        A leaving
+        X 4 prio=5 kept=XXXX
+        """,
+        """
+        h0 AAAABBBB
+        X waits: stopping 0 of 4
+        """,
+    ),
+    "what others left for it is its own": (
+        """
+        victims=8
+        h0 ....BBBB
+        B fixed
+        Y 4 prio=5
+        X 4 prio=5 kept=XXXX....
+        """,
+        """
+        h0 XXXXBBBB
+        Y waits: room 0 of 4
+        """,
+    ),
+    "a guarantee takes back what others borrowed, and no more than they have beyond theirs": (
+        """
+        victims=8
+        h0 AABBCC
+        queue a least_gpus=2
+        queue b least_gpus=2
+        A queue=b
+        B queue=b lost=5
+        C queue=b lost=9
+        X 2 queue=a
+        Y 2 queue=a
+        """,
+        """
+        h0 AABBCC
+        X stops A
+        X starts in 30 on h0
+        Y waits: room 0 of 2
+        """,
+    ),
+    "at most so many victims a pass": (
+        """
+        victims=2
+        h0 abcd
+        X 4 prio=1
+        """,
+        """
+        h0 abcd
+        X waits: room 0 of 4
+        """,
+    ),
+    "two that displace take different victims": (
+        """
+        victims=8
+        h0 AAAABBBB
+        X 4 prio=1
+        Y 4 prio=1
+        """,
+        """
+        h0 AAAABBBB
+        X stops A
+        X starts in 30 on h0
+        Y stops B
+        Y starts in 30 on h0
+        """,
+    ),
+    "what is on a drained host moves when it fits elsewhere": (
+        """
+        h0 AAAA---- closed
+        h1 .....
+        h2 CCCC---- closed
+        A drained
+        C drained
+        """,
+        """
+        h0 AAAA----
+        h1 .....
+        h2 CCCC----
+        A stops A
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("picture", STOPS)
+def test_who_is_told_to_stop(picture: str) -> None:
+    before, expected = STOPS[picture]
+    assert sorted(after(before).splitlines()) == sorted(drawn(expected).splitlines())
