@@ -143,7 +143,9 @@ class Picture:
                     submitter=options.get("by", "me"),
                     estimate_s=float(options.get("ends", 3600)),
                     count=int(count or 1),
-                    missing=tuple(int(n) for n in options["missing"].split("+")) if "missing" in options else None,
+                    missing=tuple(int(n) for n in options["missing"].split("+"))
+                    if "missing" in options
+                    else None,
                     mates=tuple(
                         tuple(int(w) for w in role.split(",") if w) for role in options["mates"].split("+")
                     )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gangq.placement.board import Ask, Board
 from gangq.placement.decisions import Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Taken
+from gangq.placement.free import Free, Taken
 from gangq.placement.limits import Amount, Usage
+from gangq.placement.plans import first_fit
 
 TRIES = 64
-"""How many ways one ask may cost to look at."""
+"""How many units are tried alone, and how many of several are tried to be spared."""
+SEARCHES = 16
+"""How many searches of one pass may find that too many units would have to stop."""
+LEAST = -1001
+"""Below every priority."""
 
 
 class Displacer:
@@ -25,8 +30,13 @@ class Displacer:
         self._holds = {unit.id: search.free.held_by(unit.holds) for unit in board.units}
         self._told: set[str] = set()
         self._left = board.victims
+        self._searches = SEARCHES
         self._in_vain: dict[int, int] = {}
         """Of each kind the highest priority at which nobody could be told to stop for it."""
+        self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
+        self._known_at = 0
+        self._guarded = any(queue.guaranteed for queue in board.queues)
+        self._by_cost = sorted(board.units, key=lambda u: (u.priority, u.lost_s, -u.since))
         self._lowest = min((unit.priority for unit in board.units if unit.movable), default=None)
 
     def holds(self, unit: str) -> list[Taken]:
@@ -44,29 +54,28 @@ class Displacer:
         """
         kind = self._search.kinds[ask.kind]
         queue = self._usage.path(kind.queue)[0]
-        in_vain = self._in_vain.get(ask.kind)
-        if (
-            not queue.displaces
-            or self._lowest is None
-            or not self._left
-            or (in_vain is not None and ask.priority <= in_vain)
-        ):
-            return Refused("displace")
         asked = Amount.asked(kind, counts, gangs=not ask.single)
         owed = self._usage.covered_by(kind.queue, asked)
-        if owed is None and self._lowest >= ask.priority:
+        if (
+            not queue.displaces
+            or not self._left
+            or not self._searches
+            or self._lowest is None
+            or ask.priority <= self._in_vain.get(ask.kind, LEAST)
+            or (owed is None and self._lowest >= ask.priority)
+        ):
             return Refused("displace")
-        candidates = self._candidates(ask, owed.name if owed else None)
-        found = self._fewest(ask, counts, layer, candidates)
-        if isinstance(found, Refused) or len(found[0]) > self._left:
-            self._in_vain[ask.kind] = max(ask.priority, in_vain if in_vain is not None else ask.priority)
-            return (
-                found
-                if isinstance(found, Refused)
-                else Refused("displace", len(found[0]), self._left, "units")
-            )
-        self._left -= len(found[0])
-        return found
+        candidates, emptied = self._all_gone(ask, owed.name if owed else "")
+        leaving = self._leaving() | {*candidates}
+        found = self._search.on(emptied).seats(ask, counts, layer, leaving=leaving)
+        if not isinstance(found, Refused):
+            fewest = self._fewest(ask, counts, layer, candidates)
+            if not isinstance(fewest, Refused) and len(fewest[0]) <= self._left:
+                self._left -= len(fewest[0])
+                return fewest
+            self._searches -= 1
+        self._in_vain[ask.kind] = max(ask.priority, self._in_vain.get(ask.kind, LEAST))
+        return Refused("displace")
 
     def left_over(self, victims: Sequence[str], left: list[Taken]) -> None:
         """These units have been told to stop; this is what nobody has yet of what they hold."""
@@ -86,7 +95,7 @@ class Displacer:
                 for up in self._usage.path(unit.queue):
                     gone[up.name].add(Amount.held(unit))
         chosen = []
-        for unit in sorted(self._units.values(), key=lambda u: (u.priority, u.lost_s, -u.since)):
+        for unit in self._by_cost:
             elsewhere = owed is not None and all(up.name != owed for up in self._usage.path(unit.queue))
             if not unit.movable or unit.leaving or unit.id in self._told:
                 continue
@@ -103,69 +112,88 @@ class Displacer:
                     gone[up.name].add(lost)
         return chosen
 
+    def _leaving(self) -> frozenset[str]:
+        return frozenset({unit.id for unit in self._units.values() if unit.leaving} | self._told)
+
+    def _without_leaving(self) -> Free:
+        """What is free once all that leaves already has gone."""
+        free = self._search.free.copy(starts=True)
+        for unit in self._leaving():
+            free.give(self._holds[unit], self._units[unit].ends_at)
+        return free
+
+    def _all_gone(self, ask: Ask, owed: str) -> tuple[list[str], Free]:
+        """The candidates, and what is free once all of them have gone; the same for many asks."""
+        path = (
+            ",".join(up.name for up in self._usage.path(self._search.kinds[ask.kind].queue))
+            if self._guarded
+            else ""
+        )
+        key = (ask.priority, owed, path)
+        if self._known_at != self._search.free.changes:
+            self._known.clear()
+            self._known_at = self._search.free.changes
+        if key not in self._known:
+            candidates, free = self._candidates(ask, owed or None), self._without_leaving()
+            for unit in candidates:
+                free.give(self._holds[unit], self._units[unit].ends_at)
+            self._known[key] = candidates, free
+        return self._known[key]
+
     def _fewest(
         self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
     ) -> tuple[tuple[str, ...], list[Taken]] | Refused:
-        """One that suffices, the cheapest such; else as many of the cheapest as suffice, less those not needed."""
-        found = self._without(ask, counts, layer, candidates)
-        if isinstance(found, Refused):
-            return found
-        for unit in self._could_suffice(ask, counts, layer, candidates)[:TRIES]:
-            found = self._without(ask, counts, layer, [unit])
+        """The cheapest one that suffices; else as many of the cheapest as suffice, less those not needed."""
+        leaving = self._leaving()
+        search = self._search.on(self._without_leaving())
+        for unit in self._may_suffice(search, ask, counts, layer, candidates):
+            search.free.give(self._holds[unit], self._units[unit].ends_at)
+            found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
                 return (unit,), found
-        low, high = 1, len(candidates)
-        while low < high:
-            middle = (low + high) // 2
-            if isinstance(self._without(ask, counts, layer, candidates[:middle]), Refused):
-                low = middle + 1
-            else:
-                high = middle
-        needed = candidates[:low]
-        seats = self._without(ask, counts, layer, needed)
-        assert not isinstance(seats, Refused)
+            search.free.take(self._holds[unit], self._units[unit].ends_at)
+        moments = [(self._units[unit].ends_at, unit, self._holds[unit]) for unit in candidates]
+        fit = first_fit(search, ask, counts, layer, moments, leaving=tuple(leaving))
+        if isinstance(fit, Refused):
+            return fit
+        _, ended, seats = fit
         used = {seat.worker for seat in seats}
-        needed = [unit for unit in needed if any(hold.worker in used for hold in self._holds[unit])]
-        for unit in reversed(needed[:TRIES]):
+        needed = [
+            unit for unit in candidates[:ended] if any(hold.worker in used for hold in self._holds[unit])
+        ]
+        for unit in {*candidates[:ended]} - {*needed}:
+            search.free.take(self._holds[unit], self._units[unit].ends_at)
+        for unit in needed[-TRIES:][::-1]:
+            search.free.take(self._holds[unit], self._units[unit].ends_at)
             fewer = [other for other in needed if other != unit]
-            without = self._without(ask, counts, layer, fewer)
-            if not isinstance(without, Refused):
-                needed, seats = fewer, without
-        seats = self._without(ask, counts, layer, needed)
-        assert not isinstance(seats, Refused)
-        return tuple(needed), seats
+            found = search.seats(ask, counts, layer, leaving=leaving | {*fewer})
+            if isinstance(found, Refused):
+                search.free.give(self._holds[unit], self._units[unit].ends_at)
+            else:
+                needed, seats = fewer, found
+        seated = search.seats(ask, counts, layer, leaving=leaving | {*needed})
+        return seated if isinstance(seated, Refused) else (tuple(needed), seated)
 
-    def _could_suffice(self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]) -> list[str]:
-        """Those whose end alone makes room for all members by numbers."""
-        free, kind = self._search.free, self._search.kinds[ask.kind]
-        roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
-        room = [free.rooms(role, layer).total for role, _ in roles]
-        good = []
+    def _may_suffice(
+        self, search: Search, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
+    ) -> Iterator[str]:
+        """Those of which one alone may make enough room, by numbers: n GPUs make room for n / g members at most,
+        rounded up, where each needs g.
+        """
+        kind = search.kinds[ask.kind]
+        lacking = [
+            (count - search.free.rooms(role, layer).total, max(1, role.needs.gpus))
+            for role, count in zip(kind.roles, counts, strict=True)
+            if role.needs.gpus
+        ]
+        tried = 0
         for unit in candidates:
-            workers = {hold.worker for hold in self._holds[unit] if free.workers[hold.worker].open}
-            before = [sum(free.room_on(w, role, layer) for w in workers) for role, _ in roles]
-            free.give(self._holds[unit], self._units[unit].ends_at)
-            after = [sum(free.room_on(w, role, layer) for w in workers) for role, _ in roles]
-            free.take(self._holds[unit], self._units[unit].ends_at)
-            if all(
-                have - less + more >= count
-                for have, less, more, (_, count) in zip(room, before, after, roles, strict=True)
-            ):
-                good.append(unit)
-        return good
-
-    def _without(
-        self, ask: Ask, counts: Sequence[int], layer: int, units: Sequence[str]
-    ) -> list[Taken] | Refused:
-        """Seats once these units, and all that leaves already, are gone."""
-        free = self._search.free
-        leaving = {u.id for u in self._units.values() if u.leaving} | self._told | {*units}
-        for unit in leaving:
-            free.give(self._holds[unit], self._units[unit].ends_at)
-        found = self._search.seats(ask, counts, layer, leaving=frozenset(leaving))
-        for unit in leaving:
-            free.take(self._holds[unit], self._units[unit].ends_at)
-        return found
+            held = [len(hold.devices) for hold in self._holds[unit]]
+            if all(sum(-(-devices // each) for devices in held) >= lacks for lacks, each in lacking):
+                yield unit
+                tried += 1
+                if tried == TRIES:
+                    return
 
 
 def swap(before: Sequence[Taken], after: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:

@@ -40,6 +40,12 @@ class PlannedStart:
         self.left: dict[int, list[int]] = {}
         """Of each worker the slots, memory and processors that are free at ``starts_at`` beside these seats."""
 
+    def copy(self) -> PlannedStart:
+        """Another one, to be changed by itself."""
+        twin = PlannedStart(self.ask, self.starts_at, self.ends_at, self.seats)
+        twin.left = {worker: list(left) for worker, left in self.left.items()}
+        return twin
+
 
 def fits(state: WorkerState, role: Role) -> int:
     """How many members of a role a worker in this state holds. The one rule."""
@@ -87,6 +93,8 @@ class Free:
         self._states: list[tuple[WorkerState, ...]] = []
         self._fits: dict[Role, dict[int, int]] = defaultdict(dict)
         self.layers: list[Layer] = []
+        self.changes = 0
+        """How often anything was taken or given back."""
         self._changed: set[int] = set()
         """Hosts that stand in the layers as they were before."""
         for unit in board.units:
@@ -120,6 +128,7 @@ class Free:
 
     def _change(self, seats: Iterable[Taken], ends_at: float, sign: int) -> None:
         for taken in seats:
+            self.changes += 1
             self._add(taken, sign)
             self._changed.add(self.host_of[taken.worker])
             for start in self.starts:
@@ -152,17 +161,17 @@ class Free:
         self.starts = sorted([*self.starts, start], key=lambda s: s.starts_at)
         self._rebuild()
 
-    def copy_empty(self) -> Free:
-        """The same workers and what is free on them now, with no planned starts."""
+    def copy(self, *, starts: bool) -> Free:
+        """The same workers and what is free on them; ``starts``: with the planned starts."""
         twin = object.__new__(Free)
         twin.__dict__.update(self.__dict__)
         twin.rank = {}
         twin._left = [list(left) for left in self._left]
         twin._devices = [list(devices) for devices in self._devices]
         twin._owed = set(self._owed)
-        twin.starts = []
+        twin.starts = [start.copy() for start in self.starts] if starts else []
         twin._changed = set(self._changed)
-        twin.layers = [self.layers[0].copy()]
+        twin.layers = [layer.copy() for layer in self.layers[: len(twin.starts) + 1]]
         return twin
 
     # -- layers ----------------------------------------------------------------------------------------------

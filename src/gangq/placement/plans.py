@@ -15,6 +15,8 @@ class Timeline:
 
     def __init__(self, board: Board, free: Free) -> None:
         self._ends = {unit.id: (unit.ends_at, free.held_by(unit.holds)) for unit in board.units}
+        self._empty: Free | None = None
+        """What is free once everything has ended."""
         self._not_before: dict[int, float] = {}
         """Of each kind the planned start it has: a later ask of that kind starts no sooner."""
 
@@ -29,49 +31,82 @@ class Timeline:
     def find(self, search: Search, ask: Ask, counts: Sequence[int]) -> tuple[PlannedStart, Free] | Refused:
         """The first moment at which an ask fits, beside all planned starts there are; and what is free then.
 
-        Those count as placed from now until they end, so what is free only grows with time, and the first moment
-        with enough room is found by walking the ends in order.
+        The planned starts count as placed from now until they end. So what is free only grows with time.
         """
-        free = search.free
-        then = free.copy_empty()
+        if self._empty is None:
+            self._empty = search.free.copy(starts=False)
+            for _, seats in self._ends.values():
+                self._empty.give(seats, 0)
+        found = search.on(self._empty).seats(ask, counts, 0, leaving=frozenset(self._ends))
+        if isinstance(found, Refused):
+            return found
         ends = list(self._ends.items())
-        for start in free.starts:
+        then = search.free.copy(starts=False)
+        for start in search.free.starts:
             then.take(start.seats, 0)
             ends.append((start.ask, (start.ends_at, list(start.seats))))
         ends.sort(key=lambda end: (end[1][0], end[0]))
-        looking = search.on(then)
-        kind = search.kinds[ask.kind]
-        roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
-        room = [then.rooms(role, 0).total for role, _ in roles]
-        earliest = self._not_before.get(kind.id, 0.0)
-        gone = set()
-        refused = Refused("never")
-        for n, (unit, (ends_at, seats)) in enumerate(ends):
-            workers = {seat.worker for seat in seats}
-            before = _room_on(then, workers, roles)
-            # A plan takes what ends last: what is idle until then is of use to others meanwhile.
-            then.rank.update({device.id: -n for seat in seats for device in seat.devices})
-            then.give(seats, 0)
-            gone.add(unit)
-            grown = [more - less for more, less in zip(_room_on(then, workers, roles), before, strict=True)]
-            room = [have + more for have, more in zip(room, grown, strict=True)]
-            last = n + 1 == len(ends) or ends[n + 1][1][0] > ends_at
-            enough = all(have >= count for have, (_, count) in zip(room, roles, strict=True))
-            if not last or not enough or ends_at < earliest:
-                continue
-            found = looking.seats(ask, counts, 0, leaving=frozenset(gone))
-            if isinstance(found, Refused):
-                refused = found
-                continue
-            then.take(found, 0)
-            self._not_before[kind.id] = ends_at
-            return PlannedStart(ask.id, ends_at, ends_at + ask.estimate_s, found), then
-        return refused
+        earliest = self._not_before.get(ask.kind, 0.0)
+        moments = [(at, unit, seats) for unit, (at, seats) in ends]
+        fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
+        if isinstance(fit, Refused):
+            return fit
+        starts_at, _, seats = fit
+        then.take(seats, 0)
+        self._not_before[ask.kind] = starts_at
+        return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats), then
 
 
-def _room_on(free: Free, workers: set[int], roles: list[tuple[Role, int]]) -> list[int]:
+def first_fit(
+    search: Search,
+    ask: Ask,
+    counts: Sequence[int],
+    layer: int,
+    moments: Sequence[tuple[float, str, list[Taken]]],
+    earliest: float = 0.0,
+    leaving: Sequence[str] = (),
+) -> tuple[float, int, list[Taken]] | Refused:
+    """Give back one unit after another until an ask fits.
+
+    Args:
+        search: on what is free before; afterwards all that ended until then is free there.
+        ask: what is to fit.
+        counts: its members, by role.
+        layer: how many of the planned starts of ``search.free`` it meets.
+        moments: (when, which unit, what it gives back), in order. What ends at one moment ends together.
+        earliest: no sooner than this.
+        leaving: units that have gone before.
+
+    Returns:
+        The moment, how many units had to end, and the seats.
+    """
+    free, kind = search.free, search.kinds[ask.kind]
+    roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
+    room = [free.rooms(role, layer).total for role, _ in roles]
+    gone = {*leaving}
+    refused = Refused("never")
+    for n, (at, unit, seats) in enumerate(moments):
+        workers = {seat.worker for seat in seats if free.workers[seat.worker].open}
+        before = _room_on(free, workers, roles, layer)
+        # What ends last is taken first: what is idle until then is of use to others meanwhile.
+        free.rank.update({device.id: -n for seat in seats for device in seat.devices})
+        free.give(seats, at)
+        gone.add(unit)
+        after = _room_on(free, workers, roles, layer)
+        room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
+        last = n + 1 == len(moments) or moments[n + 1][0] > at
+        if (
+            last
+            and at >= earliest
+            and all(have >= count for have, (_, count) in zip(room, roles, strict=True))
+        ):
+            found = search.seats(ask, counts, layer, leaving=frozenset(gone))
+            if not isinstance(found, Refused):
+                return at, n + 1, found
+            refused = found
+    return refused
+
+
+def _room_on(free: Free, workers: set[int], roles: list[tuple[Role, int]], layer: int) -> list[int]:
     """Room for each role on a few workers."""
-    return [
-        sum(free.room_on(worker, role, 0) for worker in workers if free.workers[worker].open)
-        for role, _ in roles
-    ]
+    return [sum(free.room_on(worker, role, layer) for worker in workers) for role, _ in roles]
