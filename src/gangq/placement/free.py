@@ -94,7 +94,7 @@ class Free:
         self._fits: dict[Role, dict[int, int]] = defaultdict(dict)
         self.layers: list[Layer] = []
         self.changes = 0
-        """How often anything was taken or given back."""
+        """How often anything was taken, given back or planned."""
         self._changed: set[int] = set()
         """Hosts that stand in the layers as they were before."""
         for unit in board.units:
@@ -159,6 +159,7 @@ class Free:
                         _add(earlier.left[taken.worker], taken, -1)
         start.left = {taken.worker: list(then._left[taken.worker]) for taken in start.seats}
         self.starts = sorted([*self.starts, start], key=lambda s: s.starts_at)
+        self.changes += 1
         self._rebuild()
 
     def copy(self, *, starts: bool) -> Free:
