@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gangq.placement.board import Ask, Board
 from gangq.placement.decisions import Refused
@@ -146,7 +146,15 @@ class Displacer:
         """The cheapest one that suffices; else as many of the cheapest as suffice, less those not needed."""
         leaving = self._leaving()
         search = self._search.on(self._without_leaving())
-        for unit in self._may_suffice(search, ask, counts, layer, candidates):
+        lacking = [
+            (count - search.free.rooms(role, layer).total, role.needs.gpus)
+            for role, count in zip(search.kinds[ask.kind].roles, counts, strict=True)
+            if role.needs.gpus and count
+        ]
+        alone = self._alone(lacking, candidates)
+        if alone is None:
+            return Refused("displace", have=self._left, of="units")
+        for unit in alone:
             search.free.give(self._holds[unit], self._units[unit].ends_at)
             found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
@@ -174,26 +182,21 @@ class Displacer:
         seated = search.seats(ask, counts, layer, leaving=leaving | {*needed})
         return seated if isinstance(seated, Refused) else (tuple(needed), seated)
 
-    def _may_suffice(
-        self, search: Search, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
-    ) -> Iterator[str]:
-        """Those of which one alone may make enough room, by numbers: n GPUs make room for n / g members at most,
-        rounded up, where each needs g.
+    def _alone(self, lacking: list[tuple[int, int]], candidates: list[str]) -> list[str] | None:
+        """Units of which one may make enough room, by numbers; None: not even as many as may be told together would.
+
+        ``lacking``: (how many members of a role there is no room for, GPUs of each). n GPUs that come free on a worker
+        make room for n / g members, rounded up, where each needs g.
         """
-        kind = search.kinds[ask.kind]
-        lacking = [
-            (count - search.free.rooms(role, layer).total, max(1, role.needs.gpus))
-            for role, count in zip(kind.roles, counts, strict=True)
-            if role.needs.gpus
-        ]
-        tried = 0
-        for unit in candidates:
-            held = [len(hold.devices) for hold in self._holds[unit]]
-            if all(sum(-(-devices // each) for devices in held) >= lacks for lacks, each in lacking):
-                yield unit
-                tried += 1
-                if tried == TRIES:
-                    return
+        alone = set(candidates)
+        for members, gpus in lacking:
+            gains = {
+                unit: sum(-(-len(hold.devices) // gpus) for hold in self._holds[unit]) for unit in candidates
+            }
+            if sum(sorted(gains.values())[-self._left :]) < members:
+                return None
+            alone &= {unit for unit, gain in gains.items() if gain >= members}
+        return [unit for unit in candidates if unit in alone][:TRIES]
 
 
 def swap(before: Sequence[Taken], after: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
