@@ -185,8 +185,11 @@ class Displacer:
     def _alone(self, lacking: list[tuple[int, int]], candidates: list[str]) -> list[str] | None:
         """Units of which one may make enough room, by numbers; None: not even as many as may be told together would.
 
-        ``lacking``: (how many members of a role there is no room for, GPUs of each). n GPUs that come free on a worker
-        make room for n / g members, rounded up, where each needs g.
+        n GPUs that come free on a worker make room for n / g members, rounded up, where each needs g.
+
+        Args:
+            lacking: of each role how many members there is no room for, and how many GPUs each needs.
+            candidates: who may be told to stop.
         """
         alone = set(candidates)
         for members, gpus in lacking:

@@ -336,11 +336,10 @@ class Rooms:
 
     def of(self, room: int) -> Iterator[int]:
         """The hosts with exactly this room, in order."""
-        ones = self._ones.get(room, [])
-        merged = heapq.merge(*self._groups.get(room, ()), ones)
-        if not self._skipped:
-            return merged
-        return (host for host in merged if host not in self._skipped or host in ones)
+        grouped: Iterable[int] = heapq.merge(*self._groups.get(room, ()))
+        if self._skipped:
+            grouped = (host for host in grouped if host not in self._skipped)
+        return heapq.merge(grouped, self._ones.get(room, ()))
 
     def ascending(self, least: int = 1) -> Iterator[tuple[int, int]]:
         """(room, host), the tightest first, from this room on."""

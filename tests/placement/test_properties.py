@@ -1,0 +1,352 @@
+"""Placement on boards made at random: what is decided keeps every rule, and what exists is found.
+
+The walks of ``make test`` are always the same; GANGQ_SOAK=1 walks much further, another way each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+
+from gangq.placement.board import Ask, Board, Device, Hold, Kind, Needs, Queue, Role, Unit, Worker
+from gangq.placement.decide import decide
+from gangq.placement.decisions import Decision, Refused
+from gangq.placement.fit import Search
+from gangq.placement.free import Free
+from property.test_placement import random_case
+from sql import boards
+
+SOAK = os.environ.get("GANGQ_SOAK", "0") not in ("", "0")
+
+
+def dice_of(rounds: int) -> list[tuple[int, random.Random]]:
+    """Seeds, to be shown when something fails, and what they make."""
+    first = random.randrange(1 << 30) if SOAK else 1
+    return [(seed, random.Random(seed)) for seed in range(first, first + rounds * (100 if SOAK else 1))]
+
+
+def random_board(dice: random.Random) -> Board:
+    """A small busy fleet, a tree of queues, gangs and single jobs that wait."""
+    racks, workers = dice.randint(1, 3), []
+    for n in range(dice.randint(1, 8)):
+        gpus = dice.choice([2, 4, 8])
+        host, rack = f"h{n // dice.choice([1, 1, 2])}", f"r{dice.randrange(racks)}"
+        vram = dice.choice([24, 80])
+        workers.append(
+            Worker(
+                n + 1,
+                f"w{n}",
+                host,
+                slots=dice.choice([gpus, gpus, 2]),
+                memory_mb=dice.choice([64, 512]),
+                millicpus=16000,
+                devices=tuple(Device(100 * (n + 1) + d, vram) for d in range(gpus)),
+                class_id=dice.choice([0, 0, 0, 1]),
+                domains=(rack, host),
+                open=dice.random() < 0.9,
+                doubtful=dice.random() < 0.1,
+            )
+        )
+    queues = (
+        Queue("a", order=dice.choice(["priority", "fair"]), maximum={"gpus": dice.choice([4, 8, 99])}),
+        Queue(
+            "a.b", order=dice.choice(["priority", "fifo", "largest_first"]), max_jobs=dice.choice([None, 5])
+        ),
+        Queue("c", guaranteed={"gpus": dice.choice([2, 6])}, weight=dice.choice([1.0, 3.0])),
+        Queue("d", paused=dice.random() < 0.2, submitter_maximum={"jobs": 3}),
+    )
+    names = [queue.name for queue in queues]
+    units = []
+    for worker in workers:
+        free, slots, memory = list(worker.devices), worker.slots, worker.memory_mb
+        while free and slots and memory >= 8 and dice.random() < 0.7:
+            take = dice.randint(1, min(4, len(free)))
+            hold = Hold(worker.id, tuple(d.id for d in free[:take]), 8, 1000)
+            free, slots, memory = free[take:], slots - 1, memory - 8
+            leaving = dice.random() < 0.1
+            units.append(
+                Unit(
+                    f"j{len(units) + 1}",
+                    (hold,),
+                    ends_at=dice.choice([50.0, 100.0, 1000.0, 5000.0]),
+                    queue=dice.choice(names),
+                    submitter=dice.choice(["ann", "bob"]),
+                    priority=dice.randint(0, 3),
+                    lost_s=dice.random() * 100,
+                    movable=not leaving and dice.random() < 0.7,
+                    leaving=leaving,
+                )
+            )
+    kinds, asks = [], []
+    for n in range(1, dice.randint(2, 9)):
+        single = dice.random() < 0.5
+        least = 1 if single else dice.randint(1, 6)
+        role = Role(
+            Needs(
+                gpus=dice.choice([0, 1, 1, 2, 8]),
+                vram_mb=dice.choice([0, 0, 40]),
+                memory_mb=dice.choice([0, 0, 32]),
+                millicpus=dice.choice([0, 4000]),
+            ),
+            least=least,
+            most=least if single else least + dice.choice([0, 0, 3]),
+            serves=dice.choice([frozenset({0}), frozenset({0, 1})]),
+            strategy="pack" if single else dice.choice(["pack", "spread", "strict_pack", "strict_spread"]),
+            require="" if single else dice.choice(["", "", "rack"]),
+        )
+        roles = (role,) if single or dice.random() < 0.8 else (role, Role(Needs(gpus=1), least=1, most=1))
+        kinds.append(Kind(n, roles, queue=dice.choice(names), apart="" if single else dice.choice(["", "x"])))
+        for _ in range(dice.randint(1, 3)):
+            priority = dice.randint(0, 5)
+            asks.append(
+                Ask(
+                    f"k{n}/{priority}" if single else f"g{100 + len(asks)}",
+                    n,
+                    priority=priority,
+                    order=len(asks),
+                    submitter=dice.choice(["ann", "bob"]),
+                    estimate_s=dice.choice([40.0, 400.0, 4000.0]),
+                    count=dice.randint(1, 9) if single else 1,
+                )
+            )
+    unique = {ask.id: ask for ask in asks}
+    return Board(
+        now=0.0,
+        workers=tuple(workers),
+        units=tuple(units),
+        kinds=tuple(kinds),
+        asks=tuple(unique.values()),
+        queues=queues,
+        levels=("rack", "host"),
+        planned_starts=dice.choice([0, 1, 4]),
+        victims=dice.choice([0, 8]),
+        grace_s=10.0,
+    )
+
+
+def seated(board: Board, decisions: list[Decision]) -> dict[int, list[tuple[str, Role, tuple[int, ...]]]]:
+    """Of each worker who starts there: ask, role, devices."""
+    kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
+    found = defaultdict(list)
+    for decision in decisions:
+        if decision.ask in asks:
+            for seat in decision.seats:
+                role = kinds[asks[decision.ask].kind].roles[seat.role]
+                found[seat.worker].append((decision.ask, role, seat.devices))
+    return found
+
+
+@pytest.mark.parametrize(("seed", "dice"), dice_of(1))
+def test_what_is_decided_keeps_every_rule(seed: int, dice: random.Random) -> None:
+    started = planned = stopped = 0
+    for n in range(400):
+        board = random_board(dice)
+        decisions = decide(board)
+        case = (seed, n)
+        assert sorted(d.ask for d in decisions) == sorted(a.id for a in board.asks), case
+        kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
+        held = Counter(d for unit in board.units for hold in unit.holds for d in hold.devices)
+        taken = Counter(d for decision in decisions for seat in decision.seats for d in seat.devices)
+        assert max((held + taken).values(), default=1) == 1, (case, "a device twice")
+        for worker in board.workers:
+            mine = seated(board, decisions)[worker.id]
+            there = [hold for unit in board.units for hold in unit.holds if hold.worker == worker.id]
+            assert not mine or worker.open, case
+            assert len(mine) + len(there) <= worker.slots or not mine, case
+            memory = sum(role.needs.memory_mb for _, role, _ in mine) + sum(hold.memory_mb for hold in there)
+            assert memory <= worker.memory_mb, case
+            for _, role, devices in mine:
+                assert worker.class_id in role.serves, case
+                assert len(devices) == role.needs.gpus, case
+                known = {d.id: d.vram_mb for d in worker.devices}
+                assert all(known[d] >= role.needs.vram_mb for d in devices), case
+        for decision in decisions:
+            ask = asks[decision.ask]
+            kind = kinds[ask.kind]
+            if decision.seats and not ask.single:
+                counts = Counter(seat.role for seat in decision.seats)
+                assert all(r.least <= counts[i] <= r.most for i, r in enumerate(kind.roles)), case
+                assert decision.refused is None, case
+            if ask.single:
+                assert len(decision.seats) == ask.count or decision.refused, case
+                assert len(decision.seats) <= ask.count, case
+            if not decision.seats:
+                assert decision.refused is not None, case
+            started += bool(decision.seats)
+            planned += bool(decision.planned and not decision.stop)
+            stopped += bool(decision.stop)
+        limits_hold(board, decisions, case)
+        stops_are_lawful(board, decisions, case)
+        assert [replace_seats(d) for d in decide(board)] == [replace_seats(d) for d in decisions], case
+    assert min(started, planned, stopped) > 20
+
+
+def limits_hold(board: Board, decisions: list[Decision], case: object) -> None:
+    """No queue uses more than its maximum, its children included."""
+    kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
+    new = Counter[str]()
+    jobs = Counter[str]()
+    by = Counter[tuple[str, str]]()
+    for decision in decisions:
+        ask = asks[decision.ask]
+        name = kinds[ask.kind].queue
+        for queue in board.queues:
+            if name == queue.name or name.startswith(queue.name + "."):
+                new[queue.name] += sum(len(seat.devices) for seat in decision.seats)
+                jobs[queue.name] += len(decision.seats)
+                by[queue.name, ask.submitter] += len(decision.seats)
+    for queue in board.queues:
+        inside = [u for u in board.units if u.queue == queue.name or u.queue.startswith(queue.name + ".")]
+        gpus = sum(len(hold.devices) for unit in inside for hold in unit.holds)
+        if new[queue.name]:
+            assert gpus + new[queue.name] <= queue.maximum.get("gpus", 1e9), case
+        if jobs[queue.name] and queue.max_jobs is not None:
+            assert len(inside) + jobs[queue.name] <= queue.max_jobs, case
+        for submitter in ("ann", "bob"):
+            had = sum(1 for unit in inside if unit.submitter == submitter)
+            if by[queue.name, submitter]:
+                assert had + by[queue.name, submitter] <= queue.submitter_maximum.get("jobs", 1e9), case
+        if queue.paused:
+            assert not jobs[queue.name], case
+
+
+def stops_are_lawful(board: Board, decisions: list[Decision], case: object) -> None:
+    """Who is told to stop may be, is worth less or borrows, once, and few enough are."""
+    kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
+    units = {unit.id: unit for unit in board.units}
+    told = [unit for decision in decisions for unit in decision.stop]
+    assert len(told) == len(set(told)) <= board.victims, case
+    for decision in decisions:
+        ask = asks[decision.ask]
+        for unit in map(units.__getitem__, decision.stop):
+            assert unit.movable, case
+            owed = kinds[ask.kind].queue == "c" and unit.queue != "c"
+            assert unit.priority < ask.priority or owed, case
+
+
+def replace_seats(decision: Decision) -> tuple[object, ...]:
+    return (
+        decision.ask,
+        decision.seats,
+        decision.planned,
+        decision.starts_at,
+        decision.stop,
+        decision.refused,
+    )
+
+
+@pytest.mark.parametrize(("seed", "dice"), dice_of(1))
+def test_a_board_is_the_same_after_a_file(seed: int, dice: random.Random) -> None:
+    for n in range(50):
+        board = random_board(dice)
+        again = Board.from_json(json.loads(json.dumps(board.to_json())))
+        assert again == board, (seed, n)
+
+
+@pytest.mark.parametrize(("seed", "dice"), dice_of(1))
+def test_another_host_never_delays_the_first_in_line(seed: int, dice: random.Random) -> None:
+    later = 0
+    for n in range(300):
+        board = replace(random_board(dice), planned_starts=1, victims=0)
+        first = board.asks[:1]
+        board = replace(board, asks=first)
+        more = Worker(
+            99,
+            "w99",
+            "h99",
+            8,
+            512,
+            16000,
+            tuple(Device(9900 + d, 80) for d in range(8)),
+            domains=("r9", "h99"),
+        )
+        (before,), (after,) = decide(board), decide(replace(board, workers=(*board.workers, more)))
+        starts = [
+            0.0 if d.seats else d.starts_at if d.starts_at is not None else float("inf")
+            for d in (before, after)
+        ]
+        assert starts[1] <= starts[0], (seed, n)
+        later += starts[1] < starts[0]
+    assert later > 10
+
+
+def to_board(fleet: boards.Fleet, kind: boards.Kind, apart: list[tuple[str, str]]) -> Board:
+    """The same case for Python as ``boards.Fleet.board`` makes for SQL."""
+    labels = sorted({node.label for node in fleet.nodes})
+    ids = iter(range(1000, 2000))
+    workers, units = [], []
+    for n, node in enumerate(fleet.nodes):
+        devices = tuple(Device(next(ids), vram) for vram in sorted(node.vrams))
+        workers.append(
+            Worker(
+                n,
+                f"w{n}",
+                node.host,
+                node.slots,
+                node.memory,
+                node.mcpus,
+                devices,
+                labels.index(node.label),
+                tuple(fleet.path(n, level) for level in fleet.levels),
+                node.open,
+            )
+        )
+        if node.withheld:
+            hold = Hold(n, tuple(d.id for d in devices[: node.withheld]), slots=0)
+            units.append(Unit(f"j{n + 1}", (hold,), 1e9))
+    for n, (key, host) in enumerate(apart):
+        there = next(w for w in workers if w.host == host)
+        units.append(Unit(f"g{900 + n}", (Hold(there.id, slots=0),), 1e9, apart=key))
+    roles = tuple(
+        Role(
+            Needs(role.gpus, role.vram, role.memory, role.mcpus, frozenset(role.avoid)),
+            role.count,
+            role.count,
+            frozenset(range(len(labels))) if role.label is None else frozenset({labels.index(role.label)})
+            if role.label in labels else frozenset(),
+            strategy=role.strategy,
+            balanced=role.balanced,
+            require=role.require or "",
+            prefer=role.prefer or "",
+        )
+        for role in kind.roles
+    )  # fmt: skip
+    mine = Kind(1, roles, require=kind.require or "", prefer=kind.prefer or "", apart=kind.apart or "")
+    return Board(
+        now=0.0,
+        workers=tuple(workers),
+        units=tuple(units),
+        kinds=(mine,),
+        asks=(Ask("g1", 1),),
+        levels=fleet.levels,
+        planned_starts=0,
+    )
+
+
+@pytest.mark.parametrize(("seed", "dice"), dice_of(1))
+def test_a_placement_that_exists_is_found_and_obeys_what_was_asked(seed: int, dice: random.Random) -> None:
+    """Of one role always; of several, which are seated one after another in two orders, nearly always."""
+    found = missed = 0
+    for n in range(600):
+        fleet, kind, apart = random_case(dice)
+        away = [host for key, host in apart if key == kind.apart]
+        board = to_board(fleet, kind, apart)
+        free = Free(board)
+        seats = Search(board, free).seats(board.asks[0], [role.count for role in kind.roles], 0)
+        case = (seed, n, fleet, kind, apart)
+        if isinstance(seats, Refused):
+            exists = fleet.placement(kind, away) is not None
+            assert not exists or len(kind.roles) > 1, case
+            missed += exists
+            continue
+        found += 1
+        numbers = iter([free.workers[seat.worker].id for seat in seats])
+        by_role = [[next(numbers) for _ in range(role.count)] for role in kind.roles]
+        assert fleet.obeys(kind, by_role, away), case
+    assert found > 60
+    assert missed < found / 20
