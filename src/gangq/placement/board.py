@@ -26,6 +26,8 @@ class Device:
     vram_mb: int = 0
     link: str = ""
     """Devices with the same name here are joined by NVLink; empty: not known."""
+    withheld: bool = False
+    """Quarantined, or in doubt: nobody gets it."""
 
 
 @dataclass(frozen=True, slots=True)

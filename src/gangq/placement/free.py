@@ -83,7 +83,10 @@ class Free:
         self._left = [[worker.slots, worker.memory_mb, worker.millicpus] for worker in self.workers]
         self.rank: dict[int, int] = {}
         """Of devices of one size the lowest rank is taken first; 0 unless said."""
-        self._devices = [sorted(worker.devices, key=self._smallest) for worker in self.workers]
+        self._devices = [
+            sorted((d for d in worker.devices if not d.withheld), key=self._smallest)
+            for worker in self.workers
+        ]
         self._owed: set[Device] = set()
         """Devices that are taken twice: held now, and by a plan once they are given back."""
         self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
