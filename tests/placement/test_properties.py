@@ -181,6 +181,7 @@ def test_what_is_decided_keeps_every_rule(seed: int, dice: random.Random) -> Non
             planned += bool(decision.planned and not decision.stop)
             stopped += bool(decision.stop)
         limits_hold(board, decisions, case)
+        planned_starts_are_kept(board, decisions, case)
         stops_are_lawful(board, decisions, case)
         assert [replace_seats(d) for d in decide(board)] == [replace_seats(d) for d in decisions], case
     assert min(started, planned, stopped) > 20
@@ -213,6 +214,45 @@ def limits_hold(board: Board, decisions: list[Decision], case: object) -> None:
                 assert had + by[queue.name, submitter] <= queue.submitter_maximum.get("jobs", 1e9), case
         if queue.paused:
             assert not jobs[queue.name], case
+
+
+def planned_starts_are_kept(board: Board, decisions: list[Decision], case: object) -> None:
+    """At each planned start there is room for it beside all that still runs then, started and planned before it."""
+    kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
+    busy = [
+        (hold.worker, hold.devices, hold.memory_mb, hold.slots, board.now, unit.ends_at)
+        for unit in board.units
+        for hold in unit.holds
+    ]
+    plans = []
+    for decision in decisions:
+        ask = asks[decision.ask]
+        for seats, at in ((decision.seats, board.now), (decision.planned, decision.starts_at)):
+            mine = [
+                (
+                    seat.worker,
+                    seat.devices,
+                    kinds[ask.kind].roles[seat.role].needs.memory_mb,
+                    1,
+                    at,
+                    at + ask.estimate_s,
+                )
+                for seat in seats
+                if at is not None
+            ]
+            if not decision.stop:
+                busy += mine
+                plans += [(at, {seat[0] for seat in mine})] if at and mine else []
+    if any(unit.leaving for unit in board.units) or any(decision.stop for decision in decisions):
+        return
+    for at, there in plans:
+        now = [entry for entry in busy if entry[4] <= at < entry[5] and entry[0] in there]
+        for worker in board.workers:
+            mine = [entry for entry in now if entry[0] == worker.id]
+            devices = [d for entry in mine for d in entry[1]]
+            assert len(devices) == len(set(devices)), (case, at, worker.id)
+            assert worker.id not in there or sum(entry[2] for entry in mine) <= worker.memory_mb, (case, at)
+            assert worker.id not in there or sum(entry[3] for entry in mine) <= worker.slots, (case, at)
 
 
 def stops_are_lawful(board: Board, decisions: list[Decision], case: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -87,8 +87,8 @@ class Free:
             sorted((d for d in worker.devices if not d.withheld), key=self._smallest)
             for worker in self.workers
         ]
-        self._owed: set[Device] = set()
-        """Devices that are taken twice: held now, and by a plan once they are given back."""
+        self._owed = Counter[int]()
+        """Of a device how many more have taken it than one can: plans, which get it once it is given back."""
         self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
         self.starts: list[PlannedStart] = []
         """The planned starts, by their moment."""
@@ -144,11 +144,11 @@ class Free:
         for device in taken.devices:
             if sign < 0 and device in devices:
                 devices.remove(device)
-            elif sign > 0 and device not in self._owed:
+            elif sign > 0 and not self._owed[device.id]:
                 insort(devices, device, key=self._smallest)
             else:
                 # Held and planned for: whoever holds it gives it back to the plan.
-                self._owed ^= {device}
+                self._owed[device.id] -= sign
 
     def _smallest(self, device: Device) -> tuple[int, int, int]:
         return device.vram_mb, self.rank.get(device.id, 0), device.id
@@ -172,7 +172,7 @@ class Free:
         twin.rank = {}
         twin._left = [list(left) for left in self._left]
         twin._devices = [list(devices) for devices in self._devices]
-        twin._owed = set(self._owed)
+        twin._owed = Counter(self._owed)
         twin.starts = [start.copy() for start in self.starts] if starts else []
         twin._changed = set(self._changed)
         twin.layers = [layer.copy() for layer in self.layers[: len(twin.starts) + 1]]
