@@ -6,7 +6,9 @@ file or the network, and the same board gives the same decisions.
 
 Read in this order: ``board`` (what there is), ``free`` (what is free now, and beside planned starts), ``fit``
 (where members sit), ``limits`` (what a queue may use), ``order`` (whose turn it is), ``plans`` (planned starts),
-``displace`` (who is told to stop), ``decide`` (the loop).
+``displace`` (who is told to stop), ``decide`` (the loop), ``explain`` (a refusal in words).
+
+Not in use yet: the tick decides in SQL (``gangq.decide_on``). The tests compare the two on the same boards.
 """
 
 from __future__ import annotations
