@@ -58,7 +58,7 @@ test-timed: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
 
 test-rest: $(VENV)/.dev
-	nice -n 15 $(PYTEST) -n 4 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
+	nice -n 15 $(PYTEST) -n 5 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
