@@ -83,8 +83,7 @@ class TaskOptions:
     def __post_init__(self) -> None:
         # What cannot be read is said where it is written, not at the first submit.
         as_selector(self.selector)
-        if isinstance(self.budget, bool):
-            raise InvalidInput(f"budget is {self.budget!r}: a number of seconds greater than 0")
+        _require_seconds("budget", self.budget, 1e9)
 
     def changed(self, options: Mapping[str, Any]) -> TaskOptions:
         """Return a copy with `options` in place. Raises `InvalidInput` for a name that is no option."""
@@ -165,9 +164,13 @@ class WatchOptions:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < 1e7):
-                raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0")
+            _require_seconds(name, value, 1e7)
+
+
+def _require_seconds(name: str, value: object, most: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
+    if value is not None and not number:
+        raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0, {most:g} at most")
 
 
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")

@@ -375,6 +375,9 @@ def test_a_cancelled_job_has_no_result(app: App) -> None:
 def test_a_length_of_time_is_no_truth_value(app: App, name: str) -> None:
     with pytest.raises(InvalidInput, match=f"{name} is True: a number of seconds"):
         app.task(**{name: True})
+    for wrong in (0, -1.0, float("nan"), float("inf"), "1h"):
+        with pytest.raises(InvalidInput, match=f"{name} is .*: a number of seconds greater than 0"):
+            app.task(**{name: wrong})
 
 
 def test_a_handlers_fields_stay_on_its_log_records(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -141,3 +142,8 @@ def test_a_call_longer_than_the_limit_is_ended(nth: int, tmp_path: Path, dsn: st
     (trip,) = client.trips(job_id=job)
     assert (trip.code, trip.reason) == (80, "Frozen")
     assert "held.py" in trip.evidence["traceback"]
+    (dead,) = client.events(kind="dead")
+    assert "handler" not in dead.data, "viewers read it"
+    handler = trip.evidence["handler"].splitlines()
+    assert len(handler) == 1
+    assert re.fullmatch(r'  File ".*/held.py", line \d+ in holds', handler[0])

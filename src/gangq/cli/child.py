@@ -26,7 +26,8 @@ EXIT_NO_CHECKPOINT = 4
 @click.option("--total", type=int, help="The last step.")
 @click.option(
     "--phase",
-    help="What comes next: load or save (slow: the load grace), run, or long (exempt for a while); else any word.",
+    help="What comes next: load or save (slow: the load grace), run, long (exempt for a while), or wait (exempt "
+    "until the next beat); else any word.",
 )
 @click.option("--loss", type=float, help="The loss.")
 @click.argument("data", nargs=-1, type=KeyValue(typed=True), metavar="[K=V]...")

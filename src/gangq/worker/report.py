@@ -36,6 +36,7 @@ log = logging.getLogger("gangq.worker.report")
 _CONNECT_S = 2
 _TRY_FOR_S = 4.0
 _AGAIN_S = 0.25
+_RUNNER = os.path.join("worker", "runner_inline.py")
 _WORKERS_OWN = (ExitCode.BUDGET, ExitCode.STALL, ExitCode.HEALTH, ExitCode.FAULT)
 """Trips that the worker itself reports; again from here, should it not have been able to. A repeat is none."""
 
@@ -218,7 +219,7 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
             token=facts["token"],
             code=code,
             error={"type": kind, "message": message},
-            evidence={"by": "its supervisor", **_seen(facts)},
+            evidence={"by": "its supervisor", **_seen(facts), **_handler(facts["stacks"])},
             # All of it is gone already, and the other jobs of this worker are nobody's fault: this ends the
             # incarnation and hands them back.
             exit_in_s=0,
@@ -246,6 +247,20 @@ def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
     ]
     trace = "\n".join([facts["stacks"], *kernel]).replace("\0", "\ufffd").strip()
     return {**kept, **({"traceback": trace} if trace else {})}
+
+
+def _handler(stacks: str) -> dict[str, str]:
+    """The handler's own frames in a dump of all threads, innermost last, as evidence of a trip. Nowhere else: viewers
+    read how a worker was proven dead.
+    """
+    ours = f'  File "{Path(__file__).parents[1]}{os.sep}'
+    for thread in stacks.split("\n\n"):
+        frames = thread.splitlines()[1:]
+        run_by = next((n for n, frame in enumerate(frames) if frame.startswith(f"{ours}{_RUNNER}")), 0)
+        theirs = [frame for frame in frames[:run_by] if not frame.startswith(ours)]
+        if theirs:
+            return {"handler": "\n".join(reversed(theirs)).replace("\0", "\ufffd")}
+    return {}
 
 
 if __name__ == "__main__":
