@@ -195,6 +195,23 @@ def test_an_inline_handler_is_the_applications_own_code_and_finds_the_address(
     assert until_state(client, job, "done").result == 1
 
 
+@pytest.mark.parametrize("command", ["systemd report-death --name w1 --wait", "tick --loop", "bounce --loop"])
+def test_what_runs_beside_workers_as_their_user_keeps_the_address_to_itself(
+    house: House, command: str
+) -> None:
+    """The first as long as the database is away; the others for ever, where everything runs as one user."""
+    gangq = str(Path(sys.executable).with_name("gangq"))
+    away = make_conninfo(house.dsn, host=str(house.directory / "nowhere"))
+    process = house.run(gangq, *command.split(), GANGQ_DSN=away if "--wait" in command else house.dsn)
+
+    def closed() -> bool:
+        """All of this is root's then."""
+        begun = b"python" in _command_line(process.pid).partition(b"\0")[0]
+        return begun and os.stat(f"/proc/{process.pid}/environ").st_uid == 0
+
+    eventually(closed, f"it is closed\n{house.log}", 15)
+
+
 def test_the_address_given_on_the_command_line_does_not_stay_there(house: House, client: Client) -> None:
     house.worker("w1", "--dsn", house.dsn, GANGQ_DSN="")
     answer = house.directory / "answer"

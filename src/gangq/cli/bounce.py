@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gangq import names
+from gangq import names, private
 from gangq.cli import deaths, output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.parsing import Seconds
@@ -93,6 +93,7 @@ def bounce(
         raise click.UsageError("say --once (for cron) or --loop, one of them")
     if min(kill_after_s, verify_s) < 0 or every_s <= 0:
         raise click.UsageError("--kill-after and --verify are 0 or more, --every is more than 0 seconds")
+    private.close()
     mapped = tuple(WorkerMap.parse(each) for each in maps)
 
     def chosen(worker: str, identity: Mapping[str, Any]) -> Choice:

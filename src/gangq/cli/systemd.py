@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gangq import names
+from gangq import names, private
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, json_option, pass_session, say
 from gangq.errors import DatabaseUnreachable
@@ -106,6 +106,8 @@ def report_death(session: Session, name: str, wait: bool, within: float) -> None
     end. It kills nothing: of a worker that lives, it says so and reports nothing. With --json one object per
     incarnation: {"worker", "incarnation", "dead", "jobs", "detail"}.
     """
+    # It has the worker's user, as jobs beside it have, and may wait for long.
+    private.close()
     # Not at the top: install and show need no database.
     from gangq.cli import deaths
 

@@ -8,6 +8,7 @@ import time
 import click
 import psycopg
 
+from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -34,6 +35,7 @@ def tick(session: Session, loop: bool, force: bool) -> None:
     or with --loop as a dedicated process. One runs at a time. With --json one object per tick: {"ran",
     "again", "next_in_s", "detail", "next_turn"}.
     """
+    private.close()
     client = session.client()
     if loop:
         with Interrupts() as interrupts:
