@@ -1,6 +1,7 @@
 -- Work enters: settings, tasks, submit, submit_gang, set_priority.
 -- Locks: submit and submit_gang take none that another verb but configure could meet, also not on the jobs they wait for (after):
--- submit_gang, where it names levels, the settings, shared; configure, where it changes levels, the settings.
+-- submit_gang, where it names levels, the settings, shared; configure, where it changes levels, the settings. Two calls with
+-- one request_id meet at its key.
 -- set_priority: gangs by id, jobs by id.
 
 -- A worker stops its work when less than the margin and the grace are left of its lease. A lease that is not longer than both
@@ -374,6 +375,36 @@ begin
 end $$;
 comment on function gangq.note_unserved is 'Internal. Tells the caller (GQ100, a notice) that nobody serves this queue yet.';
 
+-- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id gets the first answer again:
+-- 1. Each call inserts its id and the ids that it draws for its jobs into gangq.requests, then the jobs. A repetition meets the key
+--    there, waits for the first call to end, and returns its answer, or submits if that was rolled back.
+-- 2. The tick makes requests into requests_before, in a transaction that waits for all calls under way. So an id that is not in
+--    requests_before belongs to no call that inserted it before the turn.
+-- 3. 2 needs a snapshot that is taken after the tables are locked, as each statement's is in READ COMMITTED: see answer_of.
+create function gangq.answer_of(login text, request_id uuid, of_gang boolean, jobs integer)
+returns table (gang_id bigint, job_ids bigint[], note text)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+begin
+  perform gangq.require_read_committed('a call with a request_id');
+  select r.gang_id, r.job_ids, r.note into answer_of.gang_id, answer_of.job_ids, answer_of.note
+  from (select * from gangq.requests union all select * from gangq.requests_before) r
+  where r.request_id = answer_of.request_id and r.login = answer_of.login;
+  if not found then
+    return;
+  end if;
+  if (answer_of.gang_id is not null) <> answer_of.of_gang or cardinality(answer_of.job_ids) <> answer_of.jobs then
+    perform gangq.refuse('GQ001', format('request_id %s was given to another call before, which submitted %s', answer_of.request_id,
+        case when answer_of.gang_id is null then gangq.counted(cardinality(answer_of.job_ids), 'job')
+          else 'a gang of ' || cardinality(answer_of.job_ids) end),
+      'Make a new one for each submission (a UUID), and use it again only to repeat that one.');
+  end if;
+  return next;
+end $$;
+comment on function gangq.answer_of is
+  'Internal. What the call with this request_id has answered this login; no row: there was none within the hour. '
+  'Raises GQ001 if that was no gang (of_gang) or had another number of jobs (null: any), GQ008.';
+
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb], priority integer default null,
   gpus integer default null, vram_mb integer default null, memory_mb bigint default null, cpus numeric default null,
@@ -381,7 +412,7 @@ create function gangq.submit(
   max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
   after bigint[] default '{}', wake text default 'commit', model text default null,
   selector jsonb default null, tolerates text[] default null, wait_for_hardware boolean default false,
-  parent bigint default null, parent_token bigint default null
+  parent bigint default null, parent_token bigint default null, request_id uuid default null
 ) returns setof bigint language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -435,6 +466,14 @@ begin
       raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: its jobs wait until one starts', waits_in);
     end if;
   else
+    -- Before anything is refused: what has changed since the first call is no reason to refuse its repetition.
+    if submit.request_id is not null then
+      ids := (select a.job_ids from gangq.answer_of(login, submit.request_id, false, cardinality(submit.payloads)) a);
+      if ids is not null then
+        return query select unnest(ids);
+        return;
+      end if;
+    end if;
     select o.* into declared from gangq.task_options o where o.task = submit.task;
     waits_in := coalesce(submit.queue, declared.queue, 'default');
     rank := coalesce(submit.priority, declared.priority, 0);
@@ -504,6 +543,20 @@ begin
     trips := coalesce(submit.max_trips, q.max_trips);
   end if;
   number := pg_current_xact_id();  -- Places are drawn by transactions that have their number already: see gangq.seen.
+  if submit.request_id is not null then
+    -- One statement, because it runs with every submission of a client. Another call with this id is waited for at the key.
+    insert into gangq.requests (request_id, login, job_ids)
+    select me.request_id, me.login, coalesce(ids, array(select base + nextval('gangq.job_ids'::regclass) from unnest(submit.payloads)))
+    from (select submit.request_id, login) as me(request_id, login)
+    where current_setting('transaction_isolation') in ('read committed', 'read uncommitted') and not exists (
+      select from gangq.requests_before b where b.request_id = me.request_id and b.login = me.login)
+    on conflict do nothing
+    returning job_ids into ids;
+    if not found then
+      return query select unnest(a.job_ids) from gangq.answer_of(login, submit.request_id, false, cardinality(submit.payloads)) a;
+      return;
+    end if;
+  end if;
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
     max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
@@ -535,8 +588,12 @@ comment on function gangq.submit is
   '<, <=, >, >=; what is compared as more or less must be a number on both sides, in text or not. tolerates: taints it may '
   'run in spite of: key, key=value or *. What is left null is as the workers declare the task (gangq.tasks), then: queue default, '
   'and no needs. What no worker of the queue that is known, ended ones included, could ever run is refused, unless with '
-  'wait_for_hardware; while none is known a notice (GQ100) says so. parent, parent_token: see submit_child. Raises GQ001, GQ002, GQ004 (a draining queue), '
-  'GQ007 (a payload, or more new distinct requirements than settings.new_shapes_per_day), 42501 (priority above the submitter''s ceiling).';
+  'wait_for_hardware; while none is known a notice (GQ100) says so. parent, parent_token: see submit_child. '
+  'request_id: a new one for each submission. A call that is repeated with it within an hour, because its answer was lost, returns the ids '
+  'of the first call and submits nothing. It waits up to 2 s for a first call under way; if that is rolled back, it submits. Each login '
+  'has ids of its own, and nothing but the kind and number of jobs is compared. Raises GQ001, GQ002, GQ004 (a draining queue), '
+  'GQ007 (a payload, or more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), '
+  '42501 (priority above the submitter''s ceiling), 55P03.';
 
 create function gangq.declared_needs(task text) returns jsonb language sql stable set search_path = pg_catalog, pg_temp as $$
   select coalesce((
@@ -664,7 +721,8 @@ create function gangq.submit_gang(
   strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
   tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
   completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true,
-  wait_for_hardware boolean default false, parent bigint default null, parent_token bigint default null
+  wait_for_hardware boolean default false, parent bigint default null, parent_token bigint default null,
+  request_id uuid default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan as $$
@@ -697,6 +755,12 @@ declare
 begin
   if submit_gang.parent is not null then
     select p.submitter, p.login into submitter, login from gangq.submitter_of(submit_gang.parent, submit_gang.parent_token) p;
+  end if;
+  if submit_gang.request_id is not null then
+    return query select * from gangq.answer_of(login, submit_gang.request_id, true, submit_gang.size);
+    if found then
+      return;
+    end if;
   end if;
   -- Roles have what each one's task is declared with (read_roles); what is the gang's is as its own task says, or the first role's.
   select o.* into declared from gangq.task_options o
@@ -828,6 +892,16 @@ begin
   awaited := gangq.await(submit_gang.after);
   base := (select b.base from gangq.id_base() b);
   gang_id := base + nextval('gangq.gang_ids'::regclass);
+  job_ids := array(select base + nextval('gangq.job_ids'::regclass) from generate_series(1, members));
+  if submit_gang.request_id is not null then
+    insert into gangq.requests (request_id, login, gang_id, job_ids, note)
+    values (submit_gang.request_id, login, submit_gang.gang_id, submit_gang.job_ids, submit_gang.note)
+    on conflict do nothing;
+    if not found then
+      return query select * from gangq.answer_of(login, submit_gang.request_id, true, members);
+      return;
+    end if;
+  end if;
   insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
     submitted_at, not_before, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name, note, submitter, login)
   select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos(base)), kind, shapes[1], members, submit_gang.priority,
@@ -843,21 +917,17 @@ begin
     greatest(t, submit_gang.due_at) + make_interval(secs => w.timeout_s), submit_gang.name, submit_gang.note, submitter, login
   from gangq.settings c
   cross join lateral (select coalesce(submit_gang.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
-  with born as (
-    insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, waits_on, priority,
-      max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
-    select base + nextval('gangq.job_ids'::regclass), g.order_key, g.id, m.rank, m.role, t, m.shape, coalesce(m.budget_s, q.budget_s),
-      cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter, g.login, submit_gang.parent,
-      case when submit_gang.payloads is null then coalesce(m.list -> m.nth, m.payload) else submit_gang.payloads[m.rank + 1] end
-    from gangq.live_gangs g cross join (
-      select k.n as role, k.shape, k.budget_s, k.payload, k.list, s.nth, row_number() over (order by k.n, s.nth) - 1 as rank
-      from unnest(shapes, mosts, budgets, one_for_all, one_each) with ordinality as k(shape, most, budget_s, payload, list, n)
-      cross join lateral generate_series(0, k.most - 1) as s(nth)) m
-    where g.id = submit_gang.gang_id
-    order by m.rank
-    returning id, rank
-  )
-  select array_agg(b.id order by b.rank) into job_ids from born b;
+  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, waits_on, priority,
+    max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+  select submit_gang.job_ids[m.rank + 1], g.order_key, g.id, m.rank, m.role, t, m.shape, coalesce(m.budget_s, q.budget_s),
+    cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter, g.login, submit_gang.parent,
+    case when submit_gang.payloads is null then coalesce(m.list -> m.nth, m.payload) else submit_gang.payloads[m.rank + 1] end
+  from gangq.live_gangs g cross join (
+    select k.n as role, k.shape, k.budget_s, k.payload, k.list, s.nth, row_number() over (order by k.n, s.nth) - 1 as rank
+    from unnest(shapes, mosts, budgets, one_for_all, one_each) with ordinality as k(shape, most, budget_s, payload, list, n)
+    cross join lateral generate_series(0, k.most - 1) as s(nth)) m
+  where g.id = submit_gang.gang_id
+  order by m.rank;
   if awaited <> '{}' then
     insert into gangq.dependencies (job_id, on_job_id)
     select i.id, a.id from unnest(job_ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
@@ -878,7 +948,8 @@ comment on function gangq.submit_gang is
   'timeout_style (requeue, hard, soft): how long it may wait while eligible, and what then (requeue does nothing to a gang that waits for capacity). preemptible: whether others may '
   'displace it. checkpoint_mode: each or rank0 (what an elastic gang has). note is set when the workers registered now could '
   'never hold it, with the numbers; it then waits for better ones. What all workers known, ended ones included, could not hold '
-  'is taken only with wait_for_hardware. parent, parent_token: see submit_child_gang. Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, 42501.';
+  'is taken only with wait_for_hardware. parent, parent_token: see submit_child_gang. request_id: as in submit. '
+  'Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501, 55P03.';
 
 create function gangq.submit_child(
   job_id bigint, token bigint, task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
@@ -887,7 +958,7 @@ create function gangq.submit_child(
   due_at timestamptz default null, budget_s real default null, max_attempts integer default null,
   max_crashes integer default null, max_trips integer default null, after bigint[] default '{}',
   wake text default 'commit', model text default null, selector jsonb default null, tolerates text[] default null,
-  wait_for_hardware boolean default false
+  wait_for_hardware boolean default false, request_id uuid default null
 ) returns setof bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
@@ -900,7 +971,7 @@ begin
     max_crashes => submit_child.max_crashes, max_trips => submit_child.max_trips, after => submit_child.after,
     wake => submit_child.wake, model => submit_child.model, selector => submit_child.selector,
     tolerates => submit_child.tolerates, wait_for_hardware => submit_child.wait_for_hardware,
-    parent => submit_child.job_id, parent_token => submit_child.token);
+    parent => submit_child.job_id, parent_token => submit_child.token, request_id => submit_child.request_id);
 end $$;
 comment on function gangq.submit_child is
   'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '
@@ -917,7 +988,7 @@ create function gangq.submit_child_gang(
   strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
   tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
   completion text default null, timeout_s real default null, timeout_style text default null,
-  preemptible boolean default true, wait_for_hardware boolean default false
+  preemptible boolean default true, wait_for_hardware boolean default false, request_id uuid default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
 #variable_conflict use_column
@@ -938,7 +1009,7 @@ begin
     failure_policy => submit_child_gang.failure_policy, completion => submit_child_gang.completion,
     timeout_s => submit_child_gang.timeout_s, timeout_style => submit_child_gang.timeout_style,
     preemptible => submit_child_gang.preemptible, wait_for_hardware => submit_child_gang.wait_for_hardware,
-    parent => submit_child_gang.job_id, parent_token => submit_child_gang.token) s;
+    parent => submit_child_gang.job_id, parent_token => submit_child_gang.token, request_id => submit_child_gang.request_id) s;
 end $$;
 comment on function gangq.submit_child_gang is
   'As submit_gang, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '

@@ -1,5 +1,6 @@
 -- All maintenance in the right order, run by the session that gets the tick's lock: tick; and the partitions it keeps.
--- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip locked; tick_state.
+-- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip locked; tick_state; at the end, once
+-- an hour, requests and requests_before as a whole.
 -- A tick is one autocommit call.
 --
 -- No wake-up is lost, and nobody waits in the database:
@@ -235,9 +236,30 @@ begin
     and not exists (select 1 from gangq.gang_history h where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
+  perform gangq.turn_requests(t);
   return made;
 end $$;
 comment on function gangq.keep_partitions is
   'Makes the next week''s partitions and drops those past their retention, whole, every ten minutes or at once; also forgets '
-  'incarnations and checkpoints long over. Returns how many partitions were made.';
+  'incarnations and checkpoints long over, and answers of submissions (turn_requests). Returns how many partitions were made.';
+
+-- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The lock waits for all submissions
+-- under way, and is held until the tick commits: see gangq.answer_of. So this is the last that a tick does.
+create function gangq.turn_requests(t timestamptz) returns void language plpgsql
+set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+begin
+  if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour') then
+    return;
+  end if;
+  lock table gangq.requests, gangq.requests_before in access exclusive mode;
+  truncate gangq.requests_before;
+  alter table gangq.requests_before rename to requests_emptied;
+  alter table gangq.requests rename to requests_before;
+  alter table gangq.requests_emptied rename to requests;
+  update gangq.tick_state x set requests_turned_at = t;
+exception
+  when lock_not_available then null;  -- A transaction that has submitted is still open: a later tick does it.
+end $$;
+comment on function gangq.turn_requests is
+  'Internal. Once an hour empties requests_before and exchanges it with requests: an answer is kept for one hour at least.';
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from uuid import UUID
 
 from gangq.client import Client
 from gangq.client.encoding import as_object, awaited_ids
@@ -58,6 +59,7 @@ class TaskOptions:
     - `due_at`: not before then; a datetime with a time zone.
     - `after`: what must be done first: handles of jobs or gangs, or ids of jobs (a number is always a job).
     - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
+    - `request_id`: a UUID for this one submission, so that it can be repeated safely within an hour [a new one].
     - `connection`: submit inside this connection's transaction; see `Client`.
     """
 
@@ -78,6 +80,7 @@ class TaskOptions:
     due_at: datetime | None = None
     after: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
     wait_for_hardware: bool = False
+    request_id: UUID | str | None = None
     connection: object | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class TaskOptions:
     def declared(self) -> dict[str, Any]:
         """Return what a worker publishes of them: the options that say what a job needs, and are given."""
         given = {**self.arguments(), "selector": as_selector(self.selector)}
-        kept = given.keys() - {"after", "connection", "due_at", "wait_for_hardware"}
+        kept = given.keys() - {"after", "connection", "due_at", "request_id", "wait_for_hardware"}
         return {key: given[key] for key in sorted(kept) if given[key] is not None}
 
 

@@ -81,7 +81,10 @@ class SchemaMismatch(GangqError):
 
 
 class DatabaseUnreachable(GangqError):
-    """No connection to the database, or it broke during a call (whether that call took effect is unknown)."""
+    """No connection to the database, or it broke during a call (whether that call took effect is unknown).
+
+    A submission is safe to repeat only with a `request_id` of your own, given to the first call too.
+    """
 
     retryable = True
 

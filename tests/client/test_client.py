@@ -127,12 +127,12 @@ def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_
     }
     parameters = inspect.signature(calls.submit).parameters.values()
     ours = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
-    assert calls.submit(task="t", **ours).params.keys() == {"task", "wake"}
+    assert calls.submit(task="t", **ours).params.keys() == {"task", "wake", "request_id"}
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == {
         name: theirs[name] for name in ours
     }
     other = {name: "other" if name == "queue" else [{}, {}] if name == "payloads" else 1 for name in ours}
-    assert calls.submit(task="t", **other).params.keys() == {"task", "wake", *ours}
+    assert calls.submit(task="t", **other).params.keys() == {"task", "wake", "request_id", *ours}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import IO, Any, TypeVar
+from uuid import UUID
 
 import click
 from click.core import ParameterSource
@@ -253,7 +254,12 @@ def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
         raise click.UsageError(
             f'--spec {file.name} must be a JSON object, e.g. {{"task": "train", "size": 4}}'
         )
-    known = set(inspect.signature(calls.submit_gang).parameters) - {"connection", "due_at", *own}
+    known = set(inspect.signature(calls.submit_gang).parameters) - {
+        "connection",
+        "due_at",
+        "request_id",
+        *own,
+    }
     unknown = sorted(set(spec) - known)
     if unknown:
         raise click.UsageError(
@@ -297,11 +303,24 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
     show_default=True,
     help="This many jobs, all alike.",
 )
+@click.option(
+    "--request-id",
+    type=click.UUID,
+    metavar="UUID",
+    help="A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the same "
+    "ids and submits nothing.",
+)
 @work_options
 @common_options
 @pass_session
 def submit(
-    session: Session, /, task: str | None, payload: tuple[str, ...], count: int, **options: Any
+    session: Session,
+    /,
+    task: str | None,
+    payload: tuple[str, ...],
+    count: int,
+    request_id: UUID | None,
+    **options: Any,
 ) -> None:
     """Submit a job, or with --gang N, --role or --spec a gang.
 
@@ -313,7 +332,7 @@ def submit(
     if task is None and options["spec"] is None:
         raise click.UsageError("name the task to run: gangq submit TASK [PAYLOAD]")
     payloads = _payloads(payload, count)
-    given = submission(session, options)
+    given = {**submission(session, options), "request_id": request_id}
     client = session.client()
     if task is not None and not gang_wanted:
         with notes_aloud():

@@ -109,11 +109,14 @@ class AsyncClient:
     @contextlib.asynccontextmanager
     async def connection(self, where: str = "") -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """Lend an autocommit connection of the pool. psycopg's errors inside become `GangqError`s."""
-        async with self._lent(where) as conn:
-            yield conn
+        async with self._lent() as conn:
+            try:
+                yield conn
+            except psycopg.Error as e:
+                raise self.target.failed(e, where) from e
 
     @contextlib.asynccontextmanager
-    async def _lent(self, where: str) -> AsyncIterator[_Pooled]:
+    async def _lent(self) -> AsyncIterator[_Pooled]:
         pool = await self._open()
         try:
             conn = await pool.getconn()
@@ -123,8 +126,6 @@ class AsyncClient:
             conn.prepare_threshold = None
         try:
             yield conn
-        except psycopg.Error as e:
-            raise self.target.failed(e, where) from e
         finally:
             conn.deadline = None
             if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
@@ -138,12 +139,18 @@ class AsyncClient:
         if query.steps is not None:
             return await self._in_steps(query.steps())
         if query.connection is None:
+            deadline = core.Deadline(self.timeout_s)
             try:
-                return await self._run_once(query)
-            except GangqError as e:
-                if not isinstance(e.__cause__, psycopg.Error) or not self._unprepared(e.__cause__):
-                    raise
-            return await self._run_once(query)
+                return await self._run_once(query, deadline)
+            except psycopg.Error as e:
+                if query.repeatable and core.answer_lost(e) and not deadline.is_over:
+                    return await self._again(query, deadline, e)
+                if not self._unprepared(e):
+                    raise self.target.failed(e, query.name) from e
+            try:
+                return await self._run_once(query, deadline)
+            except psycopg.Error as e:
+                raise self.target.failed(e, query.name) from e
         given: Any = query.connection
         if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
             given = await given.connection()
@@ -163,15 +170,23 @@ class AsyncClient:
                 return result
             answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
 
-    async def _run_once(self, query: Query[R]) -> R:
-        deadline = core.Deadline(self.timeout_s)
-        async with self._lent(query.name) as conn:
+    async def _run_once(self, query: Query[R], deadline: core.Deadline) -> R:
+        async with self._lent() as conn:
             conn.deadline = deadline
             try:
                 return await self._run(conn, query)
             except core.NoAnswer:
                 self._silent_at = time.time()
                 raise
+
+    async def _again(self, query: Query[R], deadline: core.Deadline, lost: psycopg.Error) -> R:
+        """Send a call again whose answer was lost."""
+        self._silent_at = time.time()  # What breaks one connection breaks those that are idle.
+        try:
+            return await self._run_once(query, deadline)
+        except (psycopg.Error, GangqError) as e:
+            # Nor does a refusal say what came of the first call: it may still be under way.
+            raise self.target.failed(lost, query.name) from e
 
     def _unprepared(self, error: psycopg.Error) -> bool:
         """Whether the call may be repeated because only its prepared statement was refused; none is used again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ class Query(Generic[R]):
     first: bool = field(default=False, compare=False)
     often: bool = field(default=False, compare=False)
     """Perhaps thousands of times a second: worth keeping a cursor for."""
+    repeatable: bool = field(default=False, compare=False)
+    """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = field(default=None, compare=False)
     """Several statements, each a transaction of its own where there is no `connection`: run these instead."""
 
@@ -245,6 +248,16 @@ def _texts(values: Sequence[str] | None, what: str) -> list[str] | None:
     return None if values is None else list(values)
 
 
+def _new_request_id() -> str:
+    """A UUID of version 7: it begins with the time, so that those of one time are neighbours in the index.
+
+    Not from `random`: a forked process would draw its parent's numbers again, and its submissions would be taken for
+    repetitions.
+    """
+    drawn = os.urandom(9).hex()
+    return f"{time.time_ns() // 1_000_000:012x}7{drawn[:3]}8{drawn[3:]}"
+
+
 _ONE_EMPTY: tuple[object, ...] = ({},)
 
 # Work enters ------------------------------------------------------------------------------------------------
@@ -271,6 +284,7 @@ def submit(
     selector: Selector | None = None,
     tolerates: Sequence[str] | None = None,
     wait_for_hardware: bool = False,
+    request_id: UUID | str | None = None,
     connection: object | None = None,
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
@@ -280,7 +294,11 @@ def submit(
     `gangq.parse_selector`). `tolerates`: taints it may run in spite of: "key", "key=value", "*".
     What is None is as the workers declare the task, then as usual: queue default, priority 0, no needs.
     `wait_for_hardware`: take it though no known worker of the queue could ever run it, because one is still to come.
-    Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
+    `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
+    nothing. Without `connection` a call has one by itself, and is sent again, once and before its time is up, where
+    its connection breaks before the answer. Pass your own to repeat a call yourself after `DatabaseUnreachable`.
+    Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy` (a call with this
+    `request_id` is under way), `WrongIsolation` (a `request_id` in a transaction that is not READ COMMITTED).
     """
     text, given = _call(
         "submit",
@@ -308,9 +326,20 @@ def submit(
             # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
             # transaction that look would be stale by the time it commits.
             "wake": "sleepers" if connection is None else "commit",
+            # The caller's own transaction says what came of it: whether it was committed.
+            "request_id": _new_request_id() if request_id is None and connection is None else request_id,
         },
     )
-    return Query("gangq.submit", text, given, _firsts, connection, tuple_row, often=True)
+    return Query(
+        "gangq.submit",
+        text,
+        given,
+        _firsts,
+        connection,
+        tuple_row,
+        often=True,
+        repeatable="request_id" in given,
+    )
 
 
 def submit_gang(
@@ -351,6 +380,7 @@ def submit_gang(
     timeout_style: str | None = None,
     preemptible: bool = True,
     wait_for_hardware: bool = False,
+    request_id: UUID | str | None = None,
     connection: object | None = None,
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang: members that start together or not at all; resources are per member.
@@ -370,9 +400,10 @@ def submit_gang(
       requeue (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail),
       soft (single jobs). `preemptible`: whether others may displace it.
     - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
+    - `request_id`: as in `submit`.
 
     With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
-    hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining).
+    hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
     """
     if payload is not None and payloads is not None:
         raise InvalidInput(
@@ -386,7 +417,7 @@ def submit_gang(
         raise InvalidInput(
             "both roles and min_size are given: give the roles that may have fewer members their own min"
         )
-    return _row(
+    query = _row(
         "submit_gang",
         rows.GangSubmitted,
         connection,
@@ -427,7 +458,9 @@ def submit_gang(
         timeout_style=timeout_style,
         preemptible=None if preemptible else False,
         wait_for_hardware=wait_for_hardware or None,
+        request_id=_new_request_id() if request_id is None and connection is None else request_id,
     )
+    return replace(query, repeatable="request_id" in query.params)
 
 
 def _child(verb: Callable[..., Query[Any]], arguments: Mapping[str, object]) -> dict[str, object]:
@@ -436,7 +469,7 @@ def _child(verb: Callable[..., Query[Any]], arguments: Mapping[str, object]) -> 
     unknown = sorted(set(arguments) - known)
     if unknown:
         raise InvalidInput(f"{verb.__name__} has no argument {unknown[0]!r}")
-    return dict(arguments)
+    return {**arguments, "request_id": arguments.get("request_id") or _new_request_id()}
 
 
 def submit_child(*, job_id: int, token: int, arguments: Mapping[str, object]) -> Query[list[int]]:
@@ -447,7 +480,7 @@ def submit_child(*, job_id: int, token: int, arguments: Mapping[str, object]) ->
     text, given = _call(
         "submit_child", "submit_child", {**_child(submit, arguments), "job_id": job_id, "token": token}
     )
-    return Query("gangq.submit_child", text, given, _firsts, None, tuple_row)
+    return Query("gangq.submit_child", text, given, _firsts, None, tuple_row, repeatable=True)
 
 
 def submit_child_gang(
@@ -455,7 +488,7 @@ def submit_child_gang(
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang for a job that this worker runs; see `submit_child`, and the SQL function submit_gang."""
     given = {**_child(submit_gang, arguments), "job_id": job_id, "token": token}
-    return _row("submit_child_gang", rows.GangSubmitted, **given)
+    return replace(_row("submit_child_gang", rows.GangSubmitted, **given), repeatable=True)
 
 
 def cancel(

@@ -199,6 +199,11 @@ class Deadline:
         self._seconds = seconds
         self._at = time.monotonic() + seconds
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._at
+
     def limit(self, steps: PQGen[R]) -> PQGen[R]:
         """Wait as `steps` does, and raise `NoAnswer` once the time is up.
 
@@ -209,12 +214,21 @@ class Deadline:
             waits_for = next(steps)
             while True:
                 ready = yield waits_for
-                if not ready and time.monotonic() >= self._at:
+                if not ready and self.is_over:
                     raise NoAnswer(f"no answer came in {self._seconds:g} s, so the connection was closed")
                 waits_for = steps.send(ready)
         except StopIteration as end:
             result: R = end.value
             return result
+
+
+def answer_lost(error: psycopg.Error) -> bool:
+    """Whether the connection broke before the answer to a call came, or the server said that it goes away."""
+    return (
+        isinstance(error, psycopg.OperationalError)
+        and not isinstance(error, NoAnswer)
+        and (error.sqlstate is None or error.sqlstate.startswith(("08", "57P")))
+    )
 
 
 PREPARED_STATEMENT_TROUBLE = ("26000", "42P05")

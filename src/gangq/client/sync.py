@@ -102,7 +102,8 @@ class Client:
     - `timeout_s`: how long a call may take, from its beginning to its answer; then `DatabaseUnreachable`, the
       connection is closed, and whether the call took effect is unknown. Of that at most `connect_s` are spent on
       waiting for a connection, and at most 3 s more on finding out why there was none. Verbs with `connection` take
-      as long as that connection allows.
+      as long as that connection allows. A submission whose connection breaks before the answer is sent again, once
+      and before its time is up; its `request_id` keeps it from being carried out twice.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off. Where they turn out not to last (PgBouncer
       in transaction mode before 1.21) the client goes on without them by itself.
 
@@ -205,13 +206,16 @@ class Client:
         if query.steps is not None:
             return self._in_steps(query.steps())
         if query.connection is None:
+            deadline = core.Deadline(self.timeout_s)
             try:
-                return self._run_once(query)
+                return self._run_once(query, deadline)
             except psycopg.Error as e:
+                if query.repeatable and core.answer_lost(e) and not deadline.is_over:
+                    return self._again(query, deadline, e)
                 if not self._unprepared(e):
                     raise self.target.failed(e, query.name) from e
             try:
-                return self._run_once(query)
+                return self._run_once(query, deadline)
             except psycopg.Error as e:
                 raise self.target.failed(e, query.name) from e
         conn = core.unwrap(query.connection, psycopg.Connection)
@@ -234,8 +238,7 @@ class Client:
             else:
                 answer = self.execute(step)
 
-    def _run_once(self, query: Query[R]) -> R:
-        deadline = core.Deadline(self.timeout_s)
+    def _run_once(self, query: Query[R], deadline: core.Deadline) -> R:
         pool, lent = self._lend(query.first)
         lent.deadline = deadline
         try:
@@ -246,6 +249,15 @@ class Client:
             raise
         finally:
             self._take_back(pool, lent)
+
+    def _again(self, query: Query[R], deadline: core.Deadline, lost: psycopg.Error) -> R:
+        """Send a call again whose answer was lost."""
+        self.lines.hung_up_at = time.time()  # What breaks one connection breaks those that are idle.
+        try:
+            return self._run_once(query, deadline)
+        except (psycopg.Error, GangqError) as e:
+            # Nor does a refusal say what came of the first call: it may still be under way.
+            raise self.target.failed(lost, query.name) from e
 
     def _unprepared(self, error: psycopg.Error) -> bool:
         """Whether the call may be repeated because only its prepared statement was refused; none is used again."""
