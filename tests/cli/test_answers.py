@@ -64,6 +64,14 @@ def test_submitting_prints_ids_that_other_commands_take(dsn: str, client: Client
     assert ok(dsn, "show", "--gang", "1") == ok(dsn, "show", "g1")
 
 
+def test_a_command_run_again_with_its_request_id_prints_the_same_ids(dsn: str, client: Client) -> None:
+    jobs = ("submit", "add", "n=1", "--count", "3", "--request-id", "01910000-0000-7000-8000-000000000001")
+    gang = ("submit", "train", "--gang", "2", "--request-id", "01910000-0000-7000-8000-000000000002")
+    assert [ok(dsn, *jobs), ok(dsn, *gang)] == [ok(dsn, *jobs), ok(dsn, *gang)]
+    assert len(client.jobs()) == 5
+    assert gangq(dsn, "submit", "add", "--request-id", "mine").exit_code == 2
+
+
 def test_standard_input_gives_one_job_a_line_or_one_member_a_line(dsn: str, client: Client) -> None:
     lines = '{"n": 1}\n\n{"n": 2}\n'
     ids = [int(line) for line in ok(dsn, "submit", "add", "-", stdin=lines).split()]

@@ -9,6 +9,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,19 @@ def test_many_payloads_are_one_statement_and_keep_their_order(app: App) -> None:
         task.submit_many([{}, 5])  # type: ignore[list-item]
     with pytest.raises(NotSerializable, match=r"payloads\[0\] has bytes at \$\.x"):
         task.submit(x=b"")
+
+
+def test_a_submission_repeated_with_its_request_id_gives_the_same_handles(app: App) -> None:
+    task, mine, other = app.declare_task("t"), uuid.uuid4(), str(uuid.uuid4())
+    jobs = task.options(request_id=mine).submit_many([{}, {}])
+    gang = task.submit_gang(2, request_id=other)
+    assert task.options(request_id=mine).submit_many([{}, {}]) == jobs
+    assert task.submit_gang(2, request_id=other) == gang
+    assert len(app.client.jobs()) == 4
+    with pytest.raises(
+        InvalidInput, match=f"request_id {mine} was given to another call before, which submitted 2 jobs"
+    ):
+        task.options(request_id=mine).submit()
 
 
 def test_what_is_waited_for_is_named_by_handles_of_jobs_and_gangs_or_by_ids_of_jobs(app: App) -> None:

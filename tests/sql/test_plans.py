@@ -134,8 +134,18 @@ def idle(full: str) -> str:
             "select (select max(id) from gangq.incarnations), g.id, 0, clock_timestamp() + interval '1 day', 1 "
             "from gangq.live_gangs g where g.state = 'blocked' limit 1"
         )
+        for table, first in (("requests_before", 0), ("requests", MANY)):
+            conn.execute(
+                f"insert into gangq.{table} (request_id, login, job_ids) "
+                "select lpad(n::text, 32, '0')::uuid, session_user, array[n] "
+                f"from generate_series({first}, {first} + {MANY} - 1) n".encode()
+            )
         conn.execute("vacuum analyze gangq.incarnations, gangq.leases")
     return full
+
+
+_MOVED, _KEPT, _NEW = (f"{n:032d}" for n in (7, MANY + 7, 2 * MANY + 7))
+"""Ids of calls whose answers are in requests_before, in requests, and nowhere."""
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,10 @@ def idle(full: str) -> str:
         ("select * from gangq.cordon(host => 'host0')", 200),
         ("select * from gangq.submit('fits')", 120),
         ("select * from gangq.submit('fits', model => 'm')", 150),
+        (f"select * from gangq.submit('fits', request_id => '{_NEW}')", 150),
+        (f"select * from gangq.submit('fits', request_id => '{_KEPT}')", 120),
+        (f"select * from gangq.submit('fits', request_id => '{_MOVED}')", 120),
+        (f"select * from gangq.submit('other', request_id => '{_MOVED}')", 120),
         ("select * from gangq.submit('fits', after => array[{job}])", 40),
         ("select * from gangq.watch_terms('fits')", 20),
         ("select * from gangq.retry(job_ids => array[1000001000])", 200),
@@ -183,6 +197,11 @@ def idle(full: str) -> str:
         (
             "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true)",
             600,
+        ),
+        (
+            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true, "
+            f"request_id => '{_NEW}')",
+            650,
         ),
         ("select * from gangq.cancel(array[{job}])", 150),
         (
