@@ -43,10 +43,10 @@ begin
     return format('no registered worker serves queue %s with task %s', s.queue, s.task);
   end if;
   if n.labelled = 0 then
-    return format('none of %s workers of queue %s carries labels %s', n.serving, s.queue, s.labels);
+    return format('none of %s of queue %s carries labels %s', gangq.counted(n.serving, 'worker'), s.queue, s.labels);
   end if;
   if n.able = 0 then
-    return format('none of %s workers of queue %s%s %s', n.labelled, s.queue,
+    return format('none of %s of queue %s%s %s', gangq.counted(n.labelled, 'worker'), s.queue,
       case when s.labels <> '{}' then ' with labels ' || s.labels::text else '' end,
       case when s.selector is null then 'is free of taints, and it tolerates ' || coalesce(array_to_string(s.tolerates, ', '), 'none')
         else format('meets the selector %s with taints it tolerates', s.selector) end);
@@ -216,10 +216,10 @@ begin
   ),
   together as (
     select w.domain, array_remove(array[
-      case when sum(w.slots) < a.slots then format('%s slots of %s', sum(w.slots), a.slots) end,
-      case when sum(w.gpus) < a.gpus then format('%s GPUs of %s', sum(w.gpus), a.gpus) end,
+      case when sum(w.slots) < a.slots then format('%s of %s', sum(w.slots), gangq.counted(a.slots, 'slot')) end,
+      case when sum(w.gpus) < a.gpus then format('%s of %s', sum(w.gpus), gangq.counted(a.gpus, 'GPU')) end,
       case when sum(w.memory_mb) < a.memory_mb then format('%s MiB of %s', sum(w.memory_mb), a.memory_mb) end,
-      case when sum(w.cpus) < a.cpus then format('%s CPUs of %s', sum(w.cpus), a.cpus) end], null) as short
+      case when sum(w.cpus) < a.cpus then format('%s of %s', sum(w.cpus), gangq.counted(a.cpus, 'CPU')) end], null) as short
     from (
       select distinct o.domain, o.id, o.slots, o.gpus, o.memory_mb, o.cpus from offers o where o.able and o.domain is not null) w
     cross join asked a group by w.domain, a.slots, a.gpus, a.memory_mb, a.cpus

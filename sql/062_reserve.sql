@@ -202,7 +202,7 @@ begin
   perform gangq.require_read_committed('reserve_gang');
   select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
   if g.state = 'blocked' and coalesce(cardinality(reserve_gang.incarnations), 0) <> g.size then
-    perform gangq.refuse('GQ001', format('%s workers given for a gang of %s', coalesce(cardinality(reserve_gang.incarnations), 0), g.size),
+    perform gangq.refuse('GQ001', format('%s given for a gang of %s', gangq.counted(coalesce(cardinality(reserve_gang.incarnations), 0), 'worker'), g.size),
       'Pass the worker''s incarnation for each rank, in rank order.');
   end if;
   return gangq.reserve_members(reserve_gang.gang_id,

@@ -108,7 +108,7 @@ begin
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
   why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
-    || case when (g).placement_misses > 0 then format(' (%s times its places were not claimed in time)', (g).placement_misses) else '' end, coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
+    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;

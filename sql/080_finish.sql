@@ -520,7 +520,7 @@ begin
     incarnation => (j).incarnation, reason => hand_back.reason);
   if how <> 'crash' and (j).stops >= (select c.max_stops from gangq.settings c) then
     perform gangq.leave(array[(j).id], array[(j).token], case (j).state when 'running' then 'failed' else 'cancelled' end, array[null]::jsonb[],
-      jsonb_build_object('type', 'StoppedTooOften', 'message', format('handed back or told to stop %s times', (j).stops + 1)), t);
+      jsonb_build_object('type', 'StoppedTooOften', 'message', format('handed back or told to stop %s', gangq.counted((j).stops + 1, 'time'))), t);
     return 'failed';
   end if;
   if how = 'crash' and (j).crashes >= (j).max_crashes then

@@ -394,15 +394,15 @@ begin
   elsif m.rank is not null then
     why := case
       when m.state in ('done', 'failed') then format('rank %s was already %s when the gang drained (%s)', m.rank, m.state, g.drain_cause)
-      when m.attempts >= m.max_attempts then format('rank %s spent its %s attempts', m.rank, m.max_attempts)
-      when m.crashes > m.max_crashes then format('rank %s lost its worker %s times', m.rank, m.crashes)
-      else format('rank %s tripped a watchdog %s times', m.rank, m.trips) end;
+      when m.attempts >= m.max_attempts then format('rank %s spent its %s', m.rank, gangq.counted(m.max_attempts, 'attempt'))
+      when m.crashes > m.max_crashes then format('rank %s lost its worker %s', m.rank, gangq.counted(m.crashes, 'time'))
+      else format('rank %s tripped a watchdog %s', m.rank, gangq.counted(m.trips, 'time')) end;
   elsif g.attempts >= g.max_attempts then
     why := format('the gang spent its %s launches', g.max_attempts);
   elsif g.crashes > g.max_crashes then
-    why := format('the gang lost a worker %s times', g.crashes);
+    why := format('the gang lost a worker %s', gangq.counted(g.crashes, 'time'));
   elsif g.trips > g.max_trips then
-    why := format('the gang tripped a watchdog %s times', g.trips);
+    why := format('the gang tripped a watchdog %s', gangq.counted(g.trips, 'time'));
   elsif (select max(j.stops) > (select c.max_stops from gangq.settings c) from gangq.live_jobs j where j.gang_id = g.id) then
     why := format('the gang was handed back or told to stop more than %s times', (select c.max_stops from gangq.settings c));
   end if;

@@ -264,7 +264,7 @@ begin
     flagged := flagged + 1;
     what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
     perform gangq.log_event(t, 'flag', incarnation => w.id,
-      reason => format('silent for %s s with %s jobs: %s', w.silent_s, cardinality(w.jobs), what_to_do),
+      reason => format('silent for %s s with %s: %s', w.silent_s, gangq.counted(cardinality(w.jobs), 'job'), what_to_do),
       data => jsonb_build_object('host', w.host, 'pid', w.pid, 'silent_s', w.silent_s, 'jobs', w.jobs));
     raise warning 'DEAD WORKER % on host %, incarnation %, pid %: silent % s, holds jobs %: %',
       w.name, w.host, w.id, coalesce(w.pid::text, '?'), w.silent_s, array_to_string(w.jobs[1:20], ', '), what_to_do;

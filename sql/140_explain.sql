@@ -413,6 +413,7 @@ declare
   before integer;
   unblock text;
   t timestamptz := gangq.now();
+  times_out_at timestamptz;
 begin
   select x.* into g from gangq.live_gangs x where x.id = explain_gang.gang_id;
   if not found then
@@ -424,6 +425,7 @@ begin
       jsonb_build_object('epoch', ended.epoch, 'attempts', ended.attempts);
     return;
   end if;
+  times_out_at := g.timeout_at + make_interval(secs => greatest(0, gangq.ineligible_s(g.kind_id, t) - g.held_s));
   gate := 'state';
   select count(*) filter (where j.state = 'reserved') as reserved, count(*) filter (where j.state = 'running') as running,
     count(*) filter (where j.state = 'preempting') as preempting, count(*) filter (where j.state = 'done') as done,
@@ -434,9 +436,13 @@ begin
     when 'running' then format('runs since %s, epoch %s', g.go_at, g.epoch)
       || case when g.world_size < g.size then format(', with %s of %s members', g.world_size, g.size) else '' end
     when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s s', g.epoch, n.running, coalesce(g.world_size, g.size), round(extract(epoch from g.deadline_at - t)::numeric, 1))
-    when 'draining' then format('draining since %s (%s): waits for %s members to confirm that they stopped', g.drain_started_at, g.drain_cause, n.preempting)
-    when 'waiting' then format('waits for %s jobs to be done', n.waits_on)
-    else format('blocked for %s s: waits to be placed', ceil(extract(epoch from t - g.submitted_at))) end;
+    when 'draining' then format('draining since %s (%s): waits until %s confirmed to have stopped', g.drain_started_at, g.drain_cause, gangq.counted(n.preempting, 'member') || case when n.preempting = 1 then ' has' else ' have' end)
+    when 'waiting' then format('waits for %s to be done', gangq.counted(n.waits_on, 'job'))
+    else format('blocked for %s s: waits to be placed', ceil(extract(epoch from t - g.submitted_at)))
+      -- Of the third style a gang that waits for capacity notices nothing.
+      || case when g.timeout_style = 'hard' then coalesce('; fails unless it is placed by ' || times_out_at, '')
+        when g.timeout_style = 'soft' then coalesce('; its members run as single jobs unless it is placed by ' || times_out_at, '')
+        else '' end end;
   numbers := to_jsonb(n) || jsonb_build_object('epoch', g.epoch, 'size', g.size, 'world_size', g.world_size);
   return next;
   if g.missing_since is not null then
@@ -469,10 +475,10 @@ begin
   gate := 'backoff';
   ok := g.not_before is null or g.not_before <= t;
   detail := case when ok then 'not backing off' else format('not before %s (%s s)', g.not_before, ceil(extract(epoch from g.not_before - t))) end
-    || case when g.placement_misses > 0 then format('; %s reservations were not claimed in time', g.placement_misses) else '' end
-    || case when g.timeouts > 0 then format('; not placed within its timeout of %s s %s times', g.timeout_s, g.timeouts) else '' end
+    || case when g.placement_misses > 0 then format('; %s not claimed in time', gangq.counted(g.placement_misses, 'reservation')) else '' end
+    || case when g.timeouts > 0 then format('; not placed within its timeout of %s s %s', g.timeout_s, gangq.counted(g.timeouts, 'time')) else '' end
     || case when g.never_started >= 10 then format('; lost a member at the start barrier %s times: look at the workers'' logs', g.never_started)
-      when g.never_started > 0 then format('; lost a member at the start barrier %s times', g.never_started) else '' end;
+      when g.never_started > 0 then format('; lost a member at the start barrier %s', gangq.counted(g.never_started, 'time')) else '' end;
   numbers := jsonb_build_object('not_before', g.not_before, 'placement_misses', g.placement_misses, 'never_started', g.never_started, 'timeouts', g.timeouts);
   return next;
 
@@ -533,7 +539,7 @@ begin
     return query select 'hardware', h.ok, short || h.detail, h.numbers || case when several then jsonb_build_object('role', r.name) else '{}' end;
     if not h.ok then
       able := false;
-      unblock := coalesce(unblock, format('workers with room for %s more members of %s GPUs', r.min_members - coalesce((h.numbers -> 'feasible' ->> 'members')::integer, 0), s.gpus)
+      unblock := coalesce(unblock, format('workers with room for %s of %s', gangq.counted(r.min_members - coalesce((h.numbers -> 'feasible' ->> 'members')::integer, 0), 'more member'), gangq.counted(s.gpus, 'GPU'))
         || coalesce(', or asking for ' || (select string_agg(f.key || ' ' || f.value, ' or ' order by f.key) from jsonb_each_text(h.numbers -> 'feasible') f
           where f.key <> 'members' or f.value::integer > 0), ''));
     end if;
@@ -546,7 +552,7 @@ begin
     into h from gangq.explain_room(gangq.idle(b), k, counts) x;
     return query select 'hardware', false, 'not even idle workers hold it as it wants to be placed: ' || coalesce(h.said, 'there are none'),
       (select jsonb_agg(to_jsonb(x)) from gangq.explain_room(gangq.idle(b), k, counts) x);
-    unblock := coalesce(unblock, format('room for %s more members in one %s', greatest(h.missing, 1), h.level));
+    unblock := coalesce(unblock, format('room for %s in one %s', gangq.counted(greatest(h.missing, 1), 'more member'), h.level));
   end if;
 
   for r in select x.* from gangq.explain_room(b, k, counts) x loop
@@ -560,7 +566,7 @@ begin
         gangq.counted((h.numbers ->> 'without_slots')::numeric - (h.numbers ->> 'room')::numeric, 'free slot')));
     end if;
     return query select 'capacity', r.room >= r.asked, short || format('free now: room for %s of %s', r.room, gangq.counted(r.asked, 'member'))
-        || case when r.asked_gpus > r.free_gpus then format(' (%s of %s GPUs)', r.free_gpus, r.asked_gpus)
+        || case when r.asked_gpus > r.free_gpus then format(' (%s of %s)', r.free_gpus, gangq.counted(r.asked_gpus, 'GPU'))
           when r.asked_gpus > 0 then format(' (%s needed, %s free)', gangq.counted(r.asked_gpus, 'GPU'), r.free_gpus) else '' end,
       jsonb_build_object('room', r.room, 'asked', r.asked, 'free_gpus', r.free_gpus, 'asked_gpus', r.asked_gpus)
         || case when several then jsonb_build_object('role', b.role_names[b.kind_first_role[k] + r.role - 1]) else '{}' end;
@@ -569,11 +575,11 @@ begin
       whole_ok := false;
       return query select 'fragmentation', false, short || case
           when b.role_strategy[b.kind_first_role[k] + r.role - 1] = 'strict_spread' then format('a host for each of %s is needed, and %s have room', gangq.counted(r.asked, 'member'), r.hosts)
-          when r.room < r.asked then format('%s GPUs are free in all, but not together: the best %s, %s, has room for %s of %s', r.free_gpus, r.level, r.best, r.best_room, gangq.counted(r.asked, 'member'))
+          when r.room < r.asked then format('%s free in all, but not together: the best %s, %s, has room for %s of %s', gangq.counted(r.free_gpus, 'GPU'), r.level, r.best, r.best_room, gangq.counted(r.asked, 'member'))
           else format('there is room for %s in all, but the best %s, %s, has %s of %s', r.room, r.level, r.best, r.best_room, r.asked) end,
         jsonb_build_object('room', r.room, 'asked', r.asked, 'free_gpus', r.free_gpus, 'asked_gpus', r.asked_gpus, 'level', r.level, 'best', r.best, 'best_room', r.best_room, 'hosts', r.hosts);
       unblock := coalesce(unblock, case
-        when b.role_strategy[b.kind_first_role[k] + r.role - 1] = 'strict_spread' then format('room on %s more hosts', r.asked - r.hosts)
+        when b.role_strategy[b.kind_first_role[k] + r.role - 1] = 'strict_spread' then format('room on %s', gangq.counted(r.asked - r.hosts, 'more host'))
         when r.room < r.asked then format('GPUs coming free on one %s: room for %s more', r.level, gangq.counted(r.asked - r.room, 'member'))
         else format('room for %s more in %s %s', gangq.counted(greatest(r.asked - r.best_room, 1), 'member'), r.level, r.best) end);
     elsif r.room < r.asked then
@@ -753,7 +759,7 @@ begin
   return query select 'workers', (r.numbers ->> 'open')::integer > 0, r.detail, r.numbers;
   select x.* into r from gangq.explain_hardware(s, 1) x;
   if not r.ok then
-    unblock := coalesce(unblock, format('a worker with %s GPUs of %s MiB, %s MiB and %s CPUs', s.gpus, s.vram_mb, s.memory_mb, s.cpus));
+    unblock := coalesce(unblock, format('a worker with %s of %s MiB, %s MiB and %s', gangq.counted(s.gpus, 'GPU'), s.vram_mb, s.memory_mb, gangq.counted(s.cpus, 'CPU')));
   end if;
   return query select 'hardware', r.ok, r.detail, r.numbers;
   return query select x.* from gangq.explain_avoided(s, not r.ok and (select (w.numbers ->> 'serving')::integer > 0 from gangq.explain_workers(s, t) w)) x;
@@ -773,7 +779,7 @@ begin
   return query select 'capacity', n.room > 0, format('free now: room for %s of its kind (%s, %s on workers that serve it)', n.room, gangq.counted(n.free_slots, 'slot'), gangq.counted(n.free_gpus, 'device')),
     jsonb_build_object('room', n.room, 'asked', 1, 'free_slots', n.free_slots, 'free_gpus', n.free_gpus, 'asked_gpus', s.gpus);
   if n.room = 0 and s.gpus > 0 and n.free_gpus >= s.gpus and r.ok then
-    return query select 'fragmentation', false, format('%s GPUs are free in all, but the best worker has %s of %s', n.free_gpus, n.most_gpus, s.gpus),
+    return query select 'fragmentation', false, format('%s free in all, but the best worker has %s of %s', gangq.counted(n.free_gpus, 'GPU'), n.most_gpus, s.gpus),
       jsonb_build_object('free_gpus', n.free_gpus, 'asked_gpus', s.gpus, 'best', n.most_gpus);
     unblock := coalesce(unblock, format('%s more on one worker', gangq.counted(s.gpus - n.most_gpus, 'free GPU')));
   else

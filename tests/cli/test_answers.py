@@ -115,6 +115,13 @@ def test_options_of_work_reach_the_job(dsn: str, client: Client) -> None:
     )
 
 
+def test_one_is_not_called_many(dsn: str, client: Client) -> None:
+    job = ok(dsn, "submit", "b", "--gpus", "1", "--cpus", "1").strip()
+    waits = ok(dsn, "submit", "c", "--gang", "2", "--after", job).strip()
+    assert re.search(r"^needs +1 GPU, 1 CPU$", ok(dsn, "show", job), re.MULTILINE)
+    assert "waits for 1 job to be done" in ok(dsn, "explain", waits)
+
+
 def test_a_job_may_wait_for_a_gang(dsn: str, client: Client) -> None:
     ok(dsn, "submit", "other")
     assert ok(dsn, "submit", "train", "--gang", "2").strip() == "g1"

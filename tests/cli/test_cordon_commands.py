@@ -104,7 +104,7 @@ def test_waiting_ends_with_ctrl_c_and_the_drain_goes_on(dsn: str, client: Client
     client.submit(task="t")
     client.claim(incarnation=one)
     with running(dsn, tmp_path, "drain", "drain-host", "h1", "--deadline", "1h", "--wait") as drain:
-        drain.until(lambda: "0 gangs, 1 jobs left" in drain.out, "it says what runs there")
+        drain.until(lambda: "0 gangs, 1 job left" in drain.out, "it says what runs there")
         drain.interrupt(signal.SIGINT)
         assert drain.code() == 130
         assert "goes on being drained" in drain.err

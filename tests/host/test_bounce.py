@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cli.cli_process import eventually, finished, objects, ok, running
 from gangq.cli import deaths
@@ -146,6 +146,31 @@ def test_a_frozen_worker_is_restarted_and_its_job_runs_again(
     # Its job did not wait for the lease, which is a minute long; the crash is charged to it once.
     assert client.job(id=job).crashes == 1
     assert bounce(dsn) == (0, [], ""), "nothing is left to do, and nothing is said"
+
+
+def test_a_login_that_has_only_the_role_of_the_bouncer_does_all_of_it_and_reads_no_payload(
+    dsn: str, db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, start: str, tmp_path: Path
+) -> None:
+    worker, flag, job = frozen(fleet, client, tmp_path)
+    db.execute("create role only_bounces login in role gangq_host")
+    try:
+        login = make_conninfo(dsn, user="only_bounces")
+        how = ("--map", f"w1=command:{start}", "--kill-after", "5", "--verify", "30")
+        done = finished(login, "bounce", "--once", "--json", *how, TEST_DSN=dsn)
+        assert done.returncode == 0, done
+        assert [answer["action"] for answer in objects(done.stdout)] == ["bounced", "verified"]
+        assert worker.exit_code() == -signal.SIGKILL
+        eventually(lambda: client.job(id=job).state == "done", f"job {job} runs again")
+        assert {event["actor"] for kind in ("dead", "bounced") for event in events(db, kind)} == {
+            "only_bounces"
+        }
+        assert client.workers(name="w1")[0].incarnation > flag.incarnation
+        with Client(login) as host, pytest.raises(NotAllowed):
+            host.submit(task="hang")
+        with Client(login) as host:
+            assert host.job(id=job).payload is None
+    finally:
+        db.execute("drop role only_bounces")
 
 
 def test_where_every_process_is_stopped_and_nobody_ticks_the_bouncer_flags_by_itself(

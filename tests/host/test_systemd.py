@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -134,6 +135,27 @@ def fleet(installed: Manager, dsn: str, client: Client, tmp_path: Path) -> Itera
     yield Fleet(installed, dsn, tmp_path)
     # While there is a database to retire from.
     installed.try_("stop", "gangq-*")
+
+
+def test_the_address_alone_in_a_file_is_read_in_both_ways_that_the_settings_name(
+    installed: Manager, fleet: Fleet, client: Client, tmp_path: Path
+) -> None:
+    settings = units.shipped(units.ENVIRONMENT)
+    named = re.findall(r"^#   (StandardInput=.*|Environment=GANGQ.*)$", settings, re.M)
+    (credential,) = re.findall(r"(LoadCredential=\S+) in", settings)
+    (tmp_path / "dsn").write_text(f"{fleet.dsn}\n")
+    installed.environment.write_text("GANGQ_WORKER_ARGS=--devices none\n")
+    for unit, lines in (TEMPLATE, named), ("gangq-tick.service", [credential]):
+        text = "\n".join(lines).replace("/etc/gangq/dsn", str(tmp_path / "dsn"))
+        log = f"StandardOutput=append:{tmp_path}/unit.log\nStandardError=append:{tmp_path}/unit.log\n"
+        installed.drop_in(unit, f"[Service]\n{text}\n{log}")
+    installed.systemctl("daemon-reload")
+    installed.systemctl("start", "gangq-worker@f.service", "gangq-tick.service")
+    (job,) = client.submit(task="command", payloads=[{"argv": ["sh", "-c", "env; cat"]}])
+    eventually(lambda: client.job(id=job).state == "done", "the worker runs a command")
+    assert "GANGQ_DSN" not in str(client.logs(job_id=job)), "nor is it left on standard input"
+    ticker = installed.show("gangq-tick.service")
+    assert (ticker["SubState"], ticker["NRestarts"]) == ("running", "0")
 
 
 def attempts(gate: Path) -> int:

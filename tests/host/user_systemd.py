@@ -46,6 +46,8 @@ exec unshare --pid --fork --kill-child --mount --mount-proc --cgroup --propagati
       mount --move $place /sys/fs/cgroup/$(basename $place)
     done
   fi
+  # As systemd makes it at boot: a unit receives its credentials through a mount. Shared within these namespaces only.
+  mount --make-rshared /
   {systemd} --user --log-target=console --log-level=info --show-status=no
   exit 1
 '

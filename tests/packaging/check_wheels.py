@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 from pathlib import Path
@@ -50,6 +51,11 @@ def main() -> None:
         run(sys.executable, "-m", "build", "--wheel", "--outdir", work / "direct", ROOT, cwd=work)
         run(sys.executable, "-m", "build", "--sdist", "--outdir", work / "sdist", ROOT, cwd=work)
         (sdist,) = (work / "sdist").glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            packed = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
+        tracked = run("git", "ls-files", "docs", "README.md", cwd=ROOT).split()
+        if lacking := sorted({Path(name) for name in tracked} - packed):
+            sys.exit(f"the sdist lacks {', '.join(map(str, lacking))}")
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "indirect", sdist, cwd=work)
         (direct,) = (work / "direct").glob("*.whl")
         (indirect,) = (work / "indirect").glob("*.whl")

@@ -380,7 +380,7 @@ def test_reserve_gang_refuses_what_cannot_be(q: Q) -> None:
     ids = [a.incarnation, b.incarnation]
     with refused(MISSING, "999"):
         q.call("reserve_gang", gang_id=999, incarnations=ids)
-    with refused(INVALID, "1 workers given for a gang of 2"):
+    with refused(INVALID, "1 worker given for a gang of 2"):
         q.call("reserve_gang", gang_id=gang.id, incarnations=ids[:1])
     with refused(INVALID, "0 workers"):
         q.call("reserve_gang", gang_id=gang.id, incarnations=None)
@@ -470,7 +470,7 @@ def test_a_deadline_missed_with_siblings_claimed_drains_the_gang_uncharged(q: Q)
     assert workers[2].row["passed_over_until"] > q.clock.now()
     assert workers[0].row["passed_over_until"] is None, "only the silent one is passed over"
     gate = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}["backoff"]
-    assert "1 reservations were not claimed in time" in gate["detail"]
+    assert "1 reservation not claimed in time" in gate["detail"]
 
 
 def test_the_gangs_own_claim_deadline_counts(q: Q) -> None:

@@ -74,7 +74,7 @@ def test_backing_off(q: Q) -> None:
     gates = explained(q, gang_id=gang.id)
     assert holding(gates) == {"backoff"}
     assert "90 s" in gates["backoff"]["detail"]
-    assert "3 reservations were not claimed" in gates["backoff"]["detail"]
+    assert "3 reservations not claimed" in gates["backoff"]["detail"]
     assert "90 s more" in gates["unblock"]["detail"]
 
 
@@ -220,7 +220,38 @@ def test_infeasible_as_it_wants_to_be_placed(q: Q) -> None:
     gates = explained(q, gang_id=gang.id)
     assert holding(gates) == {"hardware", "fragmentation"}
     assert "the best rack, a, has room for 3 of 4" in gates["hardware"]["detail"]
-    assert "room for 1 more members in one rack" in gates["unblock"]["detail"]
+    assert "room for 1 more member in one rack" in gates["unblock"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("style", "says"),
+    [
+        ("hard", "; fails unless it is placed by "),
+        ("soft", "; its members run as single jobs unless it is placed by "),
+        ("requeue", None),
+    ],
+)
+def test_what_a_gangs_timeout_will_do_to_it_and_when(q: Q, style: str, says: str | None) -> None:
+    q.worker()
+    gang = q.submit_gang(2, timeout_s=60, timeout_style=style, wait_for_hardware=True)
+    at = q.clock.now() + timedelta(seconds=60)
+
+    def told() -> str:
+        detail: str = explained(q, gang_id=gang.id)["state"]["detail"]
+        return detail.partition("waits to be placed")[2]
+
+    def due(later: float) -> str:
+        return (
+            says + q.value("select (%(at)s::timestamptz)::text", at=at + timedelta(seconds=later))
+            if says
+            else ""
+        )
+
+    assert told() == due(0)
+    q.call("set_queue", name="default", paused=True)
+    q.tick()
+    q.clock.advance(30)
+    assert told() == due(30), "a pause does not count"
 
 
 def test_too_little_is_free(q: Q) -> None:
@@ -244,7 +275,7 @@ def test_fragmentation_enough_gpus_in_all_and_none_together(q: Q) -> None:
     gates = explained(q, gang_id=gang.id)
     assert holding(gates) == {"capacity", "fragmentation"}
     assert numbers(gates["fragmentation"], "free_gpus", "asked_gpus", "room", "asked") == (4, 3, 0, 1)
-    assert "4 GPUs are free in all, but not together" in gates["fragmentation"]["detail"]
+    assert "4 GPUs free in all, but not together" in gates["fragmentation"]["detail"]
 
 
 def test_fragmentation_names_the_best_domain(q: Q) -> None:

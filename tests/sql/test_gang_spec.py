@@ -469,10 +469,10 @@ def test_a_queue_that_no_worker_has_ever_served_takes_gangs_with_a_note(q: Q) ->
 def test_roles_that_fit_each_for_itself_and_not_together_are_refused(q: Q) -> None:
     q.worker(slots=9, devices=gpus(8000, 8000))
     both = [{"name": "a", "count": 1}, {"name": "b", "count": 2}]
-    with refused(INVALID, "together 2 GPUs of 3"):
+    with refused(INVALID, "together 2 of 3 GPUs"):
         q.submit_gang(roles=both, gpus=1)
     assert q.submit_gang(roles=[{**both[0], "gpus": 0}, both[1]], gpus=1).note is None
-    with refused(INVALID, "together 9 slots of 10"):
+    with refused(INVALID, "together 9 of 10 slots"):
         q.submit_gang(roles=[{"name": "a", "count": 5}, {"name": "b", "count": 5}])
 
 
@@ -497,7 +497,7 @@ def test_a_required_level_is_judged_by_its_best_domain(q: Q) -> None:
         q.submit_gang(5, require="rack")
     assert q.submit_gang(5, prefer="rack").note is None
     together = [{"name": "a", "count": 2}, {"name": "b", "count": 3}]
-    with refused(INVALID, "the best rack, r2, has room for 2 of 2 a, 3 of 3 b; together 4 slots of 5"):
+    with refused(INVALID, "the best rack, r2, has room for 2 of 2 a, 3 of 3 b; together 4 of 5 slots"):
         q.submit_gang(roles=together, require="rack")
     assert q.submit_gang(roles=[{**role, "require": "rack"} for role in together]).note is None
     with refused(INVALID, "4 of 5 b in one rack"):

@@ -16,6 +16,7 @@ from gangq.cli import queries
 from gangq.cli.fleet import is_fresh
 from gangq.cli.output import megabytes, seconds, when
 from gangq.client import Client
+from gangq.client.encoding import counted
 from gangq.client.rows import DeviceRow, RetentionRow
 
 _DAY_S = 86400.0
@@ -127,7 +128,7 @@ def tasks(client: Client, facts: dict[str, Any]) -> Check:
                 declared.setdefault(task, {}).setdefault(said, []).append(worker.name)
     differ = {task: found for task, found in declared.items() if len(found) > 1}
     if not differ:
-        return Check("tasks", "ok", f"workers agree on the options of {len(declared)} tasks")
+        return Check("tasks", "ok", f"workers agree on the options of {counted(len(declared), 'task')}")
     listed = some(
         [
             f"{task}: " + ", ".join(f"{some(names)} {said}" for said, names in found.items())
@@ -160,7 +161,7 @@ def claims(client: Client, facts: dict[str, Any]) -> Check:
     return Check(
         "claims",
         "warn",
-        f"{len(idle)} workers are heard and take nothing although work fits: {listed}",
+        f"{counted(len(idle), 'worker')} heard and idle although work fits: {listed}",
         "a worker claims only while its lease has more left than lease_margin_s and grace_s (gangq.settings, "
         "gangq worker --lease-s): restart it with a longer lease, or look at its log",
     )
@@ -196,7 +197,7 @@ def devices(client: Client, facts: dict[str, Any]) -> Check:
             f"{len(held)} of {len(found)} devices are quarantined: {listed}{waits}",
             f"when it is well: gangq unquarantine --device {held[0].uuid}",
         )
-    return Check("devices", "ok", f"{len(found)} devices, none quarantined{waits}")
+    return Check("devices", "ok", f"{counted(len(found), 'device')}, none quarantined{waits}")
 
 
 def watchdogs(client: Client, facts: dict[str, Any]) -> Check:
@@ -269,7 +270,7 @@ def trips(client: Client, facts: dict[str, Any]) -> Check:
     return Check(
         "trips",
         "warn",
-        f"watchdogs tripped {len(found)} times within a day: {', '.join(told)}",
+        f"watchdogs tripped {counted(len(found), 'time')} within a day: {', '.join(told)}",
         f"see what they saw: gangq trips, gangq show {found[0].job_id}",
     )
 
@@ -313,7 +314,7 @@ def _kept(rows: Sequence[RetentionRow]) -> str:
     drops = [row.next_drop for row in rows if row.next_drop is not None]
     since = f", from {min(days)} on, next drop {when(min(drops))}" if days and drops else ""
     length = f"{keep.days} days" if keep == timedelta(keep.days) else seconds(keep.total_seconds())
-    return f"{rows[0].class_} ({length}): {sum(row.partitions for row in rows)} partitions, {size}{since}"
+    return f"{rows[0].class_} ({length}): {counted(sum(row.partitions for row in rows), 'partition')}, {size}{since}"
 
 
 def some(texts: Sequence[str], most: int = 3) -> str:

@@ -15,6 +15,7 @@ from gangq.cli.output import when
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
+from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -195,4 +196,5 @@ def _described(found: CordonRow) -> str:
     left = [*(f"g{gang}" for gang in found.gangs), *map(str, found.jobs)]
     some = ", ".join(left[:10]) + (", ..." if len(left) > 10 else "")
     until = f", told to stop at {when(found.deadline)}" if found.deadline else ""
-    return f"{whose} is being drained: {len(found.gangs)} gangs, {len(found.jobs)} jobs left ({some}){until}"
+    left_there = f"{counted(len(found.gangs), 'gang')}, {counted(len(found.jobs), 'job')}"
+    return f"{whose} is being drained: {left_there} left ({some}){until}"

@@ -243,7 +243,7 @@ def _tick(client: Client, facts: dict[str, Any]) -> Check:
         return Check(
             "tick",
             "fail",
-            f"{detail}, and {len(live)} workers are registered",
+            f"{detail}, and there are live workers: {len(live)}",
             "look at the workers' logs; until one ticks, nothing is placed or freed: run gangq tick --loop "
             "meanwhile",
         )

@@ -17,6 +17,7 @@ from gangq.cli.output import Column, gang, megabytes, seconds, when, words
 from gangq.cli.parsing import Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
+from gangq.client.encoding import counted
 from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
 
 _JOBS = [
@@ -343,10 +344,12 @@ def _said(error: Mapping[str, Any]) -> str:
 
 def _needs(job: JobRow) -> str:
     parts = (
-        [f"{job.gpus} GPUs" + (f" of {megabytes(job.vram_mb)}" if job.vram_mb else "")] if job.gpus else []
+        [counted(job.gpus, "GPU") + (f" of {megabytes(job.vram_mb)}" if job.vram_mb else "")]
+        if job.gpus
+        else []
     )
     parts += [f"{megabytes(job.memory_mb)} memory"] if job.memory_mb else []
-    parts += [f"{job.cpus:g} CPUs"] if job.cpus else []
+    parts += [counted(job.cpus, "CPU")] if job.cpus else []
     parts += [f"{key}={value}" for key, value in job.labels.items()]
     return ", ".join(parts)
 

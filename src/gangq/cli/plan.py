@@ -14,6 +14,7 @@ from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.output import Column, gang, seconds
 from gangq.cli.parsing import Due, NewWorkers, WhichType, bounded, from_json, typed
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
 
 _REPLAYED = [
@@ -126,7 +127,7 @@ def plan(
     ]
     session.rows(shown, columns, "nothing changes" if changes else "no gang waits")
     if len(shown) < len(rows):
-        say(f"{len(rows) - len(shown)} gangs wait as before; --all lists them")
+        say(f"not shown: {counted(len(rows) - len(shown), 'gang')} whose wait is as before; --all lists them")
 
 
 def _hosts(row: PlanRow) -> str:

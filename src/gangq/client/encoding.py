@@ -1,4 +1,7 @@
-"""Python values on their way into jsonb: strict JSON, or an error that names what is not."""
+"""Python values on their way into jsonb: strict JSON, or an error that names what is not.
+
+And numbers on their way into messages.
+"""
 
 from __future__ import annotations
 
@@ -243,3 +246,8 @@ def awaited_ids(after: Sequence[int | Awaited] | None) -> list[int] | None:
             )
         found += ids
     return found or None
+
+
+def counted(n: float, what: str) -> str:
+    """Return how many of what there are: 1 GPU, 2 GPUs."""
+    return f"{n:g} {what}" if n == 1 else f"{n:g} {what}s"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gangq.client.encoding import Encoded, dumps
+from gangq.client.encoding import Encoded, counted, dumps
 from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput
 
@@ -68,8 +68,8 @@ class Role:
             )
         if self.payloads is not None and len(self.payloads) != self.count:
             raise InvalidInput(
-                f"role {self.name!r} has {_counted(self.count, 'member')}"
-                f" and {_counted(len(self.payloads), 'payload')}: pass one for each"
+                f"role {self.name!r} has {counted(self.count, 'member')}"
+                f" and {counted(len(self.payloads), 'payload')}: pass one for each"
             )
         if not isinstance(self.task, str | None) and not isinstance(getattr(self.task, "name", None), str):
             raise InvalidInput(
@@ -128,7 +128,3 @@ def encode_roles(roles: Sequence[Role | Mapping[str, Any]] | None) -> Encoded | 
             f"two roles are called {twice!r}: names are unique in a gang; members alike are one role's count"
         )
     return Encoded(dumps([role.as_json() for role in found], "roles"))
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
