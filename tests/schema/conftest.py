@@ -11,8 +11,13 @@ from gangq import schema
 
 
 @pytest.fixture
-def migrate_to(empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Bring the database to the tables of the release whose last migration this is."""
+def migrate_to(
+    empty_dsn: str, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Bring the database to the tables of the release whose last migration this is.
+
+    An installation has its roles; here they came with the template.
+    """
 
     def migrate(newest: str) -> None:
         root = tmp_path / newest
