@@ -108,7 +108,7 @@ def listening_pid(floor: Floor, name: str) -> int:
     with psycopg.connect(floor.client.target.conninfo, autocommit=True) as conn:
         rows = conn.execute(
             "select pid from pg_stat_activity where application_name = %s and datname = current_database() "
-            "and query like '%%pg_notify(%%'",
+            "and query like 'listen %%'",
             (f"gangq worker {name}",),
         ).fetchall()
     assert len(rows) == 1, rows
