@@ -388,6 +388,18 @@ def test_a_last_word_said_while_a_migration_rebuilds_the_code_is_said_again(
     assert len(session.table) == 0
 
 
+@pytest.mark.parametrize("leaving", [True, False])
+def test_the_end_of_an_incarnation_is_an_error_unless_the_worker_has_ended_it_itself(
+    leaving: bool, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = session_of(client, tmp_path)
+    if leaving:
+        session.closing.set()
+    session.end("it has retired")
+    assert session.ended.is_set()
+    assert ("incarnation_ended" in caplog.messages) is not leaving
+
+
 def next_along(session: Session, source: ClaimSource, reporter: Reporter) -> list[int]:
     """Let the next claim go along with reports, as a worker does; what was claimed so is in the list."""
     got: list[int] = []

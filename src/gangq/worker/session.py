@@ -164,7 +164,9 @@ class Session:
         """The database has ended this incarnation. A repeat is harmless."""
         if self.ended.is_set():
             return
-        log.error("incarnation_ended", extra={"incarnation": self.incarnation, "reason": why})
+        # A heartbeat that was under way while this worker retired hears of that, which is no fault.
+        if not self.closing.is_set():
+            log.error("incarnation_ended", extra={"incarnation": self.incarnation, "reason": why})
         self.ended.set()
         self.table.each(lambda job: job.lose(why))
         self.work.set()
