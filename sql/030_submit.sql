@@ -371,7 +371,7 @@ comment on function gangq.known_workers is 'Internal. Whether a worker of this q
 -- A notice, not a warning: it belongs to the caller, and not into the server's log.
 create function gangq.note_unserved(queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: its jobs wait until one starts', note_unserved.queue);
+  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they were submitted with; what it declares is for later ones', note_unserved.queue);
 end $$;
 comment on function gangq.note_unserved is 'Internal. Tells the caller (GQ100, a notice) that nobody serves this queue yet.';
 
@@ -463,7 +463,7 @@ begin
   if shape is not null then
     if not (served or submit.wait_for_hardware) then
       -- As note_unserved says it: a call would be one more statement of every submission.
-      raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: its jobs wait until one starts', waits_in);
+      raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they were submitted with; what it declares is for later ones', waits_in);
     end if;
   else
     -- Before anything is refused: what has changed since the first call is no reason to refuse its repetition.
