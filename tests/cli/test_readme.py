@@ -71,7 +71,8 @@ def test_its_query_for_hosts_without_gangq_names_whom_to_restart(
     db: psycopg.Connection[dict[str, Any]], client: Client, clock: Any
 ) -> None:
     client.set_queue(name="other")
-    for name, host, queue in (("here-7", socket.gethostname(), "default"), ("there-1", "elsewhere", "other")):
+    here = socket.gethostname()
+    for name, host, queue in ((f"{here}-7", here, "default"), ("elsewhere-1", "elsewhere", "other")):
         client.submit(task="a", queue=queue)
         incarnation = client.register_worker(name=name, host=host, queues=[queue]).incarnation
         assert client.claim(incarnation=incarnation)
