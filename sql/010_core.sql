@@ -43,9 +43,12 @@ comment on function gangq.actor is 'Internal. What events say of who caused them
 create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql
 set search_path = pg_catalog, pg_temp as $$
 begin
-  raise exception using errcode = refuse.sqlstate, message = refuse.message, hint = refuse.hint;
+  -- It may quote what was passed, and goes into the server's log.
+  raise exception using errcode = refuse.sqlstate,
+    message = case when length(refuse.message) > 2000 then left(refuse.message, 2000) || ' [cut]' else refuse.message end,
+    hint = case when length(refuse.hint) > 2000 then left(refuse.hint, 2000) || ' [cut]' else refuse.hint end;
 end $$;
-comment on function gangq.refuse is 'Internal. Raises a typed error whose hint says what to do.';
+comment on function gangq.refuse is 'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
 create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable
 set search_path = pg_catalog, pg_temp as $$

@@ -617,6 +617,7 @@ declare
   wrong text;
   r record;
 begin
+  perform gangq.refuse_larger('what members of the gang need', pg_column_size(read_roles.gang), 262144);
   if coalesce(jsonb_typeof(read_roles.roles), '') <> 'array' or jsonb_array_length(read_roles.roles) not between 1 and 100 then
     perform gangq.refuse('GQ001', format('roles is %s', left(coalesce(read_roles.roles::text, 'null'), 200)),
       'It is a JSON array of 1 to 100 roles: [{"name": "driver", "count": 1}, {"name": "executor", "count": 10, "min": 6}].');
@@ -636,6 +637,11 @@ begin
         'Its keys are name, count, min, task, payload, payloads, gpus, vram_mb, memory_mb, cpus, labels, selector, tolerates, model, '
         'strategy, require, prefer, balanced and budget_s.');
     end if;
+    payload := nullif(role -> 'payload', 'null');
+    payloads := nullif(role -> 'payloads', 'null');
+    role := role - '{payload,payloads}'::text[];
+    -- Aggregating an object takes a time quadratic in the size of its values: a minute for 10 MiB.
+    perform gangq.refuse_larger(format('role %s, without its payloads,', n), pg_column_size(role), 262144);
     begin
       select x.* into r from jsonb_to_record(
         '{"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}}'
@@ -645,9 +651,8 @@ begin
         || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(read_roles.gang) e where e.value <> 'null')
         || case when role -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
         || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(role) e where e.value <> 'null')) as x(
-        name text, count integer, min integer, task text, payload jsonb, payloads jsonb, gpus integer, vram_mb integer, memory_mb bigint,
-        cpus numeric, labels jsonb, selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean,
-        budget_s real);
+        name text, count integer, min integer, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb,
+        selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean, budget_s real);
     exception
       when invalid_text_representation or numeric_value_out_of_range or invalid_parameter_value then
         perform gangq.refuse('GQ001', format('role %s: %s', n, sqlerrm), 'count, min and what it needs are numbers, tolerates is an array of texts, balanced is true or false.');
@@ -662,12 +667,12 @@ begin
       perform gangq.refuse('GQ001', format('role %s has min %s of %s', r.name, r.min, r.count),
         'min is without how many the gang does not start: 1 to count, or left out for count.');
     end if;
-    if r.payload is not null and r.payloads is not null then
+    if payload is not null and payloads is not null then
       perform gangq.refuse('GQ001', format('role %s has both payload and payloads', r.name), 'payload goes to every member of it, payloads one to each.');
     end if;
-    if r.payloads is not null and (jsonb_typeof(r.payloads) <> 'array' or jsonb_array_length(r.payloads) <> r.count) then
+    if payloads is not null and (jsonb_typeof(payloads) <> 'array' or jsonb_array_length(payloads) <> r.count) then
       perform gangq.refuse('GQ001', format('role %s has %s and its payloads are %s', r.name, gangq.counted(r.count, 'member'),
-        case jsonb_typeof(r.payloads) when 'array' then jsonb_array_length(r.payloads)::text else left(r.payloads::text, 100) end), 'Pass one payload for each of its members.');
+        case jsonb_typeof(payloads) when 'array' then jsonb_array_length(payloads)::text else left(payloads::text, 100) end), 'Pass one payload for each of its members.');
     end if;
     if r.budget_s is not null and not (r.budget_s > 0 and r.budget_s <= 1e9) then
       perform gangq.refuse('GQ001', format('role %s has the budget_s %s', r.name, r.budget_s), 'It is a positive number of seconds, 1e9 at most.');
@@ -676,7 +681,7 @@ begin
       perform gangq.refuse('GQ001', format('strategy of role %s is %L', r.name, left(r.strategy, 100)),
         'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.');
     end if;
-    name := r.name; most := r.count; least_members := coalesce(r.min, r.count); task := r.task; payload := r.payload; payloads := r.payloads;
+    name := r.name; most := r.count; least_members := coalesce(r.min, r.count); task := r.task;
     gpus := r.gpus; vram_mb := r.vram_mb; memory_mb := r.memory_mb; cpus := r.cpus; labels := r.labels; selector := r.selector;
     tolerates := r.tolerates; model := r.model; strategy := r.strategy; require := r.require; prefer := r.prefer;
     balanced := coalesce(r.balanced, false); budget_s := r.budget_s;

@@ -22,6 +22,8 @@ Arguments = dict[str, Any]
 
 DOCUMENTED = {"55P03", "40P01", "40001", "42501"}
 LONG = "x" * 30000
+LONGEST_MESSAGE = 5000
+"""In characters: what is refused goes into the server's log."""
 ODD_TEXTS = ["", " ", LONG, "a\nb\tc\x1b[31m", "'\";--%s{}[]\\", "é€😀", "-rf"]
 DEEP = "[" * 300 + "]" * 300
 ODD_JSON = [
@@ -123,6 +125,8 @@ class World:
                 self.problems.append(f"{verb}({shown}): {state} {error!r}"[:1000])
             elif state.startswith("GQ") and not error.diag.message_hint:
                 self.problems.append(f"{verb}({shown}): no hint: {error}")
+            elif len(str(error.diag.message_primary)) + len(str(error.diag.message_hint)) > LONGEST_MESSAGE:
+                self.problems.append(f"{verb}({shown}): the message itself is long: {str(error)[:200]}")
             return False
         return True
 
@@ -497,6 +501,54 @@ def test_every_function_that_a_role_may_call_has_a_valid_call_here(world: World)
     assert not world.problems, "\n".join(world.problems)
 
 
+MANY = 10 << 20
+LARGEST_ROW = 2 << 20
+"""In bytes: several columns may be at their limits at once, of 1 MiB at most."""
+HUGE = {
+    "text": ["x" * MANY],
+    "jsonb": [
+        f'{{"by": "test", "type": "E", "a": "{"x" * MANY}"}}',
+        "{" + ",".join(f'"{n:040d}": {n}' for n in range(MANY // 50)) + "}",
+        "[" + ",".join(['"0123456789"'] * (MANY // 13)) + "]",
+        f'[{{"name": "{"x" * MANY}", "key": "a", "uuid": "{"x" * MANY}", "count": 1, "index": 0}}]',
+    ],
+    "bytea": ["\\x" + "00" * MANY],
+}
+
+
+def huge_values(type_name: str) -> list[str]:
+    """Values of this type that have 10 MiB, or very many elements, as literals. A short run has the plainest."""
+    ones = HUGE.get(type_name.removesuffix("[]"), [])[: None if SOAK else 1]
+    if not ones or not type_name.endswith("[]"):
+        return ones
+    quoted = ['"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in ones]
+    many = ",".join(f'"{n:010d}"' for n in range(10**9, 10**9 + 100_000))
+    return [*(f"{{{v}}}" for v in quoted), f"{{{many}}}"]
+
+
+def too_large_rows(db: Db) -> list[dict[str, Any]]:
+    tables = db.execute(
+        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
+        "and c.relkind in ('r', 'p') and not c.relispartition"
+    ).fetchall()
+    largest = [
+        f"select '{t['relname']}' as name, max(octet_length(t::text)) as bytes from gangq.{t['relname']} t"
+        for t in tables
+    ]
+    return db.execute(
+        f"select * from ({' union all '.join(largest)}) x where x.bytes > {LARGEST_ROW}"
+    ).fetchall()
+
+
+def overfill(world: World, verb: str) -> None:
+    """Whatever it is given is refused or cut."""
+    world.db.execute("set statement_timeout = '60s'")
+    for name, type_name in world.signatures[verb].items():
+        for value in huge_values(type_name):
+            world.try_it(verb, {**base_calls()[verb](world), name: value})
+    world.problems.extend(f"{verb} has left {row}" for row in too_large_rows(world.db))
+
+
 def fuzz(world: World, verb: str, pairs: int) -> None:
     base = base_calls()[verb]
     types = world.signatures[verb]
@@ -528,4 +580,5 @@ def fuzz(world: World, verb: str, pairs: int) -> None:
 @pytest.mark.parametrize("verb", sorted(base_calls()))
 def test_no_value_breaks_a_function(world: World, verb: str) -> None:
     fuzz(world, verb, pairs=300 if SOAK else 6)
+    overfill(world, verb)
     assert not world.problems, "\n".join(world.problems)
