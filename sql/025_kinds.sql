@@ -1,6 +1,17 @@
 -- What a gang asks for, interned: gangs alike in queue, roles and placement are one kind, and admission judges kinds.
 -- Takes no locks.
 
+-- Shapes are kept for ever, so those with a pending job are found by hopping along the index of claims, not by reading them all.
+create view gangq.pending_shapes as
+with recursive pending(shape_id) as (
+  (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
+  union all
+  select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.shape_id order by j.shape_id limit 1)
+  from pending p where p.shape_id is not null
+)
+select p.shape_id from pending p where p.shape_id is not null;
+comment on view gangq.pending_shapes is 'Internal. The shapes that have a pending job.';
+
 -- No unique key, for the reason given at intern_shape.
 create function gangq.intern_kind(queue text, roles jsonb, require text, prefer text, apart text) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$

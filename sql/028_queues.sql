@@ -122,33 +122,56 @@ comment on function gangq.check_new_shape is
   'Internal. Raises GQ007 if this login, unless it is an admin, has added settings.new_shapes_per_day shapes within a day. '
   'for_submitter: counts the copies that shape_for makes, else the shapes that intern_shape makes.';
 
+-- The whole requirement in one number: shapes are kept for ever, and by any part of it a submission would read all that are alike in that.
+create function gangq.shape_digest(
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb,
+  tolerates text[], avoid bigint[], submitter text
+) returns bigint language sql stable as $$
+  select jsonb_hash_extended(jsonb_build_array(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, avoid, submitter), 0)
+$$;
+comment on function gangq.shape_digest is
+  'Internal. What shapes.digest is: equal for equal requirements, everything as shapes keep it. Different ones may share it.';
+
+create function gangq.shape_like(shape_id integer, avoid bigint[], submitter text, login text) returns integer language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+declare
+  s gangq.shapes;
+  found_id integer;
+begin
+  select x.* into s from gangq.shapes x where x.id = shape_like.shape_id;
+  s.avoid := shape_like.avoid;
+  s.submitter := shape_like.submitter;
+  s.digest := gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter);
+  select x.id into found_id from gangq.shapes x
+  where x.digest = s.digest
+    and (x.queue, x.task, x.gpus, x.vram_mb, x.memory_mb, x.cpus, x.labels, x.model, x.selector, x.tolerates, x.avoid, x.submitter)
+    is not distinct from (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)
+  order by x.id limit 1;
+  if found_id is null then
+    if shape_like.login is not null then
+      perform gangq.check_new_shape(shape_like.login, true);
+    end if;
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, avoid, submitter, digest,
+      login, added_at)
+    values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, s.avoid, s.submitter, s.digest,
+      shape_like.login, case when shape_like.login is not null then gangq.now() end)
+    returning id into found_id;
+  end if;
+  return found_id;
+end $$;
+comment on function gangq.shape_like is
+  'Internal. The shape like this one with these devices to avoid and this submitter. A new one is charged to login (GQ007); null: to nobody.';
+
 -- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
 -- every one, and does not read through the backlog of those who may have no more.
 create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  found_id integer;
 begin
   if not exists (
     select 1 from gangq.queues_table q join gangq.shapes s on gangq.below(s.queue, array[q.name])
     where s.id = shape_for.shape_id and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}')) then
     return shape_for.shape_id;
   end if;
-  select n.id into found_id
-  from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
-    and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
-    and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
-  where s.id = shape_for.shape_id and n.avoid is not distinct from s.avoid and n.submitter = shape_for.submitter
-  order by n.id limit 1;
-  if found_id is null then
-    perform gangq.check_new_shape(shape_for.login, true);
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter,
-      avoid, login, added_at)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects,
-      shape_for.submitter, s.avoid, shape_for.login, gangq.now()
-    from gangq.shapes s where s.id = shape_for.shape_id
-    returning id into found_id;
-  end if;
-  return found_id;
+  return gangq.shape_like(shape_for.shape_id, (select s.avoid from gangq.shapes s where s.id = shape_for.shape_id), shape_for.submitter, shape_for.login);
 end $$;
 comment on function gangq.shape_for is
   'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself. '

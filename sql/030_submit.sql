@@ -155,7 +155,10 @@ create function gangq.shape_of(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
 ) returns table (id integer, fits boolean) language sql stable as $$
   select s.id, s.fits from gangq.shapes s
-  where s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
+  where s.digest = gangq.shape_digest(shape_of.queue, shape_of.task, shape_of.gpus, shape_of.vram_mb, shape_of.memory_mb,
+      case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end, shape_of.labels, shape_of.model,
+      shape_of.selector, shape_of.tolerates, null, null)
+    and s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
     and s.memory_mb = shape_of.memory_mb and s.labels = shape_of.labels
     -- Out of these bounds it may be rounded to a number that it is not.
     and s.cpus = case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end
@@ -222,10 +225,12 @@ begin
     intern_shape.labels, intern_shape.model, conditions, tolerated) s;
   if found_id is null then
     perform gangq.check_new_shape(intern_shape.login, false);
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, login, added_at)
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, login, added_at, digest)
     values (intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
       intern_shape.cpus, intern_shape.labels, intern_shape.model, conditions, tolerated, gangq.selector_path(conditions, tolerated),
-      intern_shape.login, gangq.now())
+      intern_shape.login, gangq.now(),
+      gangq.shape_digest(intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
+        round(intern_shape.cpus, 3), intern_shape.labels, intern_shape.model, conditions, tolerated, null, null))
     returning id into found_id;
   end if;
   return found_id;

@@ -547,12 +547,17 @@ comment on function gangq.hand_back is
   'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
-  held_by bigint[];
-  over boolean;
+  -- A chunk counts as 64 bytes more than it has, for its row. The smallest has one byte: no worker that keeps to log_bytes comes here.
+  most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
+  said record;
+  held record;
   other bigint;
+  last record;
+  total bigint;
+  until timestamptz := gangq.now() + interval '1 hour';  -- so that no partition of later days is looked into
 begin
   if (select count(distinct coalesce(cardinality(a.list), 0))
       from (values (append_log.job_ids::text[]), (append_log.tokens::text[]), (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
@@ -561,30 +566,48 @@ begin
       'Pass arrays of one length, without nulls in seqs and chunks.');
   end if;
   perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576) from unnest(append_log.chunks) as c(chunk);
-  with said as materialized (
-    select l.id, l.token, l.seq, l.chunk, j.incarnation, j.token is not distinct from l.token as present
+  perform gangq.require_read_committed('append_log');
+  for said in
+    select l.id, l.token, array_agg(l.seq order by l.seq) as seqs, array_agg(l.chunk order by l.seq) as chunks
     from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks) as l(id, token, seq, chunk)
-    join gangq.live_jobs j on j.id = l.id and (j.token = l.token or j.final_token = l.token)
-  ),
-  kept as (
-    insert into gangq.logs (job_id, token, seq, at, chunk)
-    select l.id, l.token, l.seq, gangq.now(), l.chunk from said l
-    where not exists (select 1 from gangq.logs x where x.job_id = l.id and x.token = l.token and x.seq = l.seq)
-  )
-  select array_agg(distinct l.incarnation) filter (where l.present), not bool_and(l.present) into held_by, over from said l;
-  if over then
-    -- An attempt that is over has left its job's row: the event of its end says where it ran.
-    held_by := held_by || array(
-      select e.incarnation from unnest(append_log.job_ids, append_log.tokens) as w(id, token)
-      join gangq.live_jobs j on j.id = w.id and j.final_token = w.token
-      join gangq.events e on e.job_id = w.id and e.token = w.token);
-  end if;
-  select i.id into other from gangq.incarnations i where i.id = any (held_by) and not gangq.may_report(i.login) limit 1;
-  if found then
-    -- With it everything said above is undone.
-    perform gangq.refuse_login(other);
-  end if;
+    group by l.id, l.token order by l.id, l.token
+  loop
+    select j.incarnation, j.submitted_at, j.token is not distinct from said.token as present into held
+    from gangq.live_jobs j where j.id = said.id and (j.token = said.token or j.final_token = said.token);
+    continue when not found;
+    if held.present then
+      select i.id into other from gangq.incarnations i where i.id = held.incarnation and not gangq.may_report(i.login);
+    else
+      -- An attempt that is over has left its job's row: the event of its end says where it ran.
+      select i.id into other from gangq.incarnations i
+      where i.id = any (array(select e.incarnation from gangq.events e where e.job_id = said.id and e.token = said.token))
+        and not gangq.may_report(i.login) limit 1;
+    end if;
+    if found then
+      perform gangq.refuse_login(other);
+    end if;
+    -- Two appends at once would each count without the other. So appends of one attempt wait for each other: at its first row,
+    -- and while there is none at the row of its job, unless that runs as another attempt.
+    perform 1 from gangq.logs x
+    where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until order by x.seq limit 1 for no key update;
+    if not found then
+      perform 1 from gangq.live_jobs j
+      where j.id = said.id and (j.token = said.token or j.token is null and j.final_token = said.token) for no key update;
+      continue when not found;
+      perform 1 from gangq.logs x
+      where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until order by x.seq limit 1 for no key update;
+    end if;
+    select x.seq, x.upto into last from gangq.logs x
+    where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until order by x.seq desc limit 1;
+    select coalesce(last.upto, 0) + sum(octet_length(c.chunk) + 64) into total
+    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
+    perform gangq.refuse_larger(format('the output of this attempt of job %s, with its rows,', said.id), total, most);
+    insert into gangq.logs (job_id, token, seq, at, chunk, upto)
+    select said.id, said.token, c.seq, gangq.now(), c.chunk, total
+    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
+  end loop;
 end $$;
 comment on function gangq.append_log is
-  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and repeated numbers are dropped silently; the '
-  'worker bounds the total (settings.log_bytes). Raises GQ007 (a chunk over 1 MiB), 42501 if another login''s worker holds or held one of the claims.';
+  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not above the last are dropped silently; '
+  'the worker bounds the total (settings.log_bytes). Raises GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes '
+  'more for each chunk), 42501 if another login''s worker holds or held one of the claims.';

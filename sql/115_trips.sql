@@ -178,24 +178,10 @@ comment on function gangq.ranks_wait is 'Internal. Subject and verb of a sentenc
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  wanted bigint[] := nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}');
-  found_id integer;
 begin
-  select n.id into found_id
-  from gangq.shapes s join gangq.shapes n on n.queue = s.queue and n.task = s.task and n.gpus = s.gpus and n.vram_mb = s.vram_mb
-    and n.memory_mb = s.memory_mb and n.cpus = s.cpus and n.labels = s.labels and n.model is not distinct from s.model
-    and n.selector is not distinct from s.selector and n.tolerates is not distinct from s.tolerates
-    and n.submitter is not distinct from s.submitter
-  where s.id = shape_avoiding.shape_id and n.avoid is not distinct from wanted
-  order by n.id limit 1;
-  if found_id is null then
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, submitter, avoid)
-    select s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, s.submitter, wanted
-    from gangq.shapes s where s.id = shape_avoiding.shape_id
-    returning id into found_id;
-  end if;
-  return found_id;
+  return gangq.shape_like(shape_avoiding.shape_id,
+    nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}'),
+    (select s.submitter from gangq.shapes s where s.id = shape_avoiding.shape_id), null);
 end $$;
 comment on function gangq.shape_avoiding is
   'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
@@ -235,13 +221,7 @@ declare
   n integer := 0;
 begin
   for w in
-    with recursive pending(shape_id) as (
-      (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
-      union all
-      select (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.shape_id order by j.shape_id limit 1)
-      from pending p where p.shape_id is not null
-    ),
-    blocked(kind_id) as (
+    with recursive blocked(kind_id) as (
       (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
       union all
       select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > b.kind_id order by x.kind_id limit 1)
@@ -249,7 +229,7 @@ begin
     )
     select s.id as shape_id, k.kind_id, k.members, s.queue, s.avoid, a.kept
     from (
-      select p.shape_id, null::integer as kind_id, 1::bigint as members from pending p
+      select p.shape_id, null::integer as kind_id, 1::bigint as members from gangq.pending_shapes p
       union all
       select r.shape_id, b.kind_id, sum(r.min_members) from blocked b join gangq.kind_roles r on r.kind_id = b.kind_id group by r.shape_id, b.kind_id) k
     join gangq.shapes s on s.id = k.shape_id and s.avoid is not null

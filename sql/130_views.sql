@@ -11,12 +11,13 @@ returns table (
       sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
     from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u group by u.queue
   ),
-  waits as (
-    select s.queue, 0 as gangs, count(*) as jobs
-    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.state = 'pending' group by s.queue
+  -- Looked up one by one: of all shapes and kinds, which are kept for ever, only a few wait.
+  waits as materialized (
+    select (select s.queue from gangq.shapes s where s.id = j.shape_id) as queue, 0 as gangs, j.jobs
+    from (select x.shape_id, count(*) as jobs from gangq.live_jobs x where x.state = 'pending' group by x.shape_id) j
     union all
-    select k.queue, count(*), 0
-    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id where g.state = 'blocked' group by k.queue
+    select (select k.queue from gangq.gang_kinds k where k.id = g.kind_id), g.gangs, 0
+    from (select x.kind_id, count(*) as gangs from gangq.live_gangs x where x.state = 'blocked' group by x.kind_id) g
   )
   select q.name, cardinality(gangq.queue_path(q.name)) - 1,
     (select p.name from gangq.queues_table p where p.paused and gangq.below(q.name, array[p.name]) order by length(p.name) desc limit 1),
@@ -158,7 +159,7 @@ create function gangq.idle_beside_work(waited_s real default 60) returns table (
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
   with heads as materialized (
     select s as shape, j.id, n.t, extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
-    from (select gangq.now() as t offset 0) n cross join gangq.shapes s
+    from (select gangq.now() as t offset 0) n cross join gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
     cross join lateral (
       select x.id, x.submitted_at, x.due_at, x.claimed_at from gangq.live_jobs x
       where x.shape_id = s.id and x.state = 'pending' order by x.order_key limit 1) j
@@ -432,6 +433,12 @@ from gangq.live_jobs j where least(j.crashes, j.trips, j.stops, j.max_attempts, 
 union all
 select 'counters are not negative', 'gang ' || g.id, format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips)
 from gangq.live_gangs g where least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
+union all
+select 'charged no more than it may spend', 'job ' || j.id, format('%s of %s attempts', j.attempts, j.max_attempts)
+from gangq.live_jobs j where j.attempts > j.max_attempts
+union all
+select 'charged no more than it may spend', 'gang ' || g.id, format('%s of %s attempts', g.attempts, g.max_attempts)
+from gangq.live_gangs g where g.attempts > g.max_attempts
 union all
 select 'told to stop while it stops', 'job ' || j.id, format('%s, told at %s', j.state, j.told_at)
 from gangq.live_jobs j where j.told_at is not null and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')

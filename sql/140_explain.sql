@@ -870,17 +870,18 @@ select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,
     else coalesce(h.why, 'waits for a free worker') end, null, null
 from (
   -- Counted in the index of claims, whose order begins with the priority.
-  select z.id as shape_id, 'pending' as state, p.priority, p.jobs, h.submitted_at as since, null::timestamptz as due
-  from gangq.shapes z
+  select z.shape_id, 'pending' as state, p.priority, p.jobs, h.submitted_at as since, null::timestamptz as due
+  from gangq.pending_shapes z
   cross join lateral (
     select (1000 - (j.order_key >> 50))::smallint as priority, count(*)::integer as jobs, min(j.order_key) as head
-    from gangq.live_jobs j where j.shape_id = z.id and j.state = 'pending' group by j.order_key >> 50) p
+    from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending' group by j.order_key >> 50) p
   join lateral (
     select j.submitted_at from gangq.live_jobs j
-    where j.shape_id = z.id and j.state = 'pending' and j.order_key = p.head limit 1) h on true
+    where j.shape_id = z.shape_id and j.state = 'pending' and j.order_key = p.head limit 1) h on true
   union all
   select l.shape_id, l.state, l.priority, l.jobs, l.since, l.due from gangq.waiting_later() l) x
-join gangq.shapes s on s.id = x.shape_id
+-- Looked up one by one: shapes are kept for ever.
+cross join lateral (select z.queue, z.task from gangq.shapes z where z.id = x.shape_id offset 0) s
 left join lateral (select gangq.infeasible(x.shape_id, 1) as why) h on x.state = 'pending';
 comment on view gangq.waiting is
   'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '

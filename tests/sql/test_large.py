@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import TOO_LARGE, Q, Worker, refused
+from drive import TOO_LARGE, Claim, Q, Worker, refused
 
 MANY = 8 << 20
 TEXT = "x" * MANY
@@ -58,6 +58,9 @@ CUT: dict[str, Callable[[Q, Worker, Any], object]] = {
     "evidence of a death": lambda q, w, c: q.one(
         "report_dead", worker="w1", incarnation=w.incarnation, evidence={"by": "me", "a": TEXT}
     ),
+    "detail of a bounce": lambda q, w, c: q.call(
+        "bounced", incarnation=w.incarnation, ok=False, detail={"a": TEXT}
+    ),
     "beat": lambda q, w, c: w.beat(c, beats=[{"step": 7, "a": TEXT}]),
 }
 
@@ -103,3 +106,67 @@ def test_a_beat_that_is_cut_still_says_how_far_its_job_is(q: Q) -> None:
     (row,) = q.sql("select step, data from gangq.progress")
     assert (row["step"], row["data"]["phase"], row["data"]["a"]) == (7, "run", "x" * 655 + " [cut]")
     assert "65536 are the most" in row["data"]["cut"]
+
+
+# The output of one attempt ------------------------------------------------------------------------------------
+
+BOUND = 65_000
+
+
+@pytest.fixture
+def claim(q: Q) -> Claim:
+    """A job that runs, of which 65,000 bytes are kept, each chunk counted as 64 more than it has."""
+    q.call("configure", log_bytes=BOUND // 65)
+    q.submit()
+    return q.worker().take()
+
+
+def log(claim: Claim, *chunks: tuple[int, str]) -> None:
+    claim.q.call(
+        "append_log",
+        job_ids=[claim.job_id] * len(chunks),
+        tokens=[claim.token] * len(chunks),
+        seqs=[n for n, _ in chunks],
+        chunks=[text for _, text in chunks],
+    )
+
+
+def kept(claim: Claim) -> list[int]:
+    rows = claim.q.sql("select seq from gangq.logs where token = %(token)s order by seq", token=claim.token)
+    return [row["seq"] for row in rows]
+
+
+def test_the_output_of_an_attempt_is_bounded_in_one_call_and_over_many(claim: Claim) -> None:
+    half = "x" * (BOUND // 2 - 64)
+    with refused(TOO_LARGE, f"{BOUND + 1} bytes, and {BOUND} are the most"):
+        log(claim, (0, half), (1, half + "x"))
+    log(claim, (0, half))
+    log(claim, (1, half))
+    log(claim, (1, half))  # repeated: its reply was lost
+    with refused(TOO_LARGE, f"{BOUND + 64} bytes, and {BOUND} are the most"):
+        log(claim, (2, ""))
+    assert kept(claim) == [0, 1]
+
+
+def test_a_worker_that_keeps_to_log_bytes_is_never_refused(claim: Claim) -> None:
+    log(claim, *((n, "x") for n in range(BOUND // 65)))
+    assert len(kept(claim)) == BOUND // 65
+
+
+def test_chunks_numbered_in_any_order_are_bounded(claim: Claim) -> None:
+    log(claim, (1_000_000, "x" * (BOUND - 64 - 65)))
+    log(claim, (3, "before it"))
+    with refused(TOO_LARGE, f"{BOUND} are the most"):
+        log(claim, (2_000_000, "xx"))
+    log(claim, (2_000_000, "x"))
+    assert kept(claim) == [1_000_000, 2_000_000]
+
+
+def test_each_attempt_has_its_own_bound_and_one_that_is_over_keeps_to_its(q: Q, claim: Claim) -> None:
+    log(claim, (0, "x" * (BOUND - 64)))
+    claim.release()
+    again = Worker(q, "w1", {"incarnation": claim.incarnation}).take()
+    log(again, (0, "x" * (BOUND - 64)))
+    with refused(TOO_LARGE, f"{BOUND} are the most"):
+        log(claim, (1, ""))
+    assert (kept(claim), kept(again)) == ([0], [0])

@@ -270,6 +270,7 @@ CORRUPTIONS = {
     "expires_at = gangq.now() - interval '1 hour') update gangq.incarnations set state = 'dead', "
     "ended_at = gangq.now() - interval '1 hour'",
     "counters are not negative": "update gangq.live_jobs set crashes = -1",
+    "charged no more than it may spend": "update gangq.live_jobs set attempts = max_attempts + 1",
     "told to stop while it stops": "update gangq.live_jobs set told_at = gangq.now() where state = 'running'",
     "finished when it has ended": "update gangq.live_jobs set finished_at = gangq.now() where state = 'running'",
     "has its rows": "delete from gangq.tick_state",
@@ -302,6 +303,7 @@ def test_a_broken_invariant_is_seen(busy: Q, rule: str) -> None:
     [
         ("counters are not negative", "update gangq.live_gangs set attempts = -1"),
         ("counters are not negative", "update gangq.live_jobs set max_attempts = -3"),
+        ("charged no more than it may spend", "update gangq.live_gangs set attempts = max_attempts + 1"),
         ("gang is of a known kind", "delete from gangq.kind_roles"),
         *(
             ("has its rows", f"delete from gangq.{table}")
@@ -314,6 +316,19 @@ def test_another_way_to_break_a_rule_is_seen(busy: Q, rule: str, corruption: str
         busy.sql("set local session_replication_role = replica")
         busy.sql(corruption)
         assert rule in {row["rule"] for row in busy.violations()}
+
+
+def test_a_running_job_moved_by_hand_to_another_worker_is_seen(busy: Q) -> None:
+    other = busy.worker("other", slots=4, memory_mb=100, devices=gpus(100, 100, 100, prefix="H"))
+    assert busy.violations() == []
+    with busy.db.transaction(force_rollback=True):
+        (moved,) = busy.sql(
+            "update gangq.live_jobs set incarnation = %(other)s where gang_id is null and state = 'running' returning id",
+            other=other.incarnation,
+        )
+        assert [(row["rule"], row["subject"]) for row in busy.violations()] == [
+            ("holds devices of its own worker", f"job {moved['id']}")
+        ]
 
 
 def test_every_rule_of_violations_is_tried(q: Q) -> None:
