@@ -41,16 +41,16 @@ def past_shapes(q: Q) -> None:
             f"select 'default', '{task}', 0, {numbers}, 0, {differing} from generate_series(1, {PAST // 5}) n"
         )
     q.sql(
-        "update gangq.shapes s set digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, "
-        "s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)"
+        "update gangq.shapes s set digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, "
+        "s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)"
     )
     q.sql(f"insert into gangq.gang_kinds (queue, spec) select 'default', n from generate_series(1, {PAST}) n")
     q.sql(
-        "insert into gangq.kind_roles (kind_id, ordinal, name, shape_id, min_members, max_members, first_rank, strategy, "
-        "balanced) select k.id, 1, 'member', s.id, 1, 1, 0, 'pack', false "
+        "insert into gangq.kind_roles (kind_id, ordinal, name, shape_id, min_members, max_members, first_rank, "
+        "strategy, balanced) select k.id, 1, 'member', s.id, 1, 1, 0, 'pack', false "
         "from (select id, row_number() over (order by id) as n from gangq.gang_kinds) k "
-        "join (select id, row_number() over (order by id) as n from gangq.shapes where task = 'past' or digest is not null) s "
-        "using (n) where not exists (select 1 from gangq.kind_roles r where r.kind_id = k.id)"
+        "join (select id, row_number() over (order by id) as n from gangq.shapes) s using (n) "
+        " where not exists (select 1 from gangq.kind_roles r where r.kind_id = k.id)"
     )
     q.sql("vacuum analyze")
 
@@ -109,8 +109,8 @@ def test_a_requirement_is_interned_once(q: Q) -> None:
         q.submit(cpus=0.12340, labels={})
     assert q.value("select count(*) from gangq.shapes") == len(asked) + 1  # in a fair queue two
     assert q.value(
-        "select bool_and(s.digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, "
-        "s.model, s.selector, s.tolerates, s.avoid, s.submitter)) from gangq.shapes s"
+        "select bool_and(s.digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, "
+        "s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)) from gangq.shapes s"
     )
 
 

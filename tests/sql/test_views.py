@@ -323,7 +323,8 @@ def test_a_running_job_moved_by_hand_to_another_worker_is_seen(busy: Q) -> None:
     assert busy.violations() == []
     with busy.db.transaction(force_rollback=True):
         (moved,) = busy.sql(
-            "update gangq.live_jobs set incarnation = %(other)s where gang_id is null and state = 'running' returning id",
+            "update gangq.live_jobs set incarnation = %(other)s where gang_id is null and state = 'running' "
+            "returning id",
             other=other.incarnation,
         )
         assert [(row["rule"], row["subject"]) for row in busy.violations()] == [

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from worker_process import eventually
 from gangq.cli import main
 from gangq.client import Client
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
-from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
 from gangq.gpu import detect
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import facts, jobs
@@ -826,6 +827,22 @@ def test_word_left_is_taken_back_by_a_renewal(client: Client, tmp_path: Path) ->
     assert blameless(tmp_path, session.incarnation, os.getuid()) is None
 
 
+def test_a_renewal_reaches_the_work_although_the_word_cannot_be_taken_back(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job, work = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0))), RecordedWork()
+    job.start(work)
+    session.note("lapsed")
+    (tmp_path / "lapsed").unlink()
+    (tmp_path / "lapsed").mkdir()  # What is no file cannot be unlinked, as nothing can on a read-only disk.
+    heard = len(work.heard)
+    session.renewed(boottime())
+    assert work.heard[heard:] == ["extend"]
+    assert "note_not_removed" in caplog.text
+
+
 def test_empty_claims_keep_their_distance_unless_work_is_kept_for_this_worker(
     client: Client, tmp_path: Path
 ) -> None:
@@ -1005,6 +1022,30 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
         assert (saved.exit_code, "not known to be stored" in saved.stderr) == (1, True)
         away.left = 0
         assert CliRunner().invoke(main, ["checkpoint", "save", "7", "-"], input="abc").exit_code == 0
+    finally:
+        server.stop()
+
+
+def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_anew(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    away = LossyClient(client, "load_checkpoint", times=10**6)
+    session = session_of(away, tmp_path)
+    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job.gang = GangInfo(1, 1, 0, 2, 0, 0, 1, (), "h", 1)
+    server = SocketServer(session, tmp_path / "s")
+    server.announce(job, facts.as_wire(facts.job_info(job), job.gang, (), None))
+    server.start()
+    try:
+        with Link(str(server.path), job.key) as link:
+            context = ChildContext(link)
+            assert context.checkpoint is None
+            job.gang = replace(job.gang, epoch=2)
+            job.tell_stop("preempt", 60)
+            eventually(lambda: context.gang is not None and context.gang.epoch == 2, "it hears", 5)
+            with pytest.raises(Stopped, match="told to stop while it loaded its checkpoint"):
+                _ = context.checkpoint
     finally:
         server.stop()
 
