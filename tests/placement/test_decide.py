@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from placement.pictures import after, drawn
+from pictures import after, drawn
 
 PICTURES = {
     "a gang fills the host that it leaves least of": (

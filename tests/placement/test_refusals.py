@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import test_decide
+from pictures import Picture
 
 from gangq.placement.decide import decide
 from gangq.placement.explain import explain
-from placement import test_decide
-from placement.pictures import Picture
 
 SAID = {
     "h0 AAAA....\nh1 AAAAAA..\nX 7": (
