@@ -8,7 +8,7 @@ TIMED := tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py
 # Of the tests that start processes, the ones that mostly wait.
 PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
 # What only computes, and then the longest of the rest: a file is not shared out.
-COMPUTES := tests/sql/test_plans.py tests/property/ tests/interleaving/ tests/simulator/ tests/schema/ \
+COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/interleaving/ tests/simulator/ tests/schema/ \
   $(filter-out %/test_plans.py,$(wildcard tests/sql/test_*.py)) tests/acceptance/ tests/client/
 LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile

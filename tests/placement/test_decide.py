@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pictures import after, drawn
+from drawn_boards import after, drawn
 
 PICTURES = {
     "a gang fills the host that it leaves least of": (

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import test_decide
-from pictures import Picture
+from drawn_boards import Picture
 
 from gangq.placement.decide import decide
 from gangq.placement.explain import explain
