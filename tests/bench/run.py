@@ -25,7 +25,6 @@ import idle
 import measures
 import per_job
 import pictures
-import placement
 import report
 from machine import describe, fsync_ms
 from measures import Measure, Sizes
@@ -35,6 +34,7 @@ from rich.console import Console
 from stage import Stage
 from systems import NAMES, Absent, System, load
 
+import placement
 from gangq.embedded import Binaries, Server, find_binaries
 
 SETTINGS = {
