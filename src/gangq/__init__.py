@@ -9,9 +9,12 @@ What is named here is imported when it is first used, so that a command as small
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Not typing: it would double the time in which the command `gangq` can still be read by others.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     __version__: str
 
     from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions

@@ -1,5 +1,15 @@
-"""`python -m gangq` is the command `gangq`."""
+"""The command `gangq`, also as `python -m gangq`."""
+
+import os
+
+from gangq import private
+from gangq.worker.liveness_memory import VARIABLE
+
+# Before the imports that take time: until it is closed, other processes of this user can read its environment.
+if VARIABLE in os.environ or any(map(private.is_secret, os.environ)):
+    private.close()
 
 from gangq.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

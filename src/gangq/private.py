@@ -2,23 +2,24 @@
 
 A job runs as its worker's user. Linux shows a process's environment, memory and open files to every process of
 the same user, unless the process says no (``PR_SET_DUMPABLE`` 0). Then only root can look. So a worker closes itself
-first, and the variables that hold a password travel from one program to the next in a sealed file without a name.
+first, and the variables that hold a password travel from one program to the next in a socket: a program that has just
+been started is open, and what is in its sockets can still not be opened through ``/proc``, as files and pipes can.
 
 The environment comes last: a program started by a service manager can get the address from a descriptor that was
 opened for it (``GANGQ_DSN_FD``) or from a credential, and no process ever has it in its environment.
+
+The command line imports this before anything else, so it imports what takes time only where that is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import json
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
-from gangq.errors import InvalidInput
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
 
 DSN_VARIABLE = "GANGQ_DSN"
 EMBEDDED = "embedded"
@@ -32,8 +33,6 @@ _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_GET_NAME = 16
-_F_ADD_SEALS = 1033
-_ALL_SEALS = 0x1 | 0x2 | 0x4 | 0x8
 _DSN_MAX = 1 << 16
 
 _kept: dict[str, int] = {}
@@ -59,6 +58,8 @@ def given_dsn(environ: MutableMapping[str, str] | None = None) -> str | None:
     Raises:
         InvalidInput: the descriptor or the credential cannot be read.
     """
+    from gangq.errors import InvalidInput
+
     environ = os.environ if environ is None else environ
     if environ.get(DSN_VARIABLE):
         return environ[DSN_VARIABLE]
@@ -68,7 +69,8 @@ def given_dsn(environ: MutableMapping[str, str] | None = None) -> str | None:
     credentials = environ.get(CREDENTIALS_VARIABLE)
     if not found and credentials:
         try:
-            found = _first_line((Path(credentials) / "dsn").read_text()[:_DSN_MAX])
+            with open(os.path.join(credentials, "dsn")) as file:
+                found = _first_line(file.read(_DSN_MAX))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
@@ -79,6 +81,8 @@ def given_dsn(environ: MutableMapping[str, str] | None = None) -> str | None:
 
 
 def _read_descriptor(named: str) -> str:
+    from gangq.errors import InvalidInput
+
     try:
         fd = int(named)
         with open(fd, closefd=fd > 2) as file:
@@ -100,12 +104,17 @@ def _first_line(text: str) -> str:
 
 
 def hand_over(secrets: Mapping[str, str]) -> int:
-    """Put secrets where the program that this process becomes finds them; the descriptor of it."""
-    fd = os.memfd_create("gangq-secrets", os.MFD_ALLOW_SEALING)
-    os.write(fd, json.dumps(dict(secrets)).encode())
-    fcntl.fcntl(fd, _F_ADD_SEALS, _ALL_SEALS)
-    os.set_inheritable(fd, True)
-    return fd
+    """Put secrets where the program that this process becomes finds them, as one message of a socket; the descriptor
+    of it.
+    """
+    import json
+    import socket
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.send(json.dumps(dict(secrets)).encode(), socket.MSG_DONTWAIT)
+    theirs.set_inheritable(True)
+    return theirs.detach()
 
 
 # -- closing ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,14 +38,38 @@ def test_a_descriptor_that_cannot_be_read_is_said() -> None:
             private.given_dsn({"GANGQ_DSN_FD": named})
 
 
-def test_what_is_handed_over_can_be_read_and_not_changed() -> None:
+def test_what_is_handed_over_is_read_once_by_who_has_it_and_opened_by_nobody() -> None:
     fd = private.hand_over({"GANGQ_DSN": DSN})
     try:
-        assert DSN.encode() in os.pread(fd, 4096, 0)
-        with pytest.raises(PermissionError):
-            os.pwrite(fd, b"x", 0)
+        with pytest.raises(OSError, match="No such device"):
+            os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        assert DSN.encode() in os.read(fd, 4096)
+        assert os.read(fd, 4096) == b""
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("given", [{"GANGQ_DSN": DSN}, {"PGPASSWORD": "x"}, {"GANGQ_SUPERVISOR": "9"}, {}])
+@pytest.mark.parametrize(
+    "command", [[str(Path(sys.executable).with_name("gangq"))], [sys.executable, "-m", "gangq"]]
+)
+def test_the_command_line_is_closed_before_it_imports_what_takes_time(
+    tmp_path: Path, command: list[str], given: dict[str, str]
+) -> None:
+    (tmp_path / "click.py").write_text(
+        "import ctypes, sys\n"
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), sys.modules.keys() & {'json', 'pathlib', 'typing'})\n"
+        "raise SystemExit\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if not private.is_secret(name)}
+    ended = subprocess.run(
+        [*command, "worker"],
+        env={**environ, "PYTHONPATH": str(tmp_path), **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ("0 set()\n" if given else "1 set()\n")
 
 
 def test_no_child_inherits_a_secret() -> None:

@@ -2,6 +2,9 @@
 
 Every process's environment, command line, memory and open files, through ``/proc``, by ptrace and by pidfd. The
 answer is a file of JSON: where the secret was, which processes are closed, and which were looked into.
+
+With a third argument, the name of a file, it looks again and again until that file exists, at what takes no time: to
+catch processes while they start. The answer is then where the secret was, and for how many seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import ctypes
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 _PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
@@ -112,5 +116,54 @@ def main(backwards: str, answer: str) -> None:
     Path(answer).write_text(json.dumps({"found": found, "open": open_, "closed": closed}))
 
 
+def lurk(backwards: str, answer: str, until: str) -> None:
+    secret = backwards[::-1].encode()
+    kept: dict[tuple[int, int], tuple[str, int]] = {}
+    seen: dict[str, list[float]] = {}
+
+    def look(where: str, data: bytes) -> None:
+        if secret in data:
+            seen.setdefault(where, []).append(time.monotonic())
+
+    rounds = 0
+    while not os.path.exists(until):
+        rounds += 1
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            if pid == os.getpid():
+                continue
+            try:
+                environ = contents(f"/proc/{pid}/environ")
+                if secret in environ + contents(f"/proc/{pid}/cmdline"):
+                    look(f"environ of {Path(f'/proc/{pid}/comm').read_text().strip()} {pid}", secret)
+                numbers = os.listdir(f"/proc/{pid}/fd")
+            except OSError:
+                continue
+            for number in numbers:
+                path = f"/proc/{pid}/fd/{number}"
+                try:
+                    target = os.readlink(path)
+                    where = f"fd {number} of {Path(f'/proc/{pid}/comm').read_text().strip()} {pid}, {target}"
+                    if target.startswith("pipe:"):
+                        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                        try:
+                            look(where, os.read(fd, 1 << 16))
+                        finally:
+                            os.close(fd)
+                    elif target.startswith("/memfd:"):
+                        fd = os.open(path, os.O_RDONLY)
+                        identity = os.fstat(fd).st_dev, os.fstat(fd).st_ino
+                        # What is open stays open, whatever its owner does to itself.
+                        if kept.setdefault(identity, (where, fd)) != (where, fd):
+                            os.close(fd)
+                    elif number == "0":
+                        look(where, contents(path))
+                except OSError:
+                    continue
+        for where, fd in kept.values():
+            look(where, os.pread(fd, 1 << 16, 0))
+    found = {where: round(times[-1] - times[0], 3) for where, times in seen.items()}
+    Path(answer).write_text(json.dumps({"found": found, "rounds": rounds}))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (lurk if len(sys.argv) > 3 else main)(*sys.argv[1:])

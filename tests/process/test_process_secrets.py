@@ -73,11 +73,11 @@ class House:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def run(self, *argv: str, **environ: str) -> subprocess.Popen[bytes]:
+    def run(self, *argv: str, stdin: Path = Path(os.devnull), **environ: str) -> subprocess.Popen[bytes]:
         enter = []
         if self.cgroup is not None:
             enter = ["sh", "-c", f'echo $$ > {self.cgroup}/cgroup.procs && exec "$0" "$@"']
-        with self.log_path.open("ab") as out:
+        with self.log_path.open("ab") as out, stdin.open("rb") as given:
             process = subprocess.Popen(
                 [*enter, *other_user.prefix(), *argv],
                 env={
@@ -89,7 +89,7 @@ class House:
                     **environ,
                 },
                 cwd=self.directory,
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -97,18 +97,24 @@ class House:
         self.started.append(process)
         return process
 
-    def worker(self, name: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
+    def worker(
+        self, name: str, *options: str, stdin: Path = Path(os.devnull), **environ: str
+    ) -> subprocess.Popen[bytes]:
         """A worker under its supervisor, once it has registered."""
         gangq = str(Path(sys.executable).with_name("gangq"))
         before = self.log.count(" registered ") if self.log_path.exists() else 0
         process = self.run(
-            gangq, "worker", "tasks_here:app", "--name", name, "--devices", "none", *options, **environ
+            gangq,
+            *("worker", "tasks_here:app", "--name", name, "--devices", "none", *options),
+            stdin=stdin,
+            **environ,
         )
         eventually(
             lambda: self.log.count(" registered ") > before or process.poll() is not None,
             f"{name} has registered\n{self.log_path.read_text()}",
             40,
         )
+        assert process.poll() is None, self.log
         return process
 
     def found_by(self, job_id: int, answer: Path, state: str = "done") -> dict[str, Any]:
@@ -134,6 +140,7 @@ class House:
 def house(dsn: str, client: Client) -> Iterator[House]:
     other_user.needed()
     short_leases(client, lease_s=60, heartbeat_s=1, grace_s=2)
+    client.set_queue(name="other")
     with other_user.directory() as directory:
         given = conninfo_to_dict(dsn)
         upstream = f"{given['host']}/.s.PGSQL.{given.get('port', '5432')}"
@@ -217,6 +224,49 @@ def test_the_address_given_on_the_command_line_does_not_stay_there(house: House,
     answer = house.directory / "answer"
     job = client.submit(task="command", payloads=[{"argv": snooping(SECRET, answer)}])[0]
     assert house.found_by(job, answer)["found"] == []
+
+
+@pytest.mark.parametrize("way", ["descriptor", "credential", "environment"])
+def test_a_job_that_watches_other_workers_start_and_die_finds_the_password_in_nothing_but_an_environment(
+    house: House, client: Client, way: str
+) -> None:
+    given = house.directory / "given"
+    given.mkdir()
+    (given / "dsn").write_text(house.dsn)
+    # Root's, as what StandardInput=file: names in a unit; a credential is the unit's own user's.
+    (given / "dsn").chmod(0o644 if way == "credential" else 0o600)
+    environ: dict[str, Any] = {"GANGQ_DSN": "", "PGPASSWORD": ""}
+    if way == "descriptor":
+        environ |= {"stdin": given / "dsn", "GANGQ_DSN_FD": "0"}
+    elif way == "credential":
+        environ |= {"CREDENTIALS_DIRECTORY": str(given)}
+    else:
+        environ = {}
+    house.worker("a", stdin=given / "dsn", GANGQ_DSN="", PGPASSWORD="", GANGQ_DSN_FD="0")
+    answer, enough = house.directory / "answer", house.directory / "enough"
+    job = client.submit(task="command", payloads=[{"argv": [*snooping(SECRET, answer), str(enough)]}])[0]
+    until_state(client, job, "running")
+    eventually(
+        lambda: any(b"snoop.py" in _command_line(e.pid) for e in processes_of(house, "python")), "it looks"
+    )
+    decoy = house.run("sleep", "2", PGPASSWORD=SECRET, GANGQ_DSN="")
+    for name in ("b", "c"):
+        before = {entry.pid for entry in processes_of(house, "gangq:")}
+        house.worker(name, "--queue", "other", **environ)
+        (born,) = [e for e in processes_of(house, "gangq:") if e.pid not in before]
+    reports = house.log.count("worker_ended")
+    procfs.strike([born])
+    eventually(lambda: house.log.count("worker_ended") > reports, "its supervisor has reported it", 20)
+    assert "report_left" not in house.log
+    decoy.wait(10)
+    enough.touch()
+    found = house.found_by(job, answer)["found"]
+    print(f"---- found: {json.dumps(found, indent=1)}")
+    assert found.pop(f"environ of sleep {decoy.pid}") > 1, "it can look"
+    if way == "environment":
+        # From the start of its interpreter until its first line.
+        found = {where: s for where, s in found.items() if not where.startswith("environ of ")}
+    assert found == {}
 
 
 def processes_of(house: House, name: str) -> list[procfs.Stat]:

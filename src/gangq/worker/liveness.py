@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -46,10 +47,10 @@ class Liveness:
     Without a supervisor, :meth:`registered`, :meth:`job` and :meth:`ended` do nothing.
     """
 
-    def __init__(self, backstop: Backstop, memory: Memory | None = None, pipe: int = -1) -> None:
+    def __init__(self, backstop: Backstop, memory: Memory | None = None, channel: int = -1) -> None:
         self._backstop = backstop
         self._memory = memory
-        self._pipe = pipe
+        self._channel = channel
         self._slots = list(range(liveness_memory.GUARDIANS))
         self._lock = threading.Lock()
 
@@ -68,13 +69,14 @@ class Liveness:
         ``GANGQ_SILENCE_S`` says, 30] counts when there is none.
         """
         environ = os.environ if environ is None else environ
+        handed_secrets(environ)
         named = environ.pop(liveness_memory.VARIABLE, "")
         found = _supervisor(named) if named else None
         if found is None:
             if silence_s is None:
                 silence_s = number_of(environ, SILENCE_VARIABLE, SILENCE_S)
             return cls(Backstop(silence_s=silence_s, dump_file=dump_file))
-        pipe, memory = found
+        channel, memory = found
         interval_s, silence_s = memory.terms
         backstop = Backstop(
             silence_s=max(silence_s + _AFTER_SUPERVISOR_S, _UNLEASED_S),
@@ -82,7 +84,7 @@ class Liveness:
             dump_file=open(memory.fd, "w", closefd=False),  # noqa: SIM115
             beat=memory.sign,
         )
-        return cls(backstop, memory, pipe)
+        return cls(backstop, memory, channel)
 
     @property
     def supervised(self) -> bool:
@@ -104,7 +106,7 @@ class Liveness:
         """
         self._backstop.stop()
         if self._memory is not None:
-            _write(self._pipe, liveness_memory.LEAVING)
+            _write(self._channel, liveness_memory.LEAVING)
 
     def registered(
         self,
@@ -140,7 +142,7 @@ class Liveness:
         except ValueError as problem:
             # The supervisor then ends this worker like any other, and leaves its jobs to the lease.
             log.warning("record_unwritten", extra={"error": str(problem)})
-        _write(self._pipe, liveness_memory.REGISTERED)
+        _write(self._channel, liveness_memory.REGISTERED)
 
     def job(self, job_id: int, token: int) -> None:
         """The handler of this job begins in this process; ``job(0, 0)``: no handler runs. For every job:
@@ -179,17 +181,23 @@ class Liveness:
             self._memory.forget()
 
 
-def handed_secrets(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What this worker's supervisor keeps out of its environment; nothing where it has no supervisor, or has become
-    an incarnation already.
+def handed_secrets(environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
+    """Take what this worker's supervisor keeps out of its environment; nothing where it has no supervisor, or the
+    second time. Only for a process that is closed (:func:`gangq.private.close`).
     """
     environ = os.environ if environ is None else environ
+    named = environ.get(liveness_memory.VARIABLE, "")
+    if not named.isdigit():
+        return {}
     try:
-        memory = Memory(int(environ.get(liveness_memory.VARIABLE, "").split(":")[1]))
-        if memory.incarnation or not memory.record:
-            return {}
-        found = json.loads(memory.record)
-        memory.register(0, b"")
+        channel = socket.socket(fileno=int(named))
+        try:
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            message, fds, _, _ = socket.recv_fds(channel, liveness_memory.SECRETS_MAX, 1, flags)
+        finally:
+            channel.detach()
+        environ[liveness_memory.VARIABLE] = f"{named}:{fds[0]}"
+        found = json.loads(message)
     except (IndexError, OSError, ValueError):
         return {}
     return {str(name): str(value) for name, value in found.items()}
@@ -216,9 +224,9 @@ def number_of(environ: Mapping[str, str], variable: str, default: float, *, zero
 
 def _supervisor(named: str) -> tuple[int, Memory] | None:
     try:
-        pipe, memory_fd = (int(word) for word in named.split(":"))
+        channel, memory_fd = (int(word) for word in named.split(":"))
         memory = Memory(memory_fd)
-        os.set_blocking(pipe, False)
+        os.set_blocking(channel, False)
     except (OSError, ValueError) as problem:
         log.warning(
             "supervisor_unknown",
@@ -229,16 +237,15 @@ def _supervisor(named: str) -> tuple[int, Memory] | None:
             },
         )
         return None
-    for fd in (pipe, memory_fd):
-        os.set_inheritable(fd, False)
-    return pipe, memory
+    os.set_inheritable(channel, False)
+    return channel, memory
 
 
-def _write(pipe: int, what: bytes) -> None:
+def _write(channel: int, what: bytes) -> None:
     """Say it, if somebody listens: a supervisor that is stopped reads nothing, one that was killed takes this
     process with it (PDEATHSIG).
     """
     try:
-        os.write(pipe, what)
+        os.write(channel, what)
     except OSError:
         return

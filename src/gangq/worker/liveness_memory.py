@@ -1,11 +1,12 @@
-"""What a worker and its supervisor share: a pipe, and one piece of memory that outlives the worker.
+"""What a worker and its supervisor share: a socket, and one piece of memory that outlives the worker.
 
-The supervisor (:mod:`gangq.worker.supervisor`) makes both and names them to the worker in ``GANGQ_SUPERVISOR``
-as ``<pipe>:<memory>``, two file descriptors. Over the pipe come single bytes that wake the supervisor
+The supervisor (:mod:`gangq.worker.supervisor`) makes both and names the socket to the worker in ``GANGQ_SUPERVISOR``.
+Its first message holds the secrets, which the worker must not have in its environment, and the descriptor of the
+memory. The worker takes both once it is closed to other processes of its user (:mod:`gangq.private`): before, any of
+them could open the memory through ``/proc`` and keep it. Over the socket come single bytes that wake the supervisor
 (:data:`REGISTERED`, :data:`LEAVING`). In the memory stands when a thread of the worker last ran
 (:attr:`Memory.signed_at`), and what the supervisor has to know once the worker cannot be asked any more: which job
-it was in, as which incarnation, where its database is, which of its processes are guardians. Before that it holds
-what the worker must not have in its environment: the secrets.
+it was in, as which incarnation, where its database is, which of its processes are guardians.
 
 A sign of life is a store into this memory and no system call: a thread that has the GIL for a moment must not
 have to give it up, and win it again, to say so.
@@ -25,7 +26,10 @@ import struct
 import time
 
 VARIABLE = "GANGQ_SUPERVISOR"
-"""Environment variable with ``<pipe>:<memory>``; only the worker that the supervisor started has it."""
+"""Environment variable with ``<socket>``, and ``<socket>:<memory>`` once the worker has both; only the worker that
+the supervisor started has it.
+"""
+SECRETS_MAX = 1 << 18
 
 REGISTERED = b"r"
 """It has become an incarnation: the record is there."""
@@ -143,7 +147,7 @@ class Memory:
         return self._map[_RECORD_AT : _RECORD_AT + length]
 
     def register(self, incarnation: int, record: bytes) -> None:
-        """The worker has become this incarnation. Before, as incarnation 0, the supervisor leaves it the secrets.
+        """The worker has become this incarnation.
 
         Raises:
             ValueError: a record that has no room here.

@@ -47,7 +47,6 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("psycopg").setLevel(logging.ERROR)
-    private.close()
     words = json.load(sys.stdin)
     record, facts = words["record"], words["facts"]
     os.environ.update(words["secrets"])

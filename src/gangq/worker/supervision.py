@@ -94,7 +94,7 @@ class Silence:
         """Count a wait that was to end after ``wait_s`` seconds; return how long this process was not running.
 
         A wait that ends much too late means that this process was stopped, or the machine around it: the
-        worker may have spoken, and then its word lies in the pipe, or have been stopped just as well.
+        worker may have spoken, and then its word lies in the socket, or have been stopped just as well.
         """
         passed, self._at = now - self._at, now
         paused_s = passed - wait_s if passed > wait_s + _PAUSED_S else 0.0
@@ -191,7 +191,6 @@ class Supervisor:
         if self.notifier.watchdog_s is not None:
             interval_s = min(interval_s, self.notifier.watchdog_s / 4)
         self.memory = liveness_memory.Memory.create(interval_s=interval_s, silence_s=silence_s)
-        self.memory.register(0, secrets)
         self.silence = Silence(start_s, time.monotonic())
         self.alive = False
         self.signed_at = 0.0
@@ -225,23 +224,27 @@ class Supervisor:
         self.foreign = _children()
         signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
         self.signals = _signalfd(self.libc, [*_FORWARDED, signal.SIGCHLD])
-        self.pipe, theirs = os.pipe()
-        os.set_blocking(self.pipe, False)
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        # The worker takes them once it is closed to other processes of its user, as this one is.
+        memory = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, self.memory.fd.to_bytes(4, sys.byteorder))
+        ours.sendmsg([self.secrets], [memory])
+        ours.setblocking(False)
+        self.channel = ours.detach()
         # Imports of the worker may take longer than a service manager waits for one to be ready.
         self.notifier.say(f"EXTEND_TIMEOUT_USEC={int(self.start_s * 1e6)}", "STATUS=starting")
         parent = os.getpid()
         self.child = os.fork()
         if self.child == 0:
-            self.become(theirs, parent)
+            self.become(theirs.fileno(), parent)
         # In both: whoever comes second finds it done.
         _own_group(self.child)
-        os.close(theirs)
+        theirs.close()
         self.oom = oom.OomWatch(cgroup.find("memory", pid=self.child))
         self.poll = select.poll()
         self.poll.register(self.signals, select.POLLIN)
-        self.poll.register(self.pipe, select.POLLIN)
+        self.poll.register(self.channel, select.POLLIN)
 
-    def become(self, pipe: int, parent: int) -> None:
+    def become(self, channel: int, parent: int) -> None:
         """In the forked child of ``parent``: turn into the worker; never return."""
         try:
             # A group of its own: what a terminal sends to the foreground comes through this process, once,
@@ -254,9 +257,8 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            for fd in (pipe, self.memory.fd):
-                os.set_inheritable(fd, True)
-            env = {**self.environ, liveness_memory.VARIABLE: f"{pipe}:{self.memory.fd}"}
+            os.set_inheritable(channel, True)
+            env = {**self.environ, liveness_memory.VARIABLE: str(channel)}
             os.execve(self.argv[0], self.argv, env)
         except BaseException as problem:
             _offer(2, f"gangq supervisor: cannot start {self.argv[0]!r}: {problem}\n".encode())
@@ -275,7 +277,7 @@ class Supervisor:
                 self.paused_s += paused_s
                 self.say("warning", "supervisor_paused", paused_s=round(paused_s, 1))
             for fd, _ in ready:
-                if fd == self.pipe:
+                if fd == self.channel:
                     self.listen()
                 elif fd == self.signals:
                     self.obey()
@@ -288,9 +290,12 @@ class Supervisor:
 
     def listen(self) -> None:
         """What wakes this process, or the end of whoever could."""
-        data = os.read(self.pipe, 4096)
+        try:
+            data = os.read(self.channel, 4096)
+        except ConnectionResetError:  # It ended before it took its secrets.
+            data = b""
         if not data:
-            self.poll.unregister(self.pipe)
+            self.poll.unregister(self.channel)
             return
         self.silence.heard()
         if liveness_memory.REGISTERED in data:
@@ -715,17 +720,21 @@ def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) 
     # name; that directory itself stays, because the address of a database may name files relative to it.
     program = (
         "import sys; sys.path[:] = [sys.argv[1]] + [place for place in sys.path if place]; "
-        "from gangq.worker.report import main; main()"
+        "from gangq import private; private.close(); from gangq.worker.report import main; main()"
     )
+    # Not a pipe: until it is closed, other processes of its user could open that and read the secrets.
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     # Not the signals that this process has blocked: it could not even be interrupted.
     reporter = subprocess.Popen(
         [sys.executable, "-c", program, root],
-        stdin=subprocess.PIPE,
+        stdin=theirs.fileno(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environ,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
     )
+    theirs.close()
+    reporter.stdin = os.fdopen(ours.detach(), "wb", 0)
     # Not to our own standard error: who writes to a pipe that nobody reads does not get to report.
     try:
         said, _ = reporter.communicate(words, timeout=for_s)
@@ -751,9 +760,8 @@ def main(argv: list[str]) -> int:
         if name == "--json":
             as_json = True
         elif name == "--secrets":
-            with open(int(argv.pop(0)), "rb") as file:
-                file.seek(0)
-                secrets = file.read()
+            with open(int(argv.pop(0)), "rb", 0) as file:
+                secrets = file.read(liveness_memory.SECRETS_MAX)
         elif name in options:
             options[name] = float(argv.pop(0))
         else:
