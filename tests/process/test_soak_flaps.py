@@ -74,7 +74,8 @@ class Machine:
         self._number = number
         self._directory = directory
         self._environ = {**os.environ, "GANGQ_DSN": dsn, "SOAK_DSN": dsn}
-        self._log = (directory / f"w{number}.log").open("ab")
+        self.log = directory / f"w{number}.log"
+        self._log = self.log.open("ab")
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -326,6 +327,11 @@ def _tell(
         "workers that ended": sum(len(machine.codes) for machine in machines),
     }
     table = [*((f"  {kind}", count) for kind, count in sorted(flaps.items()))]
+    for machine in machines:
+        if machine.codes:
+            words = machine.log.read_text(errors="replace").splitlines()
+            print(f"{machine.log.name} ended with {machine.codes}; its last errors:")
+            print(*[line for line in words if " ERROR " in line or " CRITICAL " in line][-8:], sep="\n")
     for what, number in [*list(numbers.items())[:2], *table, *list(numbers.items())[2:]]:
         print(f"| {what:<40} | {number:>6} |")
     assert client.violations() == []
