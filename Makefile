@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-timed test-rest test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
+.PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -49,16 +49,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What measures time waits more than it computes. The rest takes what it leaves of the processors, at a low priority; by
-# the time it comes to programs and their deadlines, the others are done.
+# What waits for a database runs four at a time; what measures time or kills processes has a core to itself.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory -j2 test-timed test-rest
-
-test-timed: $(VENV)/.dev
+	$(PYTEST) -n 4 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
 	$(PYTEST) -n 2 tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
-
-test-rest: $(VENV)/.dev
-	nice -n 15 $(PYTEST) -n 5 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
