@@ -246,7 +246,8 @@ def test_healthy_jobs_outlive_every_flap(server: Server, tmp_path: Path) -> None
         with Client(dsn) as client:
             client.configure(lease_s=LEASE_S)
             backlog = int((WORKERS - LONG_JOBS) * SECONDS / (sum(JOB_S) / 2)) + WORKERS
-            jobs = client.submit(task="beats", payloads=[{"for_s": SECONDS + 3600}] * LONG_JOBS)
+            long_s = SECONDS + 3600
+            jobs = client.submit(task="beats", payloads=[{"for_s": long_s}] * LONG_JOBS, budget_s=long_s)
             jobs += client.submit(
                 task="beats", payloads=[{"for_s": rng.uniform(*JOB_S)} for _ in range(backlog)]
             )
