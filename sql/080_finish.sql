@@ -187,6 +187,25 @@ comment on function gangq.lock_job is
   'Internal. For the verbs of its worker: locks a job, or its gang and all members, in the fixed order; returns the job. Raises '
   '42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
 
+create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  free_jobs bigint[];
+  free_gangs bigint[];
+begin
+  free_gangs := array(select g.id from unnest(lock_free.gang_ids) as g(id) where gangq.try_lock_gang(g.id));
+  free_jobs := array(
+    select l.id from (
+      select j.id from gangq.live_jobs j where j.id = any (lock_free.job_ids) and j.gang_id is null order by j.id for update skip locked) l);
+  return array(
+    select j.id from gangq.live_jobs j
+    where j.id = any (lock_free.job_ids)
+      and case when j.gang_id is null then j.id <> all (free_jobs) else j.gang_id <> all (free_gangs) end);
+end $$;
+comment on function gangq.lock_free is
+  'Internal. Of these jobs, which are in these gangs or in none, locks those that nobody else holds, with their gangs, and '
+  'returns the others. Never waits.';
+
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
 -- the caller's to finish. waited_for: gangs wait, and the caller asks for a tick; refillable: but need not where the claimer
 -- claims as many jobs as these were, for then no gang has more room than before. Verbs call it by assignment, which costs no query.
@@ -201,6 +220,7 @@ declare
   p record;
   big record;
   outcome text;
+  busy bigint[] := '{}';
 begin
   if coalesce(cardinality(finish.job_ids), 0) = 0 or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
     or cardinality(finish.results) <> cardinality(finish.job_ids) then
@@ -218,10 +238,12 @@ begin
     end if;
   end if;
   select m.gang_ids, exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for,
-    (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign
+    (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign, m.touched
   into look
   from (
-    select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by
+    select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by,
+      -- Whoever claimed it has locked it, too. With another transaction's lock there, that may be open still.
+      bool_or(j.xmax not in ('0', j.xmin)) as touched
     from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
   if look.foreign is not null then
     perform gangq.refuse_login(look.foreign);
@@ -239,7 +261,17 @@ begin
         select 1 from gangq.live_jobs j
         where j.incarnation = finish.claimer and j.token is not null and j.request_id = finish.request_id);
   end if;
-  if look.gang_ids <> '{}' then
+  if not strict and (look.touched or look.gang_ids <> '{}') then
+    -- What one caller's open transaction holds keeps the others of the batch waiting for nothing.
+    busy := gangq.lock_free(finish.job_ids, look.gang_ids);
+    if busy <> '{}' then
+      select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'), coalesce(array_agg(c.result), '{}')
+      into finish.job_ids, finish.tokens, finish.results
+      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result) where (c.id = any (busy)) is not true;
+      others := busy;
+      outcomes := array_fill('busy'::text, array[cardinality(busy)]);
+    end if;
+  elsif look.gang_ids <> '{}' then
     perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
     perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (look.gang_ids) order by j.id for update;
   end if;
@@ -287,7 +319,7 @@ begin
   end if;
 end $$;
 comment on function gangq.finish is
-  'Internal. Ends these jobs as done. others, outcomes: gang members, repeated and stale pairs, one by one.';
+  'Internal. Ends these jobs as done. others, outcomes: gang members, repeated, stale and busy pairs, one by one.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
@@ -310,7 +342,8 @@ end $$;
 comment on function gangq.complete is
   'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s transaction: then the job is done '
   'exactly when the caller''s own writes are committed. A success reported while told to stop counts. outcome: done, '
-  'repeated (this token had ended it before), or with strict => false stale; with strict a stale pair raises GQ003 and '
+  'repeated (this token had ended it before), or with strict => false stale, and busy (somebody''s open transaction holds the '
+  'job or its gang: nothing has changed for it, say it again); with strict it is waited for, and a stale pair raises GQ003 and '
   'nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang''s barrier is shut), GQ007, 42501 (another login''s worker '
   'holds one: a member of that login may complete it in a transaction of its own).';
 

@@ -862,7 +862,8 @@ def complete(
 ) -> Query[list[rows.Outcome]]:
     """Finish jobs as done. With `connection`, in its transaction. `results` is aligned with `job_ids`.
 
-    `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it.
+    `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it, and says
+    `busy` of one that somebody's open transaction holds, in place of waiting for it.
     """
     query = _rows(
         "complete",

@@ -186,7 +186,9 @@ class BarrierMember:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a final call did for one job: done or released, repeated (said before, harmless), or stale."""
+    """What a final call did for one job: done or released, repeated (said before, harmless), stale, or busy
+    (somebody's open transaction holds it: nothing has changed, say it again).
+    """
 
     job_id: int
     outcome: str

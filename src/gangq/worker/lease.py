@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gangq.errors import GangqError, IncarnationEnded, NotFound
+from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
 from gangq.watchdogs import signs
 from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import ActiveJob
@@ -171,12 +171,14 @@ class LeaseKeeper:
         if not pairs:
             return
         log.error("unknown_claims", extra={"jobs": [job_id for job_id, _ in pairs]})
-        self._session.client.release(
-            job_ids=[job_id for job_id, _ in pairs],
-            tokens=[token for _, token in pairs],
-            reason="its worker knows nothing of this claim",
-        )
-        self._strange = {}
+        for job_id, token in pairs:
+            try:
+                self._session.client.release(
+                    job_ids=[job_id], tokens=[token], reason="its worker knows nothing of this claim"
+                )
+            except Busy:
+                continue  # Somebody's open transaction holds it: again after the next beat.
+            del self._strange[job_id, token]
 
 
 class LeaseWatch:

@@ -34,6 +34,7 @@ from gangq.worker.claims import AlongUnderWay, ClaimSource
 from gangq.worker.drain import Drain
 from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
+from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.lines import LineWatch
@@ -214,9 +215,9 @@ class Worker:
                 lease_s=session.terms.lease_s,
             )
             lines.answer_s = session.terms.answer_s
-            with self._threads(session) as serve:
+            with self._threads(session) as (serve, held):
                 serve()
-                self._settle(session)
+                self._settle(session, held)
                 if session.stuck:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
@@ -256,8 +257,8 @@ class Worker:
                     return None
 
     @contextlib.contextmanager
-    def _threads(self, session: Session) -> Iterator[Callable[[], None]]:
-        """The threads around one incarnation; yields what the main thread does meanwhile."""
+    def _threads(self, session: Session) -> Iterator[tuple[Callable[[], None], HeldReports]]:
+        """The threads around one incarnation; yields what the main thread does meanwhile, and the reports held up."""
         reporter = Reporter(session, lambda: self._drain.impatient(session))
         watching = Watching(session, self._detection, self._sampler)
         epochs = EpochWatch(session, self._ports)
@@ -332,7 +333,7 @@ class Worker:
         maintenance.start()
         drainer.start()
         try:
-            yield serve
+            yield serve, reporter.held
         finally:
             session.closing.set()
             for part in (keeper, epochs, reporter, listener, maintenance, server):
@@ -565,10 +566,21 @@ class Worker:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def _settle(self, session: Session) -> None:
-        """Wait until nothing of this incarnation runs, or only what nothing can kill."""
+    def _settle(self, session: Session, held: HeldReports) -> None:
+        """Wait until nothing of this incarnation runs, or only what nothing can kill; and one grace at most until
+        what has ended is reported, where an open transaction is in the way.
+        """
+        until: float | None = None
         while not session.table.wait_empty(0.2):
-            if session.stuck and len(session.stuck) >= len(session.table):
+            left = len(session.table) - len(session.stuck)
+            if left <= 0:
+                return
+            if left > len(held):
+                until = None
+            elif until is None:
+                until = boottime() + session.terms.grace_s
+            elif boottime() > until:
+                log.error("reports_unsaid", extra={"jobs": left, "advice": "they will run again"})
                 return
 
     def _retire(self, session: Session) -> bool:

@@ -2,7 +2,8 @@
 
 Every such call carries the job's token and may be repeated, so each is repeated until it is answered: a reply
 lost on the wire must neither lose a result nor double one. An incarnation that has ended ends the repeating
-too: by then the answer could only be "stale".
+too: by then the answer could only be "stale". Of a job that somebody's open transaction holds it is said later
+(:class:`gangq.worker.held.HeldReports`), and nothing else waits for that.
 """
 
 from __future__ import annotations
@@ -13,14 +14,24 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.client.encoding import dumps, note_for
-from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken, WrongState
+from gangq.errors import (
+    Busy,
+    GangqError,
+    IncarnationEnded,
+    InvalidInput,
+    NotFound,
+    StaleToken,
+    WrongState,
+)
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
+from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import until_answered
+from gangq.worker.retry import ANSWERS, until_answered
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -90,6 +101,8 @@ class Reporter:
         self._session = session
         self._impatient = impatient
         self._finished: deque[ActiveJob] = deque()
+        self.held = HeldReports(session.work.set)
+        """The jobs that have ended and of which it could not be said yet."""
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._waiters = 0
@@ -127,6 +140,7 @@ class Reporter:
         """Flush no more by itself."""
         self._stop.set()
         self._called.set()
+        self.held.stop()
 
     # -- done ------------------------------------------------------------------------------------------------
 
@@ -263,8 +277,8 @@ class Reporter:
                 # The same is said alone: it may be repeated.
                 self._finished.extendleft(reversed(batch))
         if outcomes is not None:
-            self._log_stale(outcomes)
-            self._session.table.remove(*batch)
+            self._hear(outcomes, batch)
+            self._forget(batch)
         with self._turn:
             self._turn.notify_all()  # Who waits for the rest of this call may have something to run now.
 
@@ -281,11 +295,14 @@ class Reporter:
             if outcomes is None:
                 self._complete(batch)
             else:
-                self._log_stale(outcomes)
+                self._hear(outcomes, batch)
         except GangqError as problem:
             self._complete_each(batch, problem)
         finally:
-            self._session.table.remove(*batch)
+            self._forget(batch)
+
+    def _forget(self, batch: Sequence[ActiveJob]) -> None:
+        self._session.table.remove(*(job for job in batch if job not in self.held))
 
     def _complete(self, batch: Sequence[ActiveJob]) -> None:
         outcomes = until_answered(
@@ -298,13 +315,23 @@ class Reporter:
             "complete",
             self._hopeless,
         )
-        self._log_stale(outcomes or ())
+        self._hear(outcomes or (), batch)
 
-    @staticmethod
-    def _log_stale(outcomes: Sequence[Outcome]) -> None:
+    def _hear(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
         for outcome in outcomes:
             if outcome.outcome == "stale":
                 log.error("result_stale", extra={"job": outcome.job_id})
+            elif outcome.outcome == "busy":
+                job = next(one for one in batch if one.id == outcome.job_id)
+                self.held.add(job, partial(self._say, job, "complete", partial(self._complete_held, job)))
+
+    def _complete_held(self, job: ActiveJob) -> None:
+        outcomes = self._session.client.complete(
+            job_ids=[job.id], tokens=[job.token], results=[job.result], strict=False
+        )
+        if [one.outcome for one in outcomes] == ["busy"]:
+            raise Busy(f"somebody's open transaction holds job {job.id}")
+        self._hear(outcomes, [job])
 
     def _complete_each(self, batch: Sequence[ActiveJob], problem: GangqError) -> None:
         """One of the batch is refused (too large): a note takes the place of its result, and all are done."""
@@ -328,11 +355,10 @@ class Reporter:
                 problem = own
             else:
                 return
-        self._fail(
+        self.failed(
             job,
             describe(type(problem).__name__, f"its result could not be reported: {problem}"),
-            False,
-            "error",
+            retryable=False,
         )
 
     # -- not done --------------------------------------------------------------------------------------------
@@ -341,24 +367,20 @@ class Reporter:
         self, job: ActiveJob, error: dict[str, Any], *, retryable: bool = True, cause: str = "error"
     ) -> None:
         """It failed; see :func:`describe`."""
-        try:
-            self._fail(job, error, retryable, cause)
-        finally:
-            self._session.table.remove(job)
 
-    def _fail(self, job: ActiveJob, error: dict[str, Any], retryable: bool, cause: str) -> None:
-        state = self._said(
+        def said(state: Any) -> None:
+            if state in (None, "repeated", "done"):
+                return
+            about = {"state": state, "error_type": error["type"], "error": error["message"][:500]}
+            log.warning("job_failed", extra={**job.extra, **about})
+
+        self._say_or_hold(
             job,
             "fail",
             lambda: self._session.client.fail(
                 job_id=job.id, token=job.token, error=error, retryable=retryable, cause=cause
             ),
-        )
-        if state in (None, "repeated", "done"):
-            return
-        log.warning(
-            "job_failed",
-            extra={**job.extra, "state": state, "error_type": error["type"], "error": error["message"][:500]},
+            said,
         )
 
     def tripped(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> None:
@@ -368,23 +390,22 @@ class Reporter:
         except InvalidInput as problem:
             # Whatever it was that could not be kept: the job must get its last word.
             evidence = {"dropped": str(problem)}
-        try:
-            outcome = self._said(job, "trip", lambda: self._trip(job, trip, evidence))
-            log.warning("job_tripped", extra={**job.extra, "code": int(trip.code), "state": outcome})
-        finally:
-            self._session.table.remove(job)
-
-    def _trip(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> str:
-        outcome: str = self._session.client.trip(
-            incarnation=self._session.incarnation,
-            job_id=job.id,
-            token=job.token,
-            code=int(trip.code),
-            error=error_of(trip, evidence),
-            evidence=evidence,
-            devices=list(trip.devices),
+        self._say_or_hold(
+            job,
+            "trip",
+            lambda: self._session.client.trip(
+                incarnation=self._session.incarnation,
+                job_id=job.id,
+                token=job.token,
+                code=int(trip.code),
+                error=error_of(trip, evidence),
+                evidence=evidence,
+                devices=list(trip.devices),
+            ),
+            lambda state: log.warning(
+                "job_tripped", extra={**job.extra, "code": int(trip.code), "state": state}
+            ),
         )
-        return outcome
 
     def completed_by_handler(self, job: ActiveJob, error: dict[str, Any] | None) -> None:
         """``ctx.complete(connection)`` was called: whether it *happened* depends on the caller's commit.
@@ -401,37 +422,40 @@ class Reporter:
 
     def stopped(self, job: ActiveJob) -> None:
         """Nothing of it runs any more, because it was told to stop or was never started."""
-        try:
-            if job.lost is not None:
-                return
-            if job.told_by_server:
-                self._ack(job)
-            else:
-                # Should the database have told it to stop as well by now, it takes this for the ack.
-                self._release(job)
-        finally:
-            self._session.table.remove(job)
+        if job.lost is not None:
+            self.forget(job)
+        elif job.told_by_server:
+            self._ack(job)
+        else:
+            # Should the database have told it to stop as well by now, it takes this for the ack.
+            self._release(job)
 
     def _ack(self, job: ActiveJob) -> None:
-        state = self._said(
+        self._say_or_hold(
             job,
             "ack_preempted",
             lambda: self._session.client.ack_preempted(job_id=job.id, token=job.token),
+            lambda state: log.info(
+                "job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state}
+            ),
         )
-        log.info("job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state})
 
     def _release(self, job: ActiveJob) -> None:
         reason = {
             "drain": f"worker {self._session.name} was stopped by its operator",
             "lease": f"worker {self._session.name} could not renew its lease",
         }.get(job.stop_reason or "", "its worker did not start it")
-        outcomes = self._said(
+
+        def said(outcomes: Sequence[Outcome] | None) -> None:
+            outcome = outcomes[0].outcome if outcomes else None
+            log.info("job_released", extra={**job.extra, "reason": reason, "outcome": outcome})
+
+        self._say_or_hold(
             job,
             "release",
             lambda: self._session.client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
+            said,
         )
-        outcome = outcomes[0].outcome if outcomes else None
-        log.info("job_released", extra={**job.extra, "reason": reason, "outcome": outcome})
 
     def forget(self, job: ActiveJob) -> None:
         """Its claim was lost: nothing is said about it."""
@@ -439,14 +463,32 @@ class Reporter:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _said(self, job: ActiveJob, what: str, call: Any) -> Any:
+    def _say_or_hold(
+        self, job: ActiveJob, what: str, call: Callable[[], Any], said: Callable[[Any], None]
+    ) -> None:
+        """Make this call, the last word about the job; ``said`` hears the answer, perhaps after this has returned."""
+        if not self._say(job, what, call, said):
+            self.held.add(job, partial(self._say, job, what, call, said))
+
+    def _say(
+        self, job: ActiveJob, what: str, call: Callable[[], Any], said: Callable[[Any], None] | None = None
+    ) -> bool:
+        """The same; False where somebody's transaction holds the job. With its last word it leaves the table."""
+        held = False
         try:
-            return until_answered(call, what, self._hopeless)
+            answer = until_answered(call, what, self._hopeless, answers=(*ANSWERS, Busy))
+            if said is not None:
+                said(answer)
+        except Busy:
+            held = not self._hopeless()
         except (StaleToken, WrongState, NotFound, IncarnationEnded) as problem:
             log.error("report_stale", extra={**job.extra, "call": what, "error": str(problem)})
         except GangqError as problem:
             log.error("report_refused", extra={**job.extra, "call": what, "error": str(problem)})
-        return None
+        finally:
+            if not held:
+                self._session.table.remove(job)
+        return not held
 
     def _hopeless(self) -> bool:
         return self._session.ended.is_set() or self._impatient()

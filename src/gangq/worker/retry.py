@@ -50,20 +50,24 @@ def backoff(first_s: float = 0.05, most_s: float = 1.0) -> Iterator[float]:
 
 
 def until_answered(
-    call: Callable[[], T], what: str, give_up: Callable[[], bool], pause: threading.Event | None = None
+    call: Callable[[], T],
+    what: str,
+    give_up: Callable[[], bool],
+    pause: threading.Event | None = None,
+    answers: tuple[type[GangqError], ...] = ANSWERS,
 ) -> T | None:
     """Repeat ``call`` until the database answers, and return the answer; None once ``give_up()`` says so.
 
     Only for calls that may be repeated: every one that carries a token or a request id is. ``pause`` ends the
-    waiting between two tries early when set. Errors that are an answer (a stale token, say) are raised at once,
-    and those that nobody foresaw after 15 s.
+    waiting between two tries early when set. Errors that are among `answers` (a stale token, say) are raised at
+    once, and those that nobody foresaw after 15 s.
     """
     waits = backoff()
     until: float | None = None
     while True:
         try:
             return call()
-        except ANSWERS:
+        except answers:
             raise
         except GangqError as problem:
             if not isinstance(problem, TRANSIENT):

@@ -78,7 +78,8 @@ class HardExit:
             log.info("no_stack_dump")
         try:
             self._reporter.flush()
-            others = [other for other in self._session.table.snapshot() if other is not job]
+            # What has ended and is still here is held by an open transaction: to hand it back would wait for that.
+            others = [one for one in self._session.table.snapshot() if one is not job and not one.reporting]
             if others and not self._session.ended.is_set():
                 self._session.client.release(
                     job_ids=[other.id for other in others],
