@@ -225,9 +225,9 @@ begin
   delete from gangq.worker_names n where n.name = any (array(
     select z.name from gangq.worker_names z
     where not exists (select 1 from gangq.incarnations i where i.name = z.name) for update skip locked));
-  -- Who ended over a trip keeps its lease as long as its jobs: until it is over, their devices are nobody's.
+  -- Who ended over a trip keeps its lease as long as its jobs, and until it is over: their devices are nobody's so long.
   delete from gangq.leases l using gangq.incarnations i
-  where i.id = l.incarnation and i.ended_at is not null and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
+  where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
   -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset 0): no join reads all jobs.
   delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
     and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
