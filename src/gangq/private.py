@@ -49,6 +49,11 @@ def take_secrets(environ: MutableMapping[str, str]) -> dict[str, str]:
     return {name: environ.pop(name) for name in list(environ) if is_secret(name)}
 
 
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a program that needs no database."""
+    return {name: value for name, value in environ.items() if not is_secret(name)}
+
+
 def given_dsn(environ: MutableMapping[str, str] | None = None) -> str | None:
     """The database that the environment names: ``GANGQ_DSN``, else what is read from ``GANGQ_DSN_FD``, else the
     credential ``dsn``. None: it names none.

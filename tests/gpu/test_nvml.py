@@ -294,6 +294,19 @@ def test_an_interpreter_that_cannot_be_started_is_a_warning(
     assert "/nowhere/python" in found.warnings[0]
 
 
+def test_the_probe_is_told_no_address_of_a_database(
+    fake_nvml: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    spy = tmp_path / "python"
+    spy.write_text(f"#!/bin/sh\nenv > {told}\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(spy))
+    detect(environ={**fake_nvml(gpu("a")), "GANGQ_DSN": "secret-one", "PGPASSWORD": "secret-two"})
+    assert "FAKE_NVML" in told.read_text()
+    assert "secret" not in told.read_text()
+
+
 class NVMLError(Exception):
     value = 12
 

@@ -265,6 +265,14 @@ def test_a_command_is_a_list_of_words_and_knows_the_worker(tmp_path: Path) -> No
     assert out.read_text() == repr((["a b", "$HOME; rm -rf /"], "w1"))
 
 
+def test_a_program_of_the_host_is_told_no_address_of_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GANGQ_DSN", "secret-one")
+    monkeypatch.setenv("PGPASSWORD", "secret-two")
+    said = run(["env"], 10, {"GANGQ_WORKER": "w1"}).output
+    assert "GANGQ_WORKER=w1" in said
+    assert "secret" not in said
+
+
 def test_a_command_that_fails_is_quoted_with_what_it_said() -> None:
     done = RestartCommand([sys.executable, "-c", "import sys; sys.exit('no such\\nthing')"]).restart(1, {})
     assert not done.ok

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gangq import private
 from gangq.errors import DriverUnavailable
 from gangq.gpu.declared import DeclaredDriver
 from gangq.gpu.device import Device, Driver, Source
@@ -105,7 +106,7 @@ def _ask(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            env={**private.without_secrets(environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
     except OSError as error:

@@ -300,14 +300,13 @@ class SamplerProcess:
         command += [str(self._source), str(os.getpid()), str(self._poll_s), str(call.fd)]
         # It must import what this process imports, and nothing that merely lies in the working directory.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environ = {name: value for name, value in self._environ.items() if not private.is_secret(name)}
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                env={**private.without_secrets(self._environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
                 start_new_session=True,
                 pass_fds=[call.fd],
             )

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gangq import private
+
 _OUTPUT = 2000
 """Characters kept of what a program said, the last ones."""
 _REAP_S = 2.0
@@ -40,9 +42,10 @@ class Ran:
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Ran:
     """Run ``argv``, without a shell, for at most ``timeout_s`` seconds; never raises for what becomes of it.
 
-    ``environ`` is added to this process's environment. At the limit its whole process group is killed. What it
-    leaves in the background when it ends by itself (a worker that it has started) lives on, and is not waited
-    for: the output goes through a file, because a pipe would stay open as long as that worker.
+    ``environ`` is added to this process's environment, without the address of the database. At the limit its whole
+    process group is killed. What it leaves in the background when it ends by itself (a worker that it has started)
+    lives on, and is not waited for: the output goes through a file, because a pipe would stay open as long as that
+    worker.
     """
     words = tuple(argv)
     with tempfile.TemporaryFile() as out:
@@ -52,7 +55,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **(environ or {})},
+                env={**private.without_secrets(os.environ), **(environ or {})},
                 start_new_session=True,
             )
         except OSError as refused:
