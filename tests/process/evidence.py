@@ -56,10 +56,11 @@ class Journal:
 
     def entries(self, what: str | None = None, job: int | None = None) -> list[dict[str, Any]]:
         try:
-            lines = self.path.read_text().splitlines()
+            text = self.path.read_text()
         except FileNotFoundError:
             return []
-        found = [json.loads(line) for line in lines]
+        # A line that crosses a page of the file may be seen while only half of it is there.
+        found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [e for e in found if what in (None, e["what"]) and job in (None, e["job"])]
 
     def attempts(self, job: int) -> list[int]:

@@ -23,6 +23,7 @@ def until_gang_at_work(floor: Floor, gang: Any) -> list[int]:
 
 def test_the_kill_of_postgresql_costs_running_work_nothing(mortal_floor: Floor, mortal: Server) -> None:
     floor = mortal_floor
+    floor.configure(lease_s=60)  # However long it takes to start again.
     inline = floor.start("inline", commands=False)
     handler = floor.inline(payload=DEAF)
     floor.until_at_work(handler)

@@ -298,8 +298,9 @@ def _flap(site: Site, rng: random.Random, directory: Path) -> Counter[str]:
 
 def _journal(directory: Path, word: str) -> list[int]:
     path = directory / "journal"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [int(line.split()[1]) for line in lines if line.startswith(word)]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    # One that is being written may be there by half.
+    return [int(line.split()[1]) for line in lines if line.startswith(word) and line.endswith("\n")]
 
 
 def _open(client: Client, jobs: list[int]) -> int:
