@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -46,6 +47,12 @@ def _servers() -> list[Binaries]:
         if bindir:
             patch.setenv("GANGQ_PG_BINDIR", str(Path(bindir).resolve()))
         return find_binaries()
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what the tests start: what a shell runs in its background ignores it, and passes that on."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -117,7 +117,7 @@ def test_exchanged_cards_are_as_good(client: Client) -> None:
 def test_the_operator_knows_better_than_the_last_time(client: Client) -> None:
     ended(client, cards(0, 1, 2))
     check(client, cards(0), GANGQ_EXPECT_GPUS="1")
-    with pytest.raises(Unfit, match="sees 1 devices, GANGQ_EXPECT_GPUS asks for 2"):
+    with pytest.raises(Unfit, match="sees 1 device, GANGQ_EXPECT_GPUS asks for 2"):
         check(client, cards(0), GANGQ_EXPECT_GPUS="2")
     with pytest.raises(InvalidInput, match="GANGQ_EXPECT_GPUS is 'many'"):
         check(client, cards(0), GANGQ_EXPECT_GPUS="many")

@@ -179,9 +179,10 @@ def _all_devices(
     # The number alone convicts: cards are exchanged, and MIG instances made anew.
     names = f" (missing: {', '.join(missing)})" if missing else ""
     warnings = "".join(f" {warning}" for warning in detection.warnings)
+    devices = "1 device" if len(seen) == 1 else f"{len(seen)} devices"
     source = f"{EXPECT_VARIABLE} asks for" if said else "its predecessor on this host saw"
     raise Unfit(
-        f"worker {options.name!r} does not start: it sees {len(seen)} devices, {source} {expected}{names}."
+        f"worker {options.name!r} does not start: it sees {devices}, {source} {expected}{names}."
         f"{warnings} Look at nvidia-smi -L or amd-smi list, and at dmesg; if that is meant to be so, start it "
         f"with --expect-gpus {len(seen)}"
     )
