@@ -1,42 +1,38 @@
 -- gangq: the tables.
 --
--- A job's life. submit writes one narrow row into live_jobs. A solo job is pending until a worker's claim makes it
--- running; a gang's members are blocked until admit reserves all of them at once on workers that fit. When a job
--- ends, its row leaves live_jobs for history in the same statement, so the hot table holds only live work and no
--- index ever carries finished jobs. Members of a gang stay hot until their gang ends, then all leave together.
+-- A job's life. submit writes one narrow row into live_jobs. A single job is pending until a
+-- worker's claim makes it running; a gang's members are blocked until all of them are reserved at
+-- once on workers that fit. When a job ends, its row leaves live_jobs for history in the same
+-- statement, so the hot table holds only live work and no index ever carries finished jobs. Members
+-- of a gang stay hot until their gang ends, then all leave together.
 --
--- Who owns what. A worker registers and receives an incarnation: one row in incarnations (what it offers) and one
--- in leases (until when its work is its own). The lease is a row of its own because heartbeats rewrite it every few
--- seconds: it carries no index but its key, so those updates stay HOT, and no job verb ever locks it. Each claim
--- draws a token; every later word about the attempt carries it, and an old token changes nothing.
+-- Who owns what. A worker registers and receives an incarnation: one row in incarnations (what it
+-- offers) and one in leases (until when its work is its own). The lease is a row of its own because
+-- heartbeats rewrite it every few seconds: it carries no index but its key, so those updates stay
+-- HOT, and no job verb ever locks it. Each claim draws a token; every later word about the attempt
+-- carries it, and an old token changes nothing.
 --
--- What a job needs is interned in shapes (queue, task, resources, labels): a claim asks which few shapes fit, then
--- takes the heads of those from one partial index, and never looks at a job that does not fit.
+-- What a job needs is interned in shapes (queue, task, resources, labels): a claim asks which few
+-- shapes fit, then takes the heads of those from one partial index, and never looks at a job that
+-- does not fit.
 --
--- Lock order, everywhere: gangs by id, jobs by id, then worker rows by id; after a worker row, jobs only with
--- skip locked. Those who take capacity (claim, reserve_gang) lock the worker row, count, and take; those who give it
--- back (complete, fail, ack, rollback) never touch it.
+-- Lock order, everywhere: gangs by id, jobs by id, then worker rows by id; after a worker row, jobs
+-- only with skip locked. Those who take capacity (claim, reserve_gang) lock the worker row, count,
+-- and take; those who give it back (complete, fail, ack, rollback) never touch it.
 --
--- A migration is applied once, in order, and recorded with its checksum. Functions, views, triggers and grants live
--- in the numbered files beside this folder and are rebuilt as a whole whenever one of them changes.
+-- Reading this file. A comment right above a table or a column is its comment in the database too:
+-- the migrator sees to that. Tables whose rows come and go are vacuumed by the number of their dead
+-- rows, not by a fifth of the table; those whose rows are rewritten keep room for that on each page.
+--
+-- A migration is applied once, in order, and recorded with its checksum. Functions, views, triggers
+-- and grants live in the numbered files beside this folder and are rebuilt as a whole whenever one
+-- of them changes.
 
 create schema gangq;
 comment on schema gangq is
-  'A durable job queue for work that occupies GPUs. Start with the views: jobs, gangs, workers, devices, waiting, '
-  'timeline, drains, capacity, violations. Every change goes through a function; no table is written directly.';
-
-create table gangq.migrations (
-  name text primary key,
-  checksum text not null,
-  applied_at timestamptz not null default clock_timestamp()
-);
-comment on table gangq.migrations is
-  'Applied migrations, plus one row named "code" whose checksum stands for all replaceable files together.';
-comment on column gangq.migrations.name is 'File name without its folder, or "code".';
-comment on column gangq.migrations.checksum is 'SHA-256 of what was applied, in hexadecimal.';
-comment on column gangq.migrations.applied_at is 'When it was applied, by the database''s clock.';
-
--- Identity -------------------------------------------------------------------------------------------------------
+  'A durable job queue for work that occupies GPUs. Start with the views: jobs, gangs, workers, '
+  'devices, waiting, timeline, drains, capacity, violations. Every change goes through a function; '
+  'no table is written directly.';
 
 create sequence gangq.job_ids as bigint;
 create sequence gangq.gang_ids as bigint;
@@ -47,685 +43,1303 @@ comment on sequence gangq.job_ids is 'Ids of jobs; a retried job keeps its id.';
 comment on sequence gangq.gang_ids is 'Ids of gangs; a retried gang keeps its id.';
 comment on sequence gangq.incarnation_ids is 'Ids of worker incarnations, never reused.';
 comment on sequence gangq.tokens is
-  'High part of fencing tokens; 16 random low bits make a token unrepeatable even when a failover loses this sequence''s tail.';
+  'High part of fencing tokens; 16 random low bits make a token unrepeatable even when a failover '
+  'loses this sequence''s tail.';
 comment on sequence gangq.positions is 'First-in-first-out positions within a priority.';
 
--- Settings and queues --------------------------------------------------------------------------------------------
+-- Applied migrations, plus one row named "code" whose checksum stands for all replaceable files
+-- together.
+create table gangq.migrations (
+  -- File name without its folder, or "code".
+  name text primary key,
+  -- SHA-256 of what was applied, in hexadecimal.
+  checksum text not null,
+  -- When it was applied, by the database's clock.
+  applied_at timestamptz not null default clock_timestamp()
+);
 
+-- Settings and queues -----------------------------------------------------------------------------
+
+-- Numbers that hold for the whole installation; one row. Change with gangq.configure().
 create table gangq.settings (
+  -- Always true: there is one row.
   singleton boolean primary key default true check (singleton),
+  -- Seconds between a worker's heartbeats.
   heartbeat_s real not null default 5 check (heartbeat_s > 0 and heartbeat_s <= 1e7),
+  -- Length of a lease: the longest outage running work survives, and the slowest recovery from a
+  -- vanished host.
   lease_s real not null default 120 check (lease_s > 0 and lease_s <= 1e7),
+  -- A worker that could not renew has SIGKILLed its work this long before its lease ends.
   lease_margin_s real not null default 10 check (lease_margin_s >= 0 and lease_margin_s <= 1e7),
+  -- Seconds between SIGTERM and SIGKILL when a job is told to stop.
   grace_s real not null default 15 check (grace_s >= 0 and grace_s <= 1e7),
-  claim_deadline_s real not null default 30 check (claim_deadline_s > 0 and claim_deadline_s <= 1e7),
+  -- Seconds a reserved member may wait to be claimed.
+  claim_deadline_s real not null default 30
+    check (claim_deadline_s > 0 and claim_deadline_s <= 1e7),
+  -- Seconds after which a job told to stop and not acknowledged loses its renewal.
   ack_timeout_s real not null default 45 check (ack_timeout_s > 0 and ack_timeout_s <= 1e7),
-  candidate_silence_s real not null default 15 check (candidate_silence_s > 0 and candidate_silence_s <= 1e7),
+  -- A worker silent for longer is not considered for placement.
+  candidate_silence_s real not null default 15
+    check (candidate_silence_s > 0 and candidate_silence_s <= 1e7),
+  -- A worker that missed a claim deadline is passed over for this long.
   pass_over_s real not null default 60 check (pass_over_s >= 0 and pass_over_s <= 1e7),
+  -- A worker silent for longer is flagged; nothing is freed by that.
   flag_after_s real not null default 30 check (flag_after_s > 0 and flag_after_s <= 1e7),
+  -- Seconds between safety ticks.
   tick_s real not null default 1 check (tick_s > 0 and tick_s <= 1e7),
+  -- First delay before a drained gang is admitted again; doubles with each miss.
   gang_backoff_s real not null default 1 check (gang_backoff_s >= 0 and gang_backoff_s <= 1e7),
-  gang_backoff_max_s real not null default 300 check (gang_backoff_max_s >= 0 and gang_backoff_max_s <= 1e7),
+  -- Longest such delay.
+  gang_backoff_max_s real not null default 300
+    check (gang_backoff_max_s >= 0 and gang_backoff_max_s <= 1e7),
+  -- Topology levels, broad to narrow. host is the worker's host; any other is the value of the
+  -- worker's label of that name.
+  topology text[] not null default '{host}'
+    check (cardinality(topology) between 1 and 8 and 'host' = any (topology)),
+  -- How many waiting gangs, in order, get a planned start that others may not delay; 0: none, first
+  -- come what fits.
+  reservations smallint not null default 4 check (reservations between 0 and 64),
+  -- Seconds a gang may wait for placement while eligible, when neither it nor its queue says.
+  placement_timeout_s real not null default 900
+    check (placement_timeout_s > 0 and placement_timeout_s <= 1e7),
+  -- An admission pass that has told so many gangs and jobs to stop for others begins with no
+  -- further gang; 0: never.
+  preemptions_per_pass smallint not null default 4 check (preemptions_per_pass between 0 and 1000),
+  -- A job whose model a worker has loaded may overtake jobs of its own priority submitted up to
+  -- this many seconds before it.
+  warm_s real not null default 10 check (warm_s >= 0 and warm_s <= 1e6),
+  -- True: every pass that decides something keeps what it saw, so that it can be replayed.
+  record_decisions boolean not null default false,
+  -- Times a job may be handed back or told to stop through no fault of its own before it is failed:
+  -- even those must not loop.
+  max_stops smallint not null default 100 check (max_stops > 0),
+  -- Wall-clock budget of a job without devices when neither job, task nor queue sets one, seconds.
+  budget_s real not null default 2100 check (budget_s > 0 and budget_s <= 1e9),
+  -- The same for a job that holds devices.
+  budget_gpu_s real not null default 8100 check (budget_gpu_s > 0 and budget_gpu_s <= 1e9),
+  -- Once a job beats: seconds without a beat before a stall is suspected.
+  stall_timeout_s real not null default 120 check (stall_timeout_s > 0 and stall_timeout_s <= 1e7),
+  -- Seconds a job that holds devices may load before the idle device counts against it.
+  load_grace_s real not null default 1200 check (load_grace_s > 0 and load_grace_s <= 1e7),
+  -- Seconds of a wholly idle device, with nothing moving, that convict.
+  health_window_s real not null default 300 check (health_window_s > 0 and health_window_s <= 1e7),
+  -- Longest phase "long" of a job that is exempt from the stall watchdog, seconds.
+  long_phase_s real not null default 3600 check (long_phase_s > 0 and long_phase_s <= 1e7),
+  -- Seconds without a new step of any member before a gang is tripped for no collective progress.
+  gang_stall_s real not null default 1200 check (gang_stall_s > 0 and gang_stall_s <= 1e7),
+  -- Seconds a member must lag behind its gang before it is called a straggler; after twice that, on
+  -- record.
+  straggler_s real not null default 300 check (straggler_s > 0 and straggler_s <= 1e7),
+  -- Share of live workers suspect within a minute above which no stall or health trip is carried
+  -- out: the fault is elsewhere.
+  brake_share real not null default 0.2 check (brake_share > 0 and brake_share <= 1),
+  -- Seconds after which the brake lets a held stall or health trip go, unless suspects of other
+  -- gangs or workers wait for the same file system or peer, or the database was away within a
+  -- lease.
+  brake_hold_s real not null default 900 check (brake_hold_s between 1 and 1e7),
+  -- Different jobs tripping on one device within a day that put it into quarantine.
+  device_trips smallint not null default 3 check (device_trips > 0),
+  -- How often a host, and each worker of it, may be restarted in an hour. Restarts of a host within
+  -- ten minutes are one.
+  bounces_per_hour smallint not null default 4 check (bounces_per_hour > 0),
+  -- Watchdog classes that report and do not stop anything: budget, stall, health, fault, gang.
+  notify_only text[] not null default '{}'
+    check (notify_only <@ '{budget,stall,health,fault,gang}'),
+  -- Most distinct requirements that one login may add within 24 hours; admins may add any number.
+  new_shapes_per_day integer not null default 1000 check (new_shapes_per_day between 1 and 1000000),
+  -- Largest checkpoint stored in the database; larger ones belong in shared storage, only their
+  -- address here.
   checkpoint_bytes integer not null default 1048576 check (checkpoint_bytes > 0),
+  -- Largest log kept per attempt.
   log_bytes integer not null default 1048576 check (log_bytes > 0),
+  -- How long history of class short is kept.
   retention_short interval not null default '7 days',
+  -- How long history of class long, and events, are kept.
   retention_long interval not null default '30 days',
-  incarnation_retention interval not null default '7 days',
-  max_stops smallint not null default 100 check (max_stops > 0)
+  -- How long ended incarnations stay listed, and finished jobs know where they ran.
+  incarnation_retention interval not null default '7 days'
 );
 insert into gangq.settings default values;
-comment on table gangq.settings is 'Numbers that hold for the whole installation; one row. Change with gangq.configure().';
-comment on column gangq.settings.singleton is 'Always true: there is one row.';
-comment on column gangq.settings.heartbeat_s is 'Seconds between a worker''s heartbeats.';
-comment on column gangq.settings.lease_s is 'Length of a lease: the longest outage running work survives, and the slowest recovery from a vanished host.';
-comment on column gangq.settings.lease_margin_s is 'A worker that could not renew has SIGKILLed its work this long before its lease ends.';
-comment on column gangq.settings.grace_s is 'Seconds between SIGTERM and SIGKILL when a job is told to stop.';
-comment on column gangq.settings.claim_deadline_s is 'Seconds a reserved member may wait to be claimed.';
-comment on column gangq.settings.ack_timeout_s is 'Seconds after which a job told to stop and not acknowledged loses its renewal.';
-comment on column gangq.settings.candidate_silence_s is 'A worker silent for longer is not considered for placement.';
-comment on column gangq.settings.pass_over_s is 'A worker that missed a claim deadline is passed over for this long.';
-comment on column gangq.settings.flag_after_s is 'A worker silent for longer is flagged; nothing is freed by that.';
-comment on column gangq.settings.tick_s is 'Seconds between safety ticks.';
-comment on column gangq.settings.gang_backoff_s is 'First delay before a drained gang is admitted again; doubles with each miss.';
-comment on column gangq.settings.gang_backoff_max_s is 'Longest such delay.';
-comment on column gangq.settings.checkpoint_bytes is 'Largest checkpoint stored in the database; larger ones belong in shared storage, only their address here.';
-comment on column gangq.settings.log_bytes is 'Largest log kept per attempt.';
-comment on column gangq.settings.retention_short is 'How long history of class short is kept.';
-comment on column gangq.settings.retention_long is 'How long history of class long, and events, are kept.';
-comment on column gangq.settings.incarnation_retention is 'How long ended incarnations stay listed, and finished jobs know where they ran.';
-comment on column gangq.settings.max_stops is 'Times a job may be handed back or told to stop through no fault of its own before it is failed: even those must not loop.';
 
+-- Queues and the defaults their jobs inherit at submit. Read the view queues; change with
+-- gangq.set_queue().
 create table gangq.queues_table (
+  -- The queue's name; a queue named a.b is a child of queue a.
   name text primary key check (name <> '' and length(name) <= 100),
+  -- True: nothing new starts from this queue; running work goes on.
   paused boolean not null default false,
-  policy text not null default 'largest_first' check (policy in ('largest_first', 'fifo')),
+  -- True: takes no new submissions; what it has is worked off.
+  draining boolean not null default false,
+  -- Order of what waits in it: priority (then age), fifo (age alone, inside this queue), fair
+  -- (priority, then the submitter and the child queue with the least dominant share), largest_first
+  -- (priority, then size).
+  policy text not null default 'priority'
+    check (policy in ('priority', 'fifo', 'fair', 'largest_first')),
+  -- What the queue and its children may claim back from others: gpus, memory_mb, cpus, jobs.
+  guaranteed jsonb not null default '{}' check (jsonb_typeof(guaranteed) = 'object'),
+  -- What the queue and its children may hold at once: gpus, memory_mb, cpus, jobs; absent: no
+  -- limit.
+  maximum jsonb not null default '{}' check (jsonb_typeof(maximum) = 'object'),
+  -- What one submitter may hold at once in it and its children: gpus, jobs, gangs; absent: no
+  -- limit.
+  submitter_maximum jsonb not null default '{}' check (jsonb_typeof(submitter_maximum) = 'object'),
+  -- Gangs that may be placed at once, children included; null: no limit.
+  max_running_gangs integer check (max_running_gangs >= 0),
+  -- Jobs, members included, that may be placed at once, children included; null: no limit.
+  max_running_jobs integer check (max_running_jobs >= 0),
+  -- Whether it has any limit itself: only then is it locked and counted.
+  limited boolean not null generated always as (
+    maximum <> '{}' or submitter_maximum <> '{}'
+    or max_running_gangs is not null or max_running_jobs is not null) stored,
+  -- Its share beside its siblings where the parent's policy is fair.
+  weight real not null default 1 check (weight > 0 and weight <= 1e6),
+  -- Whether its gangs may displace others.
+  preempts boolean not null default true,
+  -- Whether its work may be displaced.
+  preemptible boolean not null default true,
+  -- Seconds that its work runs undisturbed before it may be displaced.
+  min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7),
+  -- Placement timeout of its gangs, seconds; null: the parent's, then the installation's.
+  placement_timeout_s real check (placement_timeout_s > 0 and placement_timeout_s <= 1e7),
+  -- What that timeout does: requeue, hard or soft; null: the parent's, then requeue.
+  timeout_style text check (timeout_style in ('requeue', 'hard', 'soft')),
+  -- Who may cancel, retry, reprioritise and read the work of others in it: owner (admins only) or
+  -- shared (every submitter).
+  others text not null default 'owner' check (others in ('owner', 'shared')),
+  -- Highest priority by role: {"alice": 100, "gangq_submitter": 10}. It holds in the queues below
+  -- as well; no entry: no ceiling.
+  ceilings jsonb not null default '{}' check (jsonb_typeof(ceilings) = 'object'),
+  -- Attempts a job may spend before it is failed.
   max_attempts smallint not null default 3 check (max_attempts between 1 and 1000),
+  -- Times a job may lose its worker before it is failed.
   max_crashes smallint not null default 3 check (max_crashes between 1 and 1000),
+  -- So many watchdog trips of a job are sent back; the next one ends it. 3: three trips are sent
+  -- back, the fourth ends the job.
   max_trips smallint not null default 3 check (max_trips between 1 and 1000),
+  -- First delay before a failed job is tried again; doubles, with jitter.
   backoff_s real not null default 5 check (backoff_s >= 0 and backoff_s <= 1e7),
+  -- Longest such delay.
   backoff_max_s real not null default 600 check (backoff_max_s >= 0 and backoff_max_s <= 1e7),
+  -- Wall-clock budget of a job, seconds; null: the worker's default.
   budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  -- Largest payload or result.
   max_payload_bytes integer not null default 1048576 check (max_payload_bytes > 0),
-  retention_done text not null default 'short' check (retention_done in ('short', 'long', 'forever')),
-  retention_failed text not null default 'long' check (retention_failed in ('short', 'long', 'forever')),
+  -- Retention class of done jobs: short, long or forever.
+  retention_done text not null default 'short'
+    check (retention_done in ('short', 'long', 'forever')),
+  -- Retention class of failed and cancelled jobs.
+  retention_failed text not null default 'long'
+    check (retention_failed in ('short', 'long', 'forever')),
+  -- When the queue was made.
   created_at timestamptz not null default clock_timestamp()
 );
 insert into gangq.queues_table (name) values ('default');
-comment on table gangq.queues_table is 'Queues and the defaults their jobs inherit at submit. Read the view queues; change with gangq.set_queue().';
-comment on column gangq.queues_table.name is 'The queue''s name.';
-comment on column gangq.queues_table.paused is 'True: nothing new starts from this queue; running work goes on.';
-comment on column gangq.queues_table.policy is 'Order of gangs of one priority: largest_first (size, then age) or fifo (age).';
-comment on column gangq.queues_table.max_attempts is 'Attempts a job may spend before it is failed.';
-comment on column gangq.queues_table.max_crashes is 'Times a job may lose its worker before it is failed.';
-comment on column gangq.queues_table.max_trips is 'Watchdog trips a job may cause before it is failed.';
-comment on column gangq.queues_table.backoff_s is 'First delay before a failed job is tried again; doubles, with jitter.';
-comment on column gangq.queues_table.backoff_max_s is 'Longest such delay.';
-comment on column gangq.queues_table.budget_s is 'Wall-clock budget of a job, seconds; null: the worker''s default.';
-comment on column gangq.queues_table.max_payload_bytes is 'Largest payload or result.';
-comment on column gangq.queues_table.retention_done is 'Retention class of done jobs: short, long or forever.';
-comment on column gangq.queues_table.retention_failed is 'Retention class of failed and cancelled jobs.';
-comment on column gangq.queues_table.created_at is 'When the queue was made.';
+-- What a claim must know of the queues: nothing at all, as a rule.
+create index queues_table_watched on gangq.queues_table (name)
+  where paused or limited or policy = 'fair';
 
+-- What the watchdogs allow the jobs of one task; null: the installation's number. Change with
+-- gangq.set_task().
+create table gangq.task_settings (
+  -- The task's name; "command" for commands.
+  task text primary key check (task <> '' and length(task) <= 200),
+  -- Wall-clock budget, seconds; a job's own comes first, the queue's last.
+  budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  -- Seconds without a beat before a stall is suspected; null: learned from its jobs, never under
+  -- the installation's.
+  stall_timeout_s real check (stall_timeout_s > 0 and stall_timeout_s <= 1e7),
+  -- Seconds its jobs may load.
+  load_grace_s real check (load_grace_s > 0 and load_grace_s <= 1e7),
+  -- Seconds of a wholly idle device that convict.
+  health_window_s real check (health_window_s > 0 and health_window_s <= 1e7),
+  -- Longest exempt phase, seconds.
+  long_phase_s real check (long_phase_s > 0 and long_phase_s <= 1e7),
+  -- Classes that only report for this task; null: the installation's.
+  notify_only text[] check (notify_only <@ '{budget,stall,health,fault,gang}')
+);
+
+-- The options each task was last declared with, by the newest registration of a worker that runs
+-- it; no row: none.
+create table gangq.task_options (
+  -- The task.
+  task text primary key check (task <> '' and length(task) <= 200),
+  -- Where its jobs wait; here and below null: not declared.
+  queue text,
+  -- -1000 to 1000, higher first.
+  priority integer check (priority between -1000 and 1000),
+  -- Whole devices needed.
+  gpus integer check (gpus between 0 and 1024),
+  -- Device memory needed on each of them, MiB.
+  vram_mb integer check (vram_mb >= 0),
+  -- Host memory needed, MiB.
+  memory_mb bigint check (memory_mb between 0 and 1000000000000),
+  -- CPUs needed.
+  cpus numeric check (cpus between 0 and 9999999),
+  -- Labels the worker must carry.
+  labels jsonb check (jsonb_typeof(labels) = 'object'),
+  -- Conditions on the worker, as shapes keep them.
+  selector jsonb,
+  -- Taints it may run in spite of, as shapes keep them.
+  tolerates text[],
+  -- What it needs loaded.
+  model text check (model <> '' and length(model) <= 200),
+  -- Wall-clock budget of an attempt, seconds.
+  budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  -- Attempts it may spend.
+  max_attempts integer check (max_attempts between 1 and 1000),
+  -- How often its worker may be lost.
+  max_crashes integer check (max_crashes between 1 and 1000),
+  -- How often a watchdog may trip.
+  max_trips integer check (max_trips between 1 and 1000),
+  -- The worker that declared these options.
+  worker text not null,
+  -- When it first did.
+  declared_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What work asks for ------------------------------------------------------------------------------
+
+-- Every distinct requirement ever submitted, interned: a claim matches shapes, never single jobs.
+-- Not unique on purpose: two transactions that meet a new shape at once may both add it, so that
+-- neither waits for the other.
 create table gangq.shapes (
+  -- Key.
   id integer generated always as identity primary key,
+  -- Queue the job waits in.
   queue text not null references gangq.queues_table (name),
+  -- Task to run; "command" for a command.
   task text not null check (task <> '' and length(task) <= 200),
+  -- Whole devices needed.
   gpus smallint not null check (gpus between 0 and 1024),
+  -- Device memory needed on each of them, MiB.
   vram_mb integer not null check (vram_mb >= 0 and (vram_mb = 0 or gpus > 0)),
+  -- Host memory needed, MiB.
   memory_mb bigint not null check (memory_mb >= 0),
+  -- CPUs needed; may be fractional.
   cpus numeric(10, 3) not null check (cpus >= 0),
+  -- Labels the worker must carry with exactly these values.
   labels jsonb not null check (jsonb_typeof(labels) = 'object'),
-  plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored
+  -- Model the job needs loaded; a worker that has it is preferred. Null: none.
+  model text check (model <> '' and length(model) <= 200),
+  -- Devices it must not run on, because an attempt of it tripped there; null: any.
+  avoid bigint[],
+  -- Conditions on labels beyond equality: [{"key", "op", "values"}], all of which must hold; null:
+  -- none.
+  selector jsonb check (jsonb_typeof(selector) = 'array'),
+  -- Taints it may run in spite of: key, key=value, or *; null: none.
+  tolerates text[],
+  -- selector and tolerates as one predicate on a worker; null: it has neither, and no taint is
+  -- tolerated.
+  selects jsonpath,
+  -- Whose single jobs, in queues that tell submitters apart (a fair order, or limits of each); null:
+  -- anybody's.
+  submitter text,
+  -- Needs a slot and nothing else.
+  plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored,
+  -- A worker that could run it has been known; false: submit looks.
+  fits boolean not null default false,
+  -- Of everything it asks for: see shape_digest.
+  digest bigint not null,
+  -- The login whose submission added it; null: a trip did.
+  login text,
+  -- When a submission added it; null as login is.
+  added_at timestamptz
 );
-create index shapes_requirement on gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus);
-comment on table gangq.shapes is
-  'Every distinct requirement ever submitted, interned: a claim matches shapes, never single jobs. Not unique on '
-  'purpose: two transactions that meet a new shape at once may both add it, so that neither waits for the other.';
-comment on column gangq.shapes.id is 'Key.';
-comment on column gangq.shapes.queue is 'Queue the job waits in.';
-comment on column gangq.shapes.task is 'Task to run; "command" for a command.';
-comment on column gangq.shapes.gpus is 'Whole devices needed.';
-comment on column gangq.shapes.vram_mb is 'Device memory needed on each of them, MiB.';
-comment on column gangq.shapes.memory_mb is 'Host memory needed, MiB.';
-comment on column gangq.shapes.cpus is 'CPUs needed; may be fractional.';
-comment on column gangq.shapes.labels is 'Labels the worker must carry with exactly these values.';
-comment on column gangq.shapes.plain is 'Needs a slot and nothing else.';
+create index shapes_added on gangq.shapes (login, added_at) where login is not null;
+create index shapes_digest on gangq.shapes (digest);
 
--- Workers --------------------------------------------------------------------------------------------------------
+-- Every distinct demand of a gang ever submitted, interned like shapes: gangs alike are judged
+-- once. Not unique on purpose.
+create table gangq.gang_kinds (
+  -- Key.
+  id integer generated always as identity primary key,
+  -- Queue the gang waits in.
+  queue text not null references gangq.queues_table (name),
+  -- Topology level of which the whole gang must share one domain; null: none.
+  require text,
+  -- Topology level of which it should share one domain, else of the next broader one; null: none.
+  prefer text,
+  -- Gangs of one such name never share a host; null: it may share.
+  apart text,
+  -- All of it, roles included, in one canonical text.
+  spec text not null
+);
+create index gang_kinds_spec on gangq.gang_kinds (md5(spec));
 
+-- The roles of a kind of gang, in rank order. A gang whose members are all alike has one.
+create table gangq.kind_roles (
+  -- The kind.
+  kind_id integer not null references gangq.gang_kinds (id),
+  -- Order of the role, from 1.
+  ordinal smallint not null check (ordinal >= 1),
+  -- The role's name, unique in its gang.
+  name text not null check (name <> '' and length(name) <= 100),
+  -- What each of its members needs.
+  shape_id integer not null references gangq.shapes (id),
+  -- Members without which the gang does not start.
+  min_members integer not null check (min_members >= 1),
+  -- Members it takes when there is room; more than min_members: the role is elastic.
+  max_members integer not null check (max_members >= min_members),
+  -- live_jobs.rank of its first member.
+  first_rank integer not null check (first_rank >= 0),
+  -- pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+  strategy text not null check (strategy in ('pack', 'spread', 'strict_pack', 'strict_spread')),
+  -- Topology level of which the role must share one domain.
+  require text,
+  -- Topology level of which it should share one domain.
+  prefer text,
+  -- Members are spread evenly over the hosts that are used.
+  balanced boolean not null,
+  primary key (kind_id, ordinal)
+);
+
+-- Workers and devices -----------------------------------------------------------------------------
+
+-- One row per start of a worker. Every word a worker says carries its incarnation.
 create table gangq.incarnations (
+  -- The incarnation: never reused, so a restarted worker cannot be mistaken for its predecessor.
   id bigint primary key,
-  name text not null check (name <> '' and length(name) <= 200),
-  host text not null check (host <> '' and length(host) <= 200),
-  address text not null,
+  -- The worker's name; one live incarnation per name. Names reach command lines of the bouncer,
+  -- which runs as root: nothing that a shell, a program or a terminal takes for more than a name.
+  name text not null check (name ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$'),
+  -- The host it runs on.
+  host text not null check (host ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$'),
+  -- Where other members reach this host.
+  address text not null check (address ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$'),
+  -- The login that registered it.
+  login text not null default session_user,
+  -- inline (one slot) or command (any number of slots).
   kind text not null check (kind in ('inline', 'command')),
+  -- live, draining (takes nothing new), retired (stopped as asked) or dead.
   state text not null default 'live' check (state in ('live', 'draining', 'retired', 'dead')),
+  -- Jobs it runs at once.
   slots integer not null check (slots between 1 and 10000 and (slots = 1 or kind = 'command')),
+  -- Plain jobs it may hold for one slot and run one after another.
   prefetch integer not null default 1 check (prefetch between 1 and 1000),
+  -- Host memory it offers, MiB.
   memory_mb bigint not null check (memory_mb >= 0),
+  -- CPUs it offers.
   cpus numeric(10, 3) not null check (cpus >= 0),
+  -- Queues it serves.
   queues text[] not null,
+  -- Tasks it can run; null: any.
   tasks text[],
+  -- Per task, the options that this worker declares it with; null: it said nothing.
+  task_options jsonb check (jsonb_typeof(task_options) = 'object'),
+  -- Labels it carries.
   labels jsonb not null default '{}' check (jsonb_typeof(labels) = 'object'),
+  -- Keeps off every job that does not tolerate them: key or key=value. The worker's own, then the
+  -- operator's.
+  taints text[] not null default '{}',
+  -- The last of taints: set by an operator for the worker by name, so that they outlive its
+  -- restart.
+  operator_taints text[] not null default '{}',
+  -- Boot of the host, for proof of death.
   boot_id text,
+  -- Its process, for people and for proof of death.
   pid bigint,
+  -- What its next incarnation needs to prove this one dead (start time, pid namespace).
   identity jsonb not null default '{}',
+  -- When it registered.
   registered_at timestamptz not null,
+  -- When it first claimed a job; null: it never has. Only hosts whose workers have worked count for
+  -- the bouncer's brake.
+  worked_at timestamptz,
+  -- When it retired or was judged dead.
   ended_at timestamptz,
+  -- When its silence was noticed; null while it is heard.
   flagged_at timestamptz,
+  -- Not considered for placement before this time.
   passed_over_until timestamptz,
+  -- Why an operator or a fault keeps it from taking work; null: it may.
   quarantined text,
-  check ((state in ('retired', 'dead')) = (ended_at is not null))
-);
+  -- The model it has loaded; null: none, or not said.
+  model text,
+  -- It tripped and its process is gone by then unless nothing can kill it; null: not the case, or
+  -- its death is proven.
+  exits_at timestamptz,
+  -- The code it exits with after a trip.
+  exit_code smallint,
+  -- A process of it survived SIGKILL: its host needs a reboot.
+  reboot_needed boolean not null default false,
+  check ((state in ('retired', 'dead')) = (ended_at is not null)),
+  constraint incarnations_offer check (cpus <= 9999999 and memory_mb <= 1000000000000)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create unique index incarnations_live_name on gangq.incarnations (name) where ended_at is null;
 create index incarnations_name on gangq.incarnations (name, id);
-comment on table gangq.incarnations is 'One row per start of a worker. Every word a worker says carries its incarnation.';
-comment on column gangq.incarnations.id is 'The incarnation: never reused, so a restarted worker cannot be mistaken for its predecessor.';
-comment on column gangq.incarnations.name is 'The worker''s name; one live incarnation per name.';
-comment on column gangq.incarnations.host is 'The host it runs on.';
-comment on column gangq.incarnations.address is 'Where other members reach this host.';
-comment on column gangq.incarnations.kind is 'inline (one slot) or command (any number of slots).';
-comment on column gangq.incarnations.state is 'live, draining (takes nothing new), retired (stopped as asked) or dead.';
-comment on column gangq.incarnations.slots is 'Jobs it runs at once.';
-comment on column gangq.incarnations.prefetch is 'Plain jobs it may hold for one slot and run one after another.';
-comment on column gangq.incarnations.memory_mb is 'Host memory it offers, MiB.';
-comment on column gangq.incarnations.cpus is 'CPUs it offers.';
-comment on column gangq.incarnations.queues is 'Queues it serves.';
-comment on column gangq.incarnations.tasks is 'Tasks it can run; null: any.';
-comment on column gangq.incarnations.labels is 'Labels it carries.';
-comment on column gangq.incarnations.boot_id is 'Boot of the host, for proof of death.';
-comment on column gangq.incarnations.pid is 'Its process, for people and for proof of death.';
-comment on column gangq.incarnations.identity is 'What its next incarnation needs to prove this one dead (start time, pid namespace).';
-comment on column gangq.incarnations.registered_at is 'When it registered.';
-comment on column gangq.incarnations.ended_at is 'When it retired or was judged dead.';
-comment on column gangq.incarnations.flagged_at is 'When its silence was noticed; null while it is heard.';
-comment on column gangq.incarnations.passed_over_until is 'Not considered for placement before this time.';
-comment on column gangq.incarnations.quarantined is 'Why an operator or a fault keeps it from taking work; null: it may.';
+create index incarnations_exiting on gangq.incarnations (exits_at) where exits_at is not null;
 
+-- Until when each incarnation's work is its own. Rewritten by heartbeats: indexed by its key only,
+-- so updates stay HOT.
 create table gangq.leases (
+  -- Whose lease.
   incarnation bigint primary key references gangq.incarnations (id) on delete cascade,
+  -- Nothing of this worker is re-queued by the clock before then.
   expires_at timestamptz not null,
+  -- Last heartbeat.
   renewed_at timestamptz not null,
-  lease_s real not null check (lease_s > 0 and lease_s <= 1e7)
+  -- Length of each renewal, seconds.
+  lease_s real not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-comment on table gangq.leases is 'Until when each incarnation''s work is its own. Rewritten by heartbeats: indexed by its key only, so updates stay HOT.';
-comment on column gangq.leases.incarnation is 'Whose lease.';
-comment on column gangq.leases.expires_at is 'Nothing of this worker is re-queued by the clock before then.';
-comment on column gangq.leases.renewed_at is 'Last heartbeat.';
-comment on column gangq.leases.lease_s is 'Length of each renewal, seconds.';
 
+-- Workers waiting for a wake-up. A commit that notifies takes a global lock, so submit notifies
+-- only these.
 create table gangq.sleepers (
+  -- Who sleeps.
   incarnation bigint primary key references gangq.incarnations (id) on delete cascade,
+  -- Queues it would serve.
   queues text[] not null,
+  -- Since when.
   since timestamptz not null
-);
-comment on table gangq.sleepers is 'Workers waiting for a wake-up. A commit that notifies takes a global lock, so submit notifies only these.';
-comment on column gangq.sleepers.incarnation is 'Who sleeps.';
-comment on column gangq.sleepers.queues is 'Queues it would serve.';
-comment on column gangq.sleepers.since is 'Since when.';
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+-- A row to lock for each name of a worker: a registration, a quarantine and taints of one name come
+-- one after another.
+create table gangq.worker_names (
+  -- The worker's name. Forgotten together with the last incarnation of it.
+  name text primary key
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- Hosts and workers that are given nothing new, by name: it outlives their restart.
+create table gangq.cordons (
+  -- host or worker.
+  kind text not null check (kind in ('host', 'worker')),
+  -- Its name.
+  name text not null check (name <> ''),
+  -- True: what runs there is moved away.
+  drain boolean not null,
+  -- Since when.
+  since timestamptz not null,
+  -- Drain: what has found no other place by then is told to stop; null: never.
+  deadline timestamptz,
+  -- Why.
+  reason text not null,
+  -- The login that said so.
+  operator text not null,
+  primary key (kind, name)
+);
+
+-- One row per physical device (or MIG instance) ever offered. Read the view devices.
 create table gangq.device_registry (
+  -- Key.
   id bigint generated always as identity primary key,
+  -- The driver's UUID; for declared devices one made from host, worker and index.
   uuid text not null unique check (uuid <> ''),
-  host text not null,
+  -- Host it sits in.
+  host text not null check (host ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$'),
+  -- Index on that host as its worker sees it.
   index integer not null check (index >= 0),
+  -- Memory, MiB.
   vram_mb integer not null check (vram_mb >= 0),
+  -- Model name.
   model text not null default '',
+  -- nvml, amdsmi, or declared by the operator.
   source text not null check (source in ('nvml', 'amdsmi', 'declared')),
+  -- Incarnation whose jobs may use it; null: nobody.
   offered_by bigint references gangq.incarnations (id) on delete set null,
+  -- When it was last registered.
   seen_at timestamptz not null
 );
 create index device_registry_offered_by on gangq.device_registry (offered_by);
-comment on table gangq.device_registry is 'One row per physical device (or MIG instance) ever offered. Read the view devices.';
-comment on column gangq.device_registry.id is 'Key.';
-comment on column gangq.device_registry.uuid is 'The driver''s UUID; for declared devices one made from host, worker and index.';
-comment on column gangq.device_registry.host is 'Host it sits in.';
-comment on column gangq.device_registry.index is 'Index on that host as its worker sees it.';
-comment on column gangq.device_registry.vram_mb is 'Memory, MiB.';
-comment on column gangq.device_registry.model is 'Model name.';
-comment on column gangq.device_registry.source is 'nvml, amdsmi, or declared by the operator.';
-comment on column gangq.device_registry.offered_by is 'Incarnation whose jobs may use it; null: nobody.';
-comment on column gangq.device_registry.seen_at is 'When it was last registered.';
 
+-- Which live incarnations would offer a device; one of them does (device_registry.offered_by).
 create table gangq.device_claimants (
+  -- The device.
   device_id bigint not null references gangq.device_registry (id) on delete cascade,
+  -- Who sees it.
   incarnation bigint not null references gangq.incarnations (id) on delete cascade,
   primary key (device_id, incarnation)
 );
 create index device_claimants_incarnation on gangq.device_claimants (incarnation);
-comment on table gangq.device_claimants is 'Which live incarnations would offer a device; one of them does (device_registry.offered_by).';
-comment on column gangq.device_claimants.device_id is 'The device.';
-comment on column gangq.device_claimants.incarnation is 'Who sees it.';
 
--- Jobs and gangs -------------------------------------------------------------------------------------------------
+-- The latest reading of each device that a worker samples; brought by heartbeats, indexed by its
+-- key only.
+create table gangq.device_readings (
+  -- The device.
+  device_id bigint primary key references gangq.device_registry (id) on delete cascade,
+  -- Who read it.
+  incarnation bigint not null,
+  -- When it reached the database.
+  at timestamptz not null,
+  -- gpu_pct, memory_pct, used_mb, total_mb, temperature_c, power_w, throttle, ...; null or absent:
+  -- the driver does not say.
+  data jsonb not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
-create table gangq.live_gangs (
-  id bigint primary key,
-  order_key bigint not null,
-  shape_id integer not null references gangq.shapes (id),
-  size integer not null check (size between 1 and 100000),
-  epoch integer not null default 0 check (epoch >= 0),
-  priority smallint not null check (priority between -1000 and 1000),
-  attempts smallint not null default 0,
-  max_attempts smallint not null,
-  crashes smallint not null default 0,
-  max_crashes smallint not null,
-  trips smallint not null default 0,
-  max_trips smallint not null,
-  placement_misses integer not null default 0,
-  never_started integer not null default 0,
-  preemptions integer not null default 0,
-  state text not null check (state in ('waiting', 'blocked', 'reserved', 'running', 'draining', 'done', 'failed', 'cancelled')),
-  checkpoint_mode text not null check (checkpoint_mode in ('each', 'rank0')),
-  drain_cause text,
-  drain_trigger bigint,
-  cancelling boolean not null default false,
-  restore_step bigint,
-  claim_deadline_s real not null,
-  master_host text,
-  master_addr text,
-  master_port integer,
-  submitted_at timestamptz not null,
-  not_before timestamptz,
-  reserved_at timestamptz,
-  deadline_at timestamptz,
-  go_at timestamptz,
-  drain_started_at timestamptz,
-  name text,
-  note text,
-  submitter text not null,
-  check ((state = 'draining') = (drain_started_at is not null)),
-  check (state <> 'running' or go_at is not null),
-  check (state <> 'reserved' or (deadline_at is not null and go_at is null)),
-  check (state not in ('blocked', 'waiting') or (deadline_at is null and go_at is null and master_port is null))
-) with (fillfactor = 70);
-create index live_gangs_blocked on gangq.live_gangs (shape_id, size, order_key) where state = 'blocked';
-create index live_gangs_backoff on gangq.live_gangs (not_before) where state = 'blocked' and not_before is not null;
-create index live_gangs_placed on gangq.live_gangs (id) where state in ('reserved', 'draining');
-create unique index live_gangs_master on gangq.live_gangs (master_host, master_port) where master_port is not null;
-comment on table gangq.live_gangs is 'Gangs that have not ended. Read the view gangs.';
-comment on column gangq.live_gangs.id is 'The gang.';
-comment on column gangq.live_gangs.order_key is 'Priority and age in one ascending key, comparable with live_jobs.order_key.';
-comment on column gangq.live_gangs.shape_id is 'What each member needs.';
-comment on column gangq.live_gangs.size is 'Members, and the world size.';
-comment on column gangq.live_gangs.epoch is 'Reservations so far; each member of one epoch started together.';
-comment on column gangq.live_gangs.priority is '-1000 to 1000, higher first.';
-comment on column gangq.live_gangs.attempts is 'Launches that ended because a member failed, whichever: rotating culprits cannot loop a gang.';
-comment on column gangq.live_gangs.max_attempts is 'How many such launches it may spend.';
-comment on column gangq.live_gangs.crashes is 'Launches that ended because a member''s worker was lost.';
-comment on column gangq.live_gangs.max_crashes is 'How many of those it survives.';
-comment on column gangq.live_gangs.trips is 'Launches that ended because a member tripped a watchdog.';
-comment on column gangq.live_gangs.max_trips is 'How many of those it survives.';
-comment on column gangq.live_gangs.placement_misses is 'Reservations that were not claimed in time; nobody is charged.';
-comment on column gangq.live_gangs.never_started is 'Drains at the start barrier; nobody is charged.';
-comment on column gangq.live_gangs.preemptions is 'Times it was told to stop for somebody else.';
-comment on column gangq.live_gangs.state is 'waiting, blocked, reserved, running, draining, done, failed, cancelled.';
-comment on column gangq.live_gangs.checkpoint_mode is 'each: a step counts when every member saved it; rank0: rank 0''s bytes serve all.';
-comment on column gangq.live_gangs.drain_cause is 'Why the last drain began.';
-comment on column gangq.live_gangs.drain_trigger is 'The member that caused it; null when none did.';
-comment on column gangq.live_gangs.cancelling is 'True: the drain ends in cancelled.';
-comment on column gangq.live_gangs.restore_step is 'Checkpoint step every member of this epoch restores; null: from the start.';
-comment on column gangq.live_gangs.claim_deadline_s is 'Seconds its reserved members may wait to be claimed.';
-comment on column gangq.live_gangs.master_host is 'Host of rank 0 in this epoch.';
-comment on column gangq.live_gangs.master_addr is 'Address where members find rank 0.';
-comment on column gangq.live_gangs.master_port is 'Port that rank 0''s worker holds for the rendezvous.';
-comment on column gangq.live_gangs.submitted_at is 'When it was submitted.';
-comment on column gangq.live_gangs.not_before is 'Backing off until then.';
-comment on column gangq.live_gangs.reserved_at is 'When this epoch was reserved.';
-comment on column gangq.live_gangs.deadline_at is 'Until when its members must be claimed.';
-comment on column gangq.live_gangs.go_at is 'When the start barrier opened; null: nobody''s code has begun.';
-comment on column gangq.live_gangs.drain_started_at is 'When the present drain began.';
-comment on column gangq.live_gangs.name is 'A name for people.';
-comment on column gangq.live_gangs.note is 'Set at submit when no registered worker set could hold it: why.';
-comment on column gangq.live_gangs.submitter is 'The login that submitted it.';
+-- Gangs and jobs ----------------------------------------------------------------------------------
 
-create table gangq.live_jobs (
-  id bigint primary key,
-  order_key bigint not null,
-  token bigint,
-  final_token bigint,
-  incarnation bigint,
-  ran_on bigint,
-  gang_id bigint,
-  submitted_at timestamptz not null,
-  due_at timestamptz,
-  claimed_at timestamptz,
-  deadline_at timestamptz,
-  told_at timestamptz,
-  finished_at timestamptz,
-  request_id uuid,
-  shape_id integer not null,
-  rank integer,
-  budget_s real,
-  waits_on integer not null default 0,
-  priority smallint not null check (priority between -1000 and 1000),
-  attempts smallint not null default 0 check (attempts >= 0),
-  max_attempts smallint not null,
-  crashes smallint not null default 0,
-  max_crashes smallint not null,
-  trips smallint not null default 0,
-  max_trips smallint not null,
-  stops smallint not null default 0,
-  state text not null,
-  stop_reason text,
-  submitter text not null,
-  payload jsonb,
-  result jsonb,
-  error jsonb,
-  constraint live_jobs_state check (
-    case state
-      when 'pending' then incarnation is null and token is null and gang_id is null
-      when 'running' then incarnation is not null and token is not null and claimed_at is not null
-      when 'scheduled' then due_at is not null and incarnation is null and token is null and gang_id is null
-      when 'waiting' then incarnation is null and token is null and waits_on > 0
-      when 'blocked' then gang_id is not null and incarnation is null and token is null and deadline_at is null
-      when 'reserved' then gang_id is not null and incarnation is not null and deadline_at is not null and token is null
-      when 'preempting' then incarnation is not null and token is not null and told_at is not null and stop_reason is not null
-      when 'preempted' then gang_id is not null and incarnation is null and token is null
-      when 'done' then gang_id is not null and finished_at is not null and token is null and incarnation is null
-      when 'failed' then gang_id is not null and finished_at is not null and token is null and incarnation is null
-      when 'cancelled' then gang_id is not null and finished_at is not null and token is null and incarnation is null
-      else false
-    end),
-  constraint live_jobs_rank check ((gang_id is null) = (rank is null))
-) with (
-  fillfactor = 85, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
-  autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2
-);
-create index live_jobs_claim on gangq.live_jobs (shape_id, order_key) where state = 'pending';
-create index live_jobs_held on gangq.live_jobs (incarnation) where incarnation is not null;
-create index live_jobs_told on gangq.live_jobs (told_at) where state = 'preempting';
-create index live_jobs_due on gangq.live_jobs (due_at) where state = 'scheduled';
-create unique index live_jobs_member on gangq.live_jobs (gang_id, rank) where gang_id is not null;
-comment on table gangq.live_jobs is 'Jobs that have not ended, and members of gangs that have not. Read the view jobs.';
-comment on column gangq.live_jobs.id is 'The job.';
-comment on column gangq.live_jobs.order_key is 'Priority and first-in-first-out position in one ascending key.';
-comment on column gangq.live_jobs.token is 'Fencing token of the present claim; null unless running or preempting.';
-comment on column gangq.live_jobs.final_token is 'Token of the last attempt that ended: its final call may be repeated.';
-comment on column gangq.live_jobs.incarnation is 'Where it is placed: set while reserved, running or preempting.';
-comment on column gangq.live_jobs.ran_on is 'Members: where the last attempt was claimed; it stays when the placement ends.';
-comment on column gangq.live_jobs.gang_id is 'Its gang; null for a solo job.';
-comment on column gangq.live_jobs.submitted_at is 'When it was submitted.';
-comment on column gangq.live_jobs.due_at is 'Not before then.';
-comment on column gangq.live_jobs.claimed_at is 'When the present or last attempt was claimed.';
-comment on column gangq.live_jobs.deadline_at is 'Reserved: to be claimed before then.';
-comment on column gangq.live_jobs.told_at is 'When it was told to stop.';
-comment on column gangq.live_jobs.finished_at is 'When it ended.';
-comment on column gangq.live_jobs.request_id is 'The claim call that took it: the same id returns the same claims.';
-comment on column gangq.live_jobs.shape_id is 'What it needs.';
-comment on column gangq.live_jobs.rank is 'Its rank in the gang, from 0.';
-comment on column gangq.live_jobs.budget_s is 'Wall-clock budget, seconds; null: the worker''s default.';
-comment on column gangq.live_jobs.waits_on is 'Jobs that must be done first.';
-comment on column gangq.live_jobs.priority is '-1000 to 1000, higher first.';
-comment on column gangq.live_jobs.attempts is 'Attempts charged; counted at claim.';
-comment on column gangq.live_jobs.max_attempts is 'How many it may spend.';
-comment on column gangq.live_jobs.crashes is 'Times its worker was lost.';
-comment on column gangq.live_jobs.max_crashes is 'How often that may happen.';
-comment on column gangq.live_jobs.trips is 'Watchdog trips.';
-comment on column gangq.live_jobs.max_trips is 'How often that may happen.';
-comment on column gangq.live_jobs.stops is 'Times it was handed back or told to stop through no fault of its own.';
-comment on column gangq.live_jobs.state is 'scheduled, waiting, blocked, pending, reserved, running, preempting, preempted, done, failed, cancelled.';
-comment on column gangq.live_jobs.stop_reason is 'Why it was told to stop: drain, cancel or preempt.';
-comment on column gangq.live_jobs.submitter is 'The login that submitted it.';
-comment on column gangq.live_jobs.payload is 'Arguments for the task.';
-comment on column gangq.live_jobs.result is 'What a done member returned.';
-comment on column gangq.live_jobs.error is 'The last error: type, message, traceback, host, log tail.';
-
+-- Every legal change of a job's state. old_state "" is birth; ends in done, failed and cancelled
+-- leave for history.
 create table gangq.transitions (
+  -- From; empty for a new job.
   old_state text not null,
+  -- To.
   new_state text not null,
+  -- The function that makes it.
   verb text not null,
+  -- The role that may call it.
   role text not null,
+  -- What it costs: attempt, crash, trip, stop, refund or nothing.
   charges text not null,
   primary key (old_state, new_state, verb)
 );
-comment on table gangq.transitions is 'Every legal change of a job''s state. old_state "" is birth; ends in done, failed and cancelled leave for history.';
-comment on column gangq.transitions.old_state is 'From; empty for a new job.';
-comment on column gangq.transitions.new_state is 'To.';
-comment on column gangq.transitions.verb is 'The function that makes it.';
-comment on column gangq.transitions.role is 'The role that may call it.';
-comment on column gangq.transitions.charges is 'What it costs: attempt, crash, trip, stop, refund or nothing.';
 
-create table gangq.dependencies (
-  job_id bigint not null,
-  on_job_id bigint not null,
-  outcome text check (outcome in ('done', 'failed', 'cancelled')),
-  primary key (on_job_id, job_id)
+-- Gangs that have not ended. Read the view gangs.
+create table gangq.live_gangs (
+  -- The gang.
+  id bigint primary key,
+  -- Priority and age in one ascending key, comparable with live_jobs.order_key.
+  order_key bigint not null,
+  -- What each member of its first role needs.
+  shape_id integer not null references gangq.shapes (id),
+  -- Everything it asks for.
+  kind_id integer not null,
+  -- Members at most; world_size says how many of them this epoch has.
+  size integer not null check (size between 1 and 100000),
+  -- Members of this epoch; null while it is not placed.
+  world_size integer check (world_size between 1 and size),
+  -- Reservations so far; each member of one epoch started together.
+  epoch integer not null default 0 check (epoch >= 0),
+  -- -1000 to 1000, higher first.
+  priority smallint not null check (priority between -1000 and 1000),
+  -- Launches that ended because a member failed, whichever: rotating culprits cannot loop a gang.
+  attempts smallint not null default 0,
+  -- How many such launches it may spend.
+  max_attempts smallint not null,
+  -- Launches that ended because a member's worker was lost.
+  crashes smallint not null default 0,
+  -- How many of those it survives.
+  max_crashes smallint not null,
+  -- Launches that ended because a member tripped a watchdog.
+  trips smallint not null default 0,
+  -- How many of those it survives.
+  max_trips smallint not null,
+  -- Reservations that were not claimed in time; nobody is charged.
+  placement_misses integer not null default 0,
+  -- Drains at the start barrier; nobody is charged.
+  never_started integer not null default 0,
+  -- Times it was told to stop for somebody else.
+  preemptions integer not null default 0,
+  -- waiting, blocked, reserved, running, draining, done, failed, cancelled.
+  state text not null
+    check (state in (
+      'waiting', 'blocked', 'reserved', 'running', 'draining', 'done', 'failed', 'cancelled')),
+  -- What a lost or failed member means: restart_gang (all stop and start again), restart_member
+  -- (only it, the others are told through a new epoch), shrink (the others go on without it), fail
+  -- (the gang fails).
+  failure_policy text not null default 'restart_gang'
+    check (failure_policy in ('restart_gang', 'restart_member', 'shrink', 'fail')),
+  -- Role whose members, once done, end the gang; null: all members must be done.
+  completion text,
+  -- Whether it may be displaced, if its queue allows that at all.
+  preemptible boolean not null default true,
+  -- each: a step counts when every member saved it; rank0: rank 0's bytes serve all.
+  checkpoint_mode text not null check (checkpoint_mode in ('each', 'rank0')),
+  -- Why the last drain began.
+  drain_cause text,
+  -- The member that caused it; null when none did.
+  drain_trigger bigint,
+  -- True: the drain ends in cancelled.
+  cancelling boolean not null default false,
+  -- Checkpoint step every member of this epoch restores; null: from the start.
+  restore_step bigint,
+  -- Longest wall-clock budget among its members, seconds; null: the installation's default.
+  budget_s real,
+  -- Seconds its reserved members may wait to be claimed.
+  claim_deadline_s real not null,
+  -- Seconds it may wait for placement while eligible.
+  timeout_s real not null,
+  -- What happens then: requeue, hard (it fails), soft (its members run as single jobs).
+  timeout_style text not null default 'requeue'
+    check (timeout_style in ('requeue', 'hard', 'soft')),
+  -- When that is over, counting as not eligible what held_s includes; what has come since is added
+  -- when it is looked at.
+  timeout_at timestamptz,
+  -- How often it has timed out.
+  timeouts integer not null default 0,
+  -- Seconds in which its kind had not been eligible when timeout_at was set: only what comes later
+  -- counts.
+  held_s double precision not null default 0,
+  -- Host of rank 0 in this epoch.
+  master_host text,
+  -- Address where members find rank 0.
+  master_addr text,
+  -- Port that rank 0's worker holds for the rendezvous.
+  master_port integer,
+  -- When it was submitted.
+  submitted_at timestamptz not null,
+  -- Backing off until then.
+  not_before timestamptz,
+  -- When this epoch was reserved.
+  reserved_at timestamptz,
+  -- Until when its members must be claimed.
+  deadline_at timestamptz,
+  -- When the start barrier opened; null: nobody's code has begun.
+  go_at timestamptz,
+  -- Running: since when this epoch lacks a member that is to be replaced (restart_member); null
+  -- once every member is claimed.
+  missing_since timestamptz,
+  -- When the present drain began.
+  drain_started_at timestamptz,
+  -- A name for people.
+  name text,
+  -- Set at submit when no registered worker set could hold it: why.
+  note text,
+  -- The role that submitted it: shares and limits per submitter count by this.
+  submitter text not null,
+  -- The login that submitted it, whatever role it had set.
+  login text not null default session_user,
+  check ((state = 'draining') = (drain_started_at is not null)),
+  check (state <> 'running' or go_at is not null),
+  check (state <> 'reserved' or (deadline_at is not null and go_at is null)),
+
+  check (
+    state not in ('blocked', 'waiting')
+    or (deadline_at is null and go_at is null and master_port is null))
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
+create index live_gangs_backoff on gangq.live_gangs (not_before)
+  where state = 'blocked' and not_before is not null;
+create index live_gangs_placed on gangq.live_gangs (id) where state in ('reserved', 'draining');
+create unique index live_gangs_master on gangq.live_gangs (master_host, master_port)
+  where master_port is not null;
+create index live_gangs_running on gangq.live_gangs (id) where state = 'running';
+create index live_gangs_blocked on gangq.live_gangs (kind_id, order_key) where state = 'blocked';
+create index live_gangs_by_age on gangq.live_gangs (kind_id, (order_key & 1125899906842623))
+  where state = 'blocked';
+create index live_gangs_missing on gangq.live_gangs (id) where missing_since is not null;
+create index live_gangs_timeout on gangq.live_gangs (timeout_at) where state = 'blocked';
+create index live_gangs_kind_timeout on gangq.live_gangs (kind_id, timeout_at)
+  where state = 'blocked';
+
+-- Jobs that have not ended, and members of gangs that have not. Read the view jobs.
+create table gangq.live_jobs (
+  -- The job.
+  id bigint primary key,
+  -- Priority and first-in-first-out position in one ascending key.
+  order_key bigint not null,
+  -- Fencing token of the present claim; null unless running or preempting.
+  token bigint,
+  -- Token of the last attempt that ended: its final call may be repeated.
+  final_token bigint,
+  -- Where it is placed: set while reserved, running or preempting.
+  incarnation bigint,
+  -- Members: where the last attempt was claimed; it stays when the placement ends. A single job that
+  -- tripped: which worker has to be gone before it runs again.
+  ran_on bigint,
+  -- Its gang; null for a single job.
+  gang_id bigint,
+  -- The job that submitted it; null: a login did.
+  parent bigint,
+  -- When it was submitted.
+  submitted_at timestamptz not null,
+  -- Not before then.
+  due_at timestamptz,
+  -- When the present or last attempt was claimed.
+  claimed_at timestamptz,
+  -- Reserved: to be claimed before then.
+  deadline_at timestamptz,
+  -- When it was told to stop.
+  told_at timestamptz,
+  -- When it ended.
+  finished_at timestamptz,
+  -- The claim call that took it: the same id returns the same claims.
+  request_id uuid,
+  -- What it needs.
+  shape_id integer not null,
+  -- Its place in the gang at its largest, from 0; its rank, unless epoch_rank says otherwise.
+  rank integer,
+  -- Members of elastic gangs: the rank in this epoch; null: rank, or not part of this epoch.
+  epoch_rank integer,
+  -- Wall-clock budget, seconds; null: the worker's default.
+  budget_s real,
+  -- Jobs that must be done first.
+  waits_on integer not null default 0,
+  -- -1000 to 1000, higher first.
+  priority smallint not null,
+  -- Attempts charged; counted at claim.
+  attempts smallint not null default 0,
+  -- How many it may spend.
+  max_attempts smallint not null,
+  -- Times its worker was lost.
+  crashes smallint not null default 0,
+  -- How often that may happen.
+  max_crashes smallint not null,
+  -- Watchdog trips.
+  trips smallint not null default 0,
+  -- So many trips are sent back; the next one ends the job. 3: three trips are sent back, the
+  -- fourth ends the job.
+  max_trips smallint not null,
+  -- Times it was handed back or told to stop through no fault of its own.
+  stops smallint not null default 0,
+  -- Ordinal of its role; null: the first.
+  role smallint,
+  -- It became pending, or got its present place, after its submission: it may stand before jobs
+  -- that were claimed long ago.
+  returned boolean not null default false,
+  -- scheduled, waiting, blocked, pending, reserved, running, preempting, preempted, done, failed,
+  -- cancelled.
+  state text not null,
+  -- Why it was told to stop: drain, cancel or preempt.
+  stop_reason text,
+  -- The role that submitted it: shares and limits per submitter count by this.
+  submitter text not null,
+  -- The login that submitted it, whatever role it had set.
+  login text not null default session_user,
+  -- Arguments for the task.
+  payload jsonb,
+  -- What a done member returned.
+  result jsonb,
+  -- The last error: type, message, traceback, host, log tail.
+  error jsonb
+) with (
+  fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2
 );
+create index live_jobs_claim on gangq.live_jobs (shape_id, order_key) where state = 'pending';
+create index live_jobs_due on gangq.live_jobs (due_at) where state = 'scheduled';
+create unique index live_jobs_member on gangq.live_jobs (gang_id, rank) where gang_id is not null;
+create index live_jobs_returned on gangq.live_jobs (shape_id, order_key)
+  where state = 'pending' and returned;
+create index live_jobs_held on gangq.live_jobs (incarnation, token) where incarnation is not null;
+create index live_jobs_by_state on gangq.live_jobs (state, id)
+  where state <> all ('{pending,running,blocked,scheduled}');
+
+create function gangq.is_sound(j gangq.live_jobs) returns boolean language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
+begin
+  return (j.incarnation is not null) = (j.state in ('running', 'reserved', 'preempting'))
+    and (j.token is not null) = (j.state in ('running', 'preempting'))
+    and case j.state
+      when 'pending' then j.gang_id is null
+      when 'running' then j.claimed_at is not null
+      when 'scheduled' then j.gang_id is null and j.due_at is not null
+      when 'waiting' then j.waits_on > 0
+      when 'blocked' then j.gang_id is not null and j.deadline_at is null
+      when 'reserved' then j.gang_id is not null and j.deadline_at is not null
+      when 'preempting' then j.told_at is not null and j.stop_reason is not null
+      when 'preempted' then j.gang_id is not null
+      when 'done' then j.gang_id is not null and j.finished_at is not null
+      when 'failed' then j.gang_id is not null and j.finished_at is not null
+      when 'cancelled' then j.gang_id is not null and j.finished_at is not null
+      else false
+    end;
+end $$;
+comment on function gangq.is_sound is 'Internal. What each state of a job needs in its columns.';
+-- PostgreSQL reads the expressions of a table's checks anew for every statement: the states that
+-- are written most stand here and the others in the function, which belongs to the table and is
+-- rebuilt with it only. Numbers that never change after submit are checked by triggers.
+alter table gangq.live_jobs add constraint live_jobs_state check (
+  case state
+    when 'pending' then incarnation is null and token is null and gang_id is null
+    when 'running' then incarnation is not null and token is not null and claimed_at is not null
+    else gangq.is_sound(live_jobs)
+  end);
+
+-- Which live job waits for which. No foreign keys: their row triggers would cost every finished job
+-- a query.
+create table gangq.dependencies (
+  -- The one that waits.
+  job_id bigint not null,
+  -- The one it waits for.
+  on_job_id bigint not null,
+  -- How the awaited job ended; promote_due then takes the row away.
+  outcome text check (outcome in ('done', 'failed', 'cancelled')),
+  -- True: the row was visible at a moment when no transaction was ending the awaited job, so
+  -- whoever ends it sees the row.
+  settled boolean not null default false,
+  primary key (on_job_id, job_id)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create index dependencies_job on gangq.dependencies (job_id);
 create index dependencies_settled on gangq.dependencies (job_id) where outcome is not null;
-comment on table gangq.dependencies is 'Which live job waits for which. No foreign keys: their row triggers would cost every finished job a query.';
-comment on column gangq.dependencies.outcome is 'How the awaited job ended; promote_due then takes the row away.';
-comment on column gangq.dependencies.job_id is 'The one that waits.';
-comment on column gangq.dependencies.on_job_id is 'The one it waits for.';
+create index dependencies_new on gangq.dependencies (on_job_id, job_id)
+  where not settled and outcome is null;
 
+-- Jobs that ended while somebody held a row of their dependents, or in a transaction that could not
+-- see them all: promote_due tells those.
 create table gangq.unsettled (
+  -- The job that ended.
   job_id bigint primary key
-);
-comment on table gangq.unsettled is 'Jobs that ended while somebody held a row of their dependents, or in a transaction that could not see them all: promote_due tells those.';
-comment on column gangq.unsettled.job_id is 'The job that ended.';
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+-- Who holds each device. The key makes it one holder at most.
 create table gangq.device_holds (
+  -- The device.
   device_id bigint primary key references gangq.device_registry (id),
+  -- job, or quarantine.
   kind text not null check (kind in ('job', 'quarantine')),
+  -- The job that holds it, from reservation or claim until it is proven stopped.
   job_id bigint,
+  -- That job's claim; null while only reserved.
   token bigint,
+  -- Why it is quarantined.
   reason text,
+  -- Since when.
   since timestamptz not null,
+  -- Quarantine of a device whose worker is about to exit after a trip: lifted by proof of its
+  -- death.
+  incarnation bigint,
+  -- When that quarantine ends by itself: the lease of that worker would have ended then.
+  until timestamptz,
   check ((kind = 'job') = (job_id is not null)),
   check ((kind = 'quarantine') = (reason is not null))
-);
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create index device_holds_job on gangq.device_holds (job_id) where job_id is not null;
-comment on table gangq.device_holds is 'Who holds each device. The key makes it one holder at most.';
-comment on column gangq.device_holds.device_id is 'The device.';
-comment on column gangq.device_holds.kind is 'job, or quarantine.';
-comment on column gangq.device_holds.job_id is 'The job that holds it, from reservation or claim until it is proven stopped.';
-comment on column gangq.device_holds.token is 'That job''s claim; null while only reserved.';
-comment on column gangq.device_holds.reason is 'Why it is quarantined.';
-comment on column gangq.device_holds.since is 'Since when.';
 
-create table gangq.earmarks (
-  incarnation bigint primary key references gangq.incarnations (id) on delete cascade,
-  gang_id bigint not null references gangq.live_gangs (id) on delete cascade,
-  order_key bigint not null
-);
-create index earmarks_gang on gangq.earmarks (gang_id);
-comment on table gangq.earmarks is 'Workers kept for the first gang that waits: they take only jobs that come before it, so a stream of small jobs cannot starve it.';
-comment on column gangq.earmarks.incarnation is 'The worker.';
-comment on column gangq.earmarks.gang_id is 'The gang it is kept for.';
-comment on column gangq.earmarks.order_key is 'That gang''s place in the order.';
-
+-- The last beat of each running job that beats; brought by heartbeats.
 create table gangq.progress (
+  -- The job.
   job_id bigint primary key,
+  -- Its claim.
   token bigint not null,
+  -- When the beat reached the database.
   beat_at timestamptz not null,
+  -- The last step reported.
+  step bigint,
+  -- load, run, save or long; null: not said.
+  phase text,
+  -- When the step last changed.
+  step_at timestamptz,
+  -- Steps a second, smoothed; null until two steps were seen.
+  rate real,
+  -- Greatest common divisor of the differences between the steps that heartbeats brought: how many
+  -- steps lie between two beats, at most. Null until two steps were seen.
+  stride bigint,
+  -- Since when this member has been much slower than its gang; null: it is not.
+  lags_since timestamptz,
+  -- step, total, phase and whatever the handler reported.
   data jsonb not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-comment on table gangq.progress is 'The last beat of each running job that beats; brought by heartbeats.';
-comment on column gangq.progress.job_id is 'The job.';
-comment on column gangq.progress.token is 'Its claim.';
-comment on column gangq.progress.beat_at is 'When the beat reached the database.';
-comment on column gangq.progress.data is 'step, total, phase and whatever the handler reported.';
 
+-- Saved states. A restore never mixes steps: see live_gangs.checkpoint_mode.
 create table gangq.checkpoints (
+  -- Whose.
   job_id bigint not null,
+  -- At which step.
   step bigint not null check (step >= 0),
+  -- Its gang.
   gang_id bigint,
+  -- The claim that saved it.
   token bigint not null,
+  -- When.
   saved_at timestamptz not null,
+  -- Opaque bytes.
   data bytea not null,
   primary key (job_id, step)
+) with (
+  autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200,
+  toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_threshold = 1000
 );
 create index checkpoints_gang on gangq.checkpoints (gang_id, step) where gang_id is not null;
-comment on table gangq.checkpoints is 'Saved states. A restore never mixes steps: see live_gangs.checkpoint_mode.';
-comment on column gangq.checkpoints.job_id is 'Whose.';
-comment on column gangq.checkpoints.step is 'At which step.';
-comment on column gangq.checkpoints.gang_id is 'Its gang.';
-comment on column gangq.checkpoints.token is 'The claim that saved it.';
-comment on column gangq.checkpoints.saved_at is 'When.';
-comment on column gangq.checkpoints.data is 'Opaque bytes.';
+-- The tick forgets what was saved long ago, without reading the rest.
+create index checkpoints_saved on gangq.checkpoints (saved_at);
 
--- What has ended, and what happened ------------------------------------------------------------------------------
-
-create table gangq.history (
-  job_id bigint not null,
-  token bigint,
+-- What each submission with a request_id was answered since the tick last exchanged this table with
+-- requests_before. An answer is kept for at least one hour, and for about two at most.
+create table gangq.requests (
+  -- As the caller made it. Each login has ids of its own.
+  request_id uuid not null,
+  -- The gang submitted; null: single jobs were.
   gang_id bigint,
+  -- The login that submitted; for children of a job, the login that submitted the job.
+  login text collate "C" not null,
+  -- The jobs submitted, in order.
+  job_ids bigint[] not null,
+  -- What submit_gang said of the gang.
+  note text,
+  primary key (request_id, login)
+) with (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+-- Compressing the ids of a thousand jobs takes as long as inserting ten of them.
+alter table gangq.requests alter column job_ids set storage external;
+
+-- What requests was until the tick last exchanged the two.
+create table gangq.requests_before (
+  like gangq.requests including all
+) with (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+
+-- Placement ---------------------------------------------------------------------------------------
+
+-- Planned starts of the first gangs that wait, renewed by every pass.
+create table gangq.plans (
+  -- The gang.
+  gang_id bigint primary key references gangq.live_gangs (id) on delete cascade,
+  -- Its place in the order, from 1.
+  place integer not null,
+  -- When it will start at the latest if every estimate holds.
+  starts_at timestamptz not null,
+  -- When this was last found.
+  decided_at timestamptz not null
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What workers must leave free for gangs that wait: plan, for a planned start (work that ends
+-- before it may use it); escrow, freed by preemption for one gang.
+create table gangq.earmarks (
+  -- The worker.
+  incarnation bigint not null references gangq.incarnations (id) on delete cascade,
+  -- The gang it is kept for.
+  gang_id bigint not null references gangq.live_gangs (id) on delete cascade,
+  -- That gang's place in the order.
+  order_key bigint not null,
+  -- plan or escrow.
+  kind text not null default 'plan' check (kind in ('plan', 'escrow')),
+  -- plan: the planned start, before which work may use it; escrow: when the promise lapses.
+  until timestamptz not null,
+  -- Slots to be left free, now.
+  slots integer not null default 0 check (slots >= 0),
+  -- Devices to be left free, now: the largest ones.
+  gpus integer not null default 0 check (gpus >= 0),
+  -- Host memory to be left free, now, MiB.
+  memory_mb bigint not null default 0 check (memory_mb >= 0),
+  -- CPUs to be left free, now.
+  cpus numeric(10, 3) not null default 0 check (cpus >= 0),
+  primary key (incarnation, gang_id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index earmarks_gang on gangq.earmarks (gang_id);
+
+-- Why gangs of one kind were not placed by the last pass; one row per kind that waits.
+create table gangq.verdicts (
+  -- The kind.
+  kind_id integer primary key,
+  -- paused, quota, running_limit, submitter_limit, infeasible, capacity, preempting, reserved, or
+  -- unknown.
+  gate text not null,
+  -- Since when it is this one.
+  since timestamptz not null,
+  -- Seconds in which its gangs were not eligible (paused or over a limit) before since.
+  held_s double precision not null default 0,
+  -- The numbers of that gate.
+  numbers jsonb
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- How long jobs of one task run that hold a device or belong to a gang: the estimate behind planned
+-- starts.
+create table gangq.runtimes (
+  -- The queue.
+  queue text not null,
+  -- The task.
+  task text not null,
+  -- Ends it rests on.
+  samples bigint not null check (samples >= 0),
+  -- Running estimate of the 90th percentile, seconds.
+  p90_s real not null check (p90_s >= 0),
+  -- When it last changed.
+  updated_at timestamptz not null,
+  primary key (queue, task)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- Admission passes that decided something, with the digest of what they saw; with
+-- settings.record_decisions also that itself.
+create table gangq.passes (
+  -- When.
+  at timestamptz not null,
+  -- MD5 of the board in its binary form: gangq.digest_of.
+  digest text not null,
+  -- {"max_gangs", "turns": after how many gangs its time was up, else null, "decisions"}.
+  decisions jsonb not null,
+  -- What was seen; null: not recorded.
+  board jsonb
+) partition by range (at);
+create index passes_at on gangq.passes (at);
+
+-- What has ended, and what happened ---------------------------------------------------------------
+
+-- Jobs that have ended, one row per ending. Append-only; whole days are dropped after their
+-- retention.
+create table gangq.history (
+  -- The job; a retried job has one row per ending.
+  job_id bigint not null,
+  -- Token of its last claim; null: never claimed.
+  token bigint,
+  -- Its gang.
+  gang_id bigint,
+  -- The job that submitted it; null: a login did.
+  parent bigint,
+  -- When it was submitted.
   submitted_at timestamptz not null,
+  -- When its last attempt was claimed.
   claimed_at timestamptz,
+  -- When it ended.
   finished_at timestamptz not null,
+  -- Where its last attempt ran.
   incarnation bigint,
+  -- What it needed.
   shape_id integer not null,
+  -- Its rank.
   rank integer,
+  -- Its wall-clock budget, seconds.
   budget_s real,
+  -- Its priority.
   priority smallint not null,
+  -- Attempts charged.
   attempts smallint not null,
+  -- Attempts it could spend.
   max_attempts smallint not null,
+  -- Times its worker was lost.
   crashes smallint not null,
+  -- How often that could happen.
   max_crashes smallint not null,
+  -- Watchdog trips.
   trips smallint not null,
+  -- How often that could happen.
   max_trips smallint not null,
+  -- Times it was stopped through no fault of its own.
   stops smallint not null,
+  -- done, failed or cancelled.
   state text not null check (state in ('done', 'failed', 'cancelled')),
+  -- short, long or forever.
   retention text not null,
+  -- The role that submitted it.
   submitter text not null,
+  -- The login that submitted it, whatever role it had set.
+  login text not null,
+  -- Arguments.
   payload jsonb,
+  -- What it returned.
   result jsonb,
+  -- The last error.
   error jsonb
 ) partition by list (retention);
-create index history_job on gangq.history (job_id);
-create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
-create table gangq.history_short partition of gangq.history for values in ('short') partition by range (finished_at);
-create table gangq.history_long partition of gangq.history for values in ('long') partition by range (finished_at);
+create table gangq.history_short partition of gangq.history for values in ('short')
+  partition by range (finished_at);
+create table gangq.history_long partition of gangq.history for values in ('long')
+  partition by range (finished_at);
 create table gangq.history_forever partition of gangq.history for values in ('forever');
-create table gangq.history_short_rest partition of gangq.history_short default;
-create table gangq.history_long_rest partition of gangq.history_long default;
-comment on table gangq.history is 'Jobs that have ended, one row per ending. Append-only; whole days are dropped after their retention.';
 comment on table gangq.history_short is 'History of retention class short, by day.';
 comment on table gangq.history_long is 'History of retention class long, by day.';
 comment on table gangq.history_forever is 'History that is never dropped.';
-comment on table gangq.history_short_rest is 'Catches rows of days without a partition, so that finishing a job never fails for want of one.';
-comment on table gangq.history_long_rest is 'Catches rows of days without a partition, so that finishing a job never fails for want of one.';
-comment on column gangq.history.job_id is 'The job; a retried job has one row per ending.';
-comment on column gangq.history.token is 'Token of its last claim; null: never claimed.';
-comment on column gangq.history.gang_id is 'Its gang.';
-comment on column gangq.history.submitted_at is 'When it was submitted.';
-comment on column gangq.history.claimed_at is 'When its last attempt was claimed.';
-comment on column gangq.history.finished_at is 'When it ended.';
-comment on column gangq.history.incarnation is 'Where its last attempt ran.';
-comment on column gangq.history.shape_id is 'What it needed.';
-comment on column gangq.history.rank is 'Its rank.';
-comment on column gangq.history.budget_s is 'Its wall-clock budget, seconds.';
-comment on column gangq.history.priority is 'Its priority.';
-comment on column gangq.history.attempts is 'Attempts charged.';
-comment on column gangq.history.max_attempts is 'Attempts it could spend.';
-comment on column gangq.history.crashes is 'Times its worker was lost.';
-comment on column gangq.history.max_crashes is 'How often that could happen.';
-comment on column gangq.history.trips is 'Watchdog trips.';
-comment on column gangq.history.max_trips is 'How often that could happen.';
-comment on column gangq.history.stops is 'Times it was stopped through no fault of its own.';
-comment on column gangq.history.state is 'done, failed or cancelled.';
-comment on column gangq.history.retention is 'short, long or forever.';
-comment on column gangq.history.submitter is 'The login that submitted it.';
-comment on column gangq.history.payload is 'Arguments.';
-comment on column gangq.history.result is 'What it returned.';
-comment on column gangq.history.error is 'The last error.';
+create index history_job on gangq.history (job_id);
+create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
+create index history_not_done on gangq.history (job_id) where state <> 'done';
 
+-- Gangs that have ended. Append-only; whole days are dropped after their retention.
 create table gangq.gang_history (
+  -- The gang.
   gang_id bigint not null,
+  -- When it ended.
   finished_at timestamptz not null,
+  -- When it was submitted.
   submitted_at timestamptz not null,
+  -- What each member needed.
   shape_id integer not null,
+  -- Everything it asked for.
+  kind_id integer not null,
+  -- Members.
   size integer not null,
+  -- Members of its last epoch.
+  world_size integer,
+  -- Reservations it took.
   epoch integer not null,
+  -- Its priority.
   priority smallint not null,
+  -- Launches charged.
   attempts smallint not null,
+  -- Launches it could spend.
   max_attempts smallint not null,
+  -- Launches lost with a worker.
   crashes smallint not null,
+  -- How many of those it could survive.
   max_crashes smallint not null,
+  -- Launches lost to a watchdog trip.
   trips smallint not null,
+  -- How many of those it could survive.
   max_trips smallint not null,
+  -- Reservations not claimed in time.
   placement_misses integer not null,
+  -- Drains at the start barrier.
   never_started integer not null,
+  -- Times it was told to stop for somebody else.
   preemptions integer not null,
+  -- done, failed or cancelled.
   state text not null check (state in ('done', 'failed', 'cancelled')),
-  retention text not null,
+  -- What a lost or failed member meant.
+  failure_policy text not null,
+  -- Role whose end was the gang's end.
+  completion text,
+  -- Whether it could be displaced.
+  preemptible boolean not null,
+  -- each or rank0.
   checkpoint_mode text not null,
+  -- Longest wall-clock budget among its members, seconds.
+  budget_s real,
+  -- Seconds its reserved members could wait to be claimed.
   claim_deadline_s real not null,
+  -- Seconds it could wait for placement.
+  timeout_s real not null,
+  -- What that timeout did.
+  timeout_style text not null,
+  -- short, long or forever.
+  retention text not null,
+  -- A name for people.
   name text,
+  -- Why it failed or was cancelled.
   reason text,
-  submitter text not null
+  -- The role that submitted it.
+  submitter text not null,
+  -- The login that submitted it, whatever role it had set.
+  login text not null
 ) partition by list (retention);
-create index gang_history_gang on gangq.gang_history (gang_id);
-create table gangq.gang_history_short partition of gangq.gang_history for values in ('short') partition by range (finished_at);
-create table gangq.gang_history_long partition of gangq.gang_history for values in ('long') partition by range (finished_at);
+create table gangq.gang_history_short partition of gangq.gang_history for values in ('short')
+  partition by range (finished_at);
+create table gangq.gang_history_long partition of gangq.gang_history for values in ('long')
+  partition by range (finished_at);
 create table gangq.gang_history_forever partition of gangq.gang_history for values in ('forever');
-create table gangq.gang_history_short_rest partition of gangq.gang_history_short default;
-create table gangq.gang_history_long_rest partition of gangq.gang_history_long default;
-comment on table gangq.gang_history is 'Gangs that have ended. Append-only; whole days are dropped after their retention.';
 comment on table gangq.gang_history_short is 'Gang history of retention class short, by day.';
 comment on table gangq.gang_history_long is 'Gang history of retention class long, by day.';
 comment on table gangq.gang_history_forever is 'Gang history that is never dropped.';
-comment on table gangq.gang_history_short_rest is 'Catches rows of days without a partition.';
-comment on table gangq.gang_history_long_rest is 'Catches rows of days without a partition.';
-comment on column gangq.gang_history.gang_id is 'The gang.';
-comment on column gangq.gang_history.finished_at is 'When it ended.';
-comment on column gangq.gang_history.submitted_at is 'When it was submitted.';
-comment on column gangq.gang_history.shape_id is 'What each member needed.';
-comment on column gangq.gang_history.size is 'Members.';
-comment on column gangq.gang_history.epoch is 'Reservations it took.';
-comment on column gangq.gang_history.priority is 'Its priority.';
-comment on column gangq.gang_history.attempts is 'Launches charged.';
-comment on column gangq.gang_history.max_attempts is 'Launches it could spend.';
-comment on column gangq.gang_history.crashes is 'Launches lost with a worker.';
-comment on column gangq.gang_history.max_crashes is 'How many of those it could survive.';
-comment on column gangq.gang_history.trips is 'Launches lost to a watchdog trip.';
-comment on column gangq.gang_history.max_trips is 'How many of those it could survive.';
-comment on column gangq.gang_history.placement_misses is 'Reservations not claimed in time.';
-comment on column gangq.gang_history.never_started is 'Drains at the start barrier.';
-comment on column gangq.gang_history.preemptions is 'Times it was told to stop for somebody else.';
-comment on column gangq.gang_history.state is 'done, failed or cancelled.';
-comment on column gangq.gang_history.retention is 'short, long or forever.';
-comment on column gangq.gang_history.checkpoint_mode is 'each or rank0.';
-comment on column gangq.gang_history.claim_deadline_s is 'Seconds its reserved members could wait to be claimed.';
-comment on column gangq.gang_history.name is 'A name for people.';
-comment on column gangq.gang_history.reason is 'Why it failed or was cancelled.';
-comment on column gangq.gang_history.submitter is 'The login that submitted it.';
+create index gang_history_gang on gangq.gang_history (gang_id);
+create index gang_history_not_done on gangq.gang_history (gang_id) where state <> 'done';
 
+-- Endings that a retry has overtaken. Kept apart so that history stays append-only and the views
+-- need not look for newer rows.
 create table gangq.retried (
+  -- The job retried.
   job_id bigint,
+  -- The gang retried.
   gang_id bigint,
+  -- Which of its endings was overtaken.
   finished_at timestamptz not null,
   check ((job_id is null) <> (gang_id is null)),
   unique (job_id, finished_at),
   unique (gang_id, finished_at)
 );
-comment on table gangq.retried is 'Endings that a retry has overtaken. Kept apart so that history stays append-only and the views need not look for newer rows.';
-comment on column gangq.retried.job_id is 'The job retried.';
-comment on column gangq.retried.gang_id is 'The gang retried.';
-comment on column gangq.retried.finished_at is 'Which of its endings was overtaken.';
 
+-- Every abnormal transition and every step of a gang, written in the transaction that made it.
+-- Append-only.
 create table gangq.events (
+  -- Order of writing.
   id bigint generated by default as identity,
+  -- When.
   at timestamptz not null,
+  -- What happened: reserve, rollback, preempt, drain, trip, reap, flag, quarantine, ...
   kind text not null,
+  -- The gang.
   gang_id bigint,
+  -- Its epoch.
   epoch integer,
+  -- The job.
   job_id bigint,
+  -- Its claim.
   token bigint,
+  -- The worker's incarnation.
   incarnation bigint,
+  -- The worker's name.
   worker text,
+  -- The login whose session wrote this, and "login as role" where it had set another role. A tick
+  -- writes for others too: then this is the login that ticked.
+  actor text,
+  -- Why, for people.
   reason text,
+  -- Numbers and evidence.
   data jsonb
 ) partition by range (at);
 create index events_gang on gangq.events (gang_id, id) where gang_id is not null;
 create index events_job on gangq.events (job_id, id) where job_id is not null;
 create index events_at on gangq.events (at);
-create table gangq.events_rest partition of gangq.events default;
-comment on table gangq.events is 'Every abnormal transition and every step of a gang, written in the transaction that made it. Append-only.';
-comment on table gangq.events_rest is 'Catches rows of days without a partition.';
-comment on column gangq.events.id is 'Order of writing.';
-comment on column gangq.events.at is 'When.';
-comment on column gangq.events.kind is 'What happened: reserve, rollback, preempt, drain, trip, reap, flag, quarantine, ...';
-comment on column gangq.events.gang_id is 'The gang.';
-comment on column gangq.events.epoch is 'Its epoch.';
-comment on column gangq.events.job_id is 'The job.';
-comment on column gangq.events.token is 'Its claim.';
-comment on column gangq.events.incarnation is 'The worker''s incarnation.';
-comment on column gangq.events.worker is 'The worker''s name.';
-comment on column gangq.events.reason is 'Why, for people.';
-comment on column gangq.events.data is 'Numbers and evidence.';
+create index events_by_id on gangq.events (id);
+create index events_trips on gangq.events (at) where kind in ('trip', 'notify', 'held');
+create index events_drains on gangq.events (at) where kind = 'drain';
+create index events_displaced on gangq.events (at) where kind = 'preempt';
 
-create table gangq.logs (
-  job_id bigint not null,
-  token bigint not null,
-  seq integer not null check (seq >= 0),
+-- What a watchdog saw: stacks, readings, beats, log tail. Apart from events, because stacks and
+-- logs may show what a viewer must not see.
+create table gangq.evidence (
+  -- When; the same instant as its event.
   at timestamptz not null,
-  chunk text not null
+  -- As its event: suspect, trip, notify, held, dead or stuck.
+  kind text not null,
+  -- The job.
+  job_id bigint,
+  -- Its claim.
+  token bigint,
+  -- The worker's incarnation.
+  incarnation bigint,
+  -- The evidence.
+  data jsonb not null
+) partition by range (at);
+create index evidence_job on gangq.evidence (job_id, at) where job_id is not null;
+create index evidence_kind on gangq.evidence (kind, at);
+
+-- Output of commands, bounded per attempt. gangq logs shows it.
+create table gangq.logs (
+  -- The job.
+  job_id bigint not null,
+  -- The attempt.
+  token bigint not null,
+  -- Order within the attempt.
+  seq integer not null check (seq >= 0),
+  -- When it reached the database.
+  at timestamptz not null,
+  -- Text; undecodable bytes are replaced.
+  chunk text not null,
+  -- What the attempt had printed when this chunk came, with it: bytes, and 64 for each chunk.
+  upto bigint not null
 ) partition by range (at);
 create index logs_job on gangq.logs (job_id, token, seq);
-create table gangq.logs_rest partition of gangq.logs default;
-comment on table gangq.logs is 'Output of commands, bounded per attempt. gangq logs shows it.';
-comment on table gangq.logs_rest is 'Catches rows of days without a partition.';
-comment on column gangq.logs.job_id is 'The job.';
-comment on column gangq.logs.token is 'The attempt.';
-comment on column gangq.logs.seq is 'Order within the attempt.';
-comment on column gangq.logs.at is 'When it reached the database.';
-comment on column gangq.logs.chunk is 'Text; undecodable bytes are replaced.';
 
+-- Maintenance -------------------------------------------------------------------------------------
+
+-- What the last tick saw; one row. An outage since then gives every lease one full period before it
+-- is judged.
 create table gangq.tick_state (
+  -- Always true: there is one row.
   singleton boolean primary key default true check (singleton),
+  -- When the last tick ran.
   last_at timestamptz,
+  -- When the server it ran on had started.
   server_started_at timestamptz,
+  -- The server's timeline: changes at a failover.
   timeline text,
+  -- When the last outage was seen to be over; leases are judged from here.
   outage_ended_at timestamptz,
-  partitions_checked_at timestamptz
-) with (fillfactor = 50);
+  -- When partitions were last made and dropped.
+  partitions_checked_at timestamptz,
+  -- The last running gang whose progress was judged; 0: every one of them, at judged_at.
+  judged_gang bigint not null default 0,
+  -- When progress was last judged.
+  judged_at timestamptz,
+  -- When the server was last seen restarted or promoted, or its clock set back: every lease gets
+  -- one full period from here.
+  interrupted_at timestamptz,
+  -- When the tick last exchanged requests and requests_before.
+  requests_turned_at timestamptz
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into gangq.tick_state default values;
-comment on table gangq.tick_state is 'What the last tick saw; one row. An outage since then gives every lease one full period before it is judged.';
-comment on column gangq.tick_state.singleton is 'Always true: there is one row.';
-comment on column gangq.tick_state.last_at is 'When the last tick ran.';
-comment on column gangq.tick_state.server_started_at is 'When the server it ran on had started.';
-comment on column gangq.tick_state.timeline is 'The server''s timeline: changes at a failover.';
-comment on column gangq.tick_state.outage_ended_at is 'When the last outage was seen to be over; leases are judged from here.';
-comment on column gangq.tick_state.partitions_checked_at is 'When partitions were last made and dropped.';
+
+-- Rows to lock. tick: one tick at a time; brake: one stall or health trip counts the others at a
+-- time; wake: one of those that end jobs this moment asks for a tick; runtimes: one session adds a
+-- first estimate.
+create table gangq.lock_rows (
+  -- What the lock is for.
+  name text primary key,
+  -- tick: how many have run. A caller that found one running waits for the run after it.
+  runs bigint not null default 0
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+insert into gangq.lock_rows (name) values ('tick'), ('brake'), ('wake'), ('runtimes');
+
+-- What values of sequences are shifted by, so that none is given twice after a failover that loses
+-- the end of the log; one row.
+create table gangq.sequence_base (
+  -- Always true: there is one row.
+  singleton boolean primary key default true check (singleton),
+  -- The server's timeline that base was computed for.
+  timeline bigint not null,
+  -- The shift on that timeline.
+  base bigint not null check (base >= 0)
+);
+insert into gangq.sequence_base (timeline, base)
+values (('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint, 0);
+
+-- What has been learned of each task's beats: how long they may honestly stay away.
+create table gangq.beat_gaps (
+  -- The task.
+  task text not null,
+  -- Model of the devices it ran on; empty: none.
+  device_class text not null,
+  -- Longest gap between two beats of a job that then went on, warm-up excluded, seconds.
+  longest_s real not null check (longest_s >= 0),
+  -- Beats it rests on.
+  beats bigint not null check (beats >= 0),
+  -- When it last changed.
+  updated_at timestamptz not null,
+  primary key (task, device_class)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+

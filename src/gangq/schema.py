@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class SqlFile:
     def checksum(self) -> str:
         """SHA-256 of the text, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def statements(self) -> str:
+        """The text, and a `comment on` for each comment that stands right above a table or a column of one."""
+        return "\n".join([self.text.rstrip(), *_comments(self.text)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ def dump_sql() -> str:
     ]
     for file in sql_files():
         folder = "migrations/" if file.migration else ""
-        parts.append(f"-- sql/{folder}{file.name}.sql\n\n{file.text.strip()}")
+        parts.append(f"-- sql/{folder}{file.name}.sql\n\n{file.statements.strip()}")
         if file.migration:
             parts.append(_record(file.name, file.checksum))
     parts += [_record("code", code_checksum()), "commit;"]
@@ -251,6 +257,31 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
         (path.stem, path.read_bytes().decode().replace("\r\n", "\n")) for path in sorted(folder.glob("*.sql"))
     )
     return [SqlFile(name, text, migration) for name, text in texts]
+
+
+_TABLE = re.compile(r"create table (gangq\.\w+) \($")
+_COLUMN = re.compile(r"  (?!check |constraint |primary |unique |like )(\w+) ")
+
+
+def _comments(text: str) -> Iterator[str]:
+    table = None
+    above: list[str] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("-- "):
+            above.append(line.lstrip()[3:])
+            continue
+        what = None
+        if found := _TABLE.match(line):
+            table = found[1]
+            what = f"table {table}"
+        elif line.startswith(")"):
+            table = None
+        elif table and (found := _COLUMN.match(line)):
+            what = f"column {table}.{found[1]}"
+        if what and above:
+            said = " ".join(above).replace("'", "''")
+            yield f"comment on {what} is '{said}';"
+        above = []
 
 
 def _version() -> str:
@@ -386,7 +417,7 @@ def _refuse_mismatch(where: str, ours: tuple[SqlFile, ...], recorded: dict[str, 
 
 def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:
     try:
-        conn.execute(file.text.encode(), prepare=False)
+        conn.execute(file.statements.encode(), prepare=False)
     except psycopg.Error as e:
         raise _explained(e, f"{where}, {file.name}.sql") from e
 

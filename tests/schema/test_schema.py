@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from dump import dump
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import tuple_row
 
 import gangq
 from gangq import schema
@@ -73,6 +77,26 @@ def test_it_takes_a_connection_too_and_leaves_its_settings_alone(empty_dsn: str)
         assert schema.migrate(conn, log=quietly).applied
         assert conn.execute("show search_path").fetchone() == before
         assert schema.migrate(conn, log=quietly).already_current
+
+
+def test_the_schema_is_the_one_that_is_checked_in(db: psycopg.Connection[Any]) -> None:
+    """GANGQ_WRITE_SCHEMA=1 writes the file anew: a change of the schema is read there, line by line."""
+    db.row_factory = tuple_row
+    text = Path(__file__).with_name("schema.txt")
+    if os.environ.get("GANGQ_WRITE_SCHEMA") == "1":
+        text.write_text(dump(db))
+    assert dump(db) == text.read_text()
+
+
+def test_a_comment_right_above_a_table_or_column_is_its_comment(empty_dsn: str, lib: Path) -> None:
+    (lib / "migrations" / "0002_more.sql").write_text(
+        "-- About nothing.\n\n-- Somebody's\n-- table.\ncreate table gangq.more (\n  -- Key.\n  id bigint,\n"
+        "  -- About the rule below.\n  check (id > 0),\n  bare text\n);\n-- About the index.\ncreate index on gangq.more (id);\n"
+    )
+    migrate(empty_dsn)
+    about = "select obj_description(c.oid), col_description(c.oid, 1::smallint), col_description(c.oid, 2::smallint) "
+    more = run(empty_dsn, about + "from pg_class c where c.oid = 'gangq.more'::regclass")
+    assert more == [("Somebody's table.", "Key.", None)]
 
 
 def test_changed_code_is_rebuilt_and_data_stays(dsn: str, lib: Path) -> None:
@@ -190,6 +214,23 @@ def test_a_table_in_use_makes_it_busy_and_not_wait_for_ever(
         with pytest.raises(Busy):
             migrate(dsn)
     assert migrate(dsn).applied == ("0099_more",)
+
+
+def test_it_gives_way_to_a_heartbeat_that_is_half_done(dsn: str, lib: Path) -> None:
+    (lib / "migrations" / "0002_more.sql").write_text("alter table gangq.live_jobs add column more integer;")
+    waits = "select exists (select 1 from pg_locks where relation is not null and not granted)"
+    with (
+        psycopg.connect(dsn) as worker,
+        psycopg.connect(dsn, autocommit=True) as watcher,
+        ThreadPoolExecutor() as threads,
+    ):
+        worker.execute("update gangq.leases set renewed_at = renewed_at")
+        migration = threads.submit(migrate, dsn)
+        while watcher.execute(waits).fetchone() != (True,):
+            assert not migration.done()
+        assert worker.execute("select id from gangq.live_jobs").fetchall() == []
+        worker.commit()
+        assert migration.result().applied == ("0002_more",)
 
 
 def test_who_holds_the_lock_of_migrations_is_waited_for_and_named(

@@ -106,21 +106,3 @@ _INDEXES = (
 
 def test_a_new_installation_has_every_index_on_every_part(db: Db) -> None:
     assert [row for row in db.execute(_INDEXES) if not row["valid"]] == []
-
-
-def test_an_upgrade_reads_no_day_that_is_there_and_days_to_come_have_every_index(
-    empty_dsn: str, migrate_to: Callable[[str], None]
-) -> None:
-    migrate_to("0004_pace")
-    with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        conn.execute(
-            "insert into gangq.history_short_rest (job_id, submitted_at, finished_at, shape_id, priority, attempts, "
-            "max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, submitter) "
-            "values (1, now(), now(), 1, 0, 1, 1, 0, 1, 0, 1, 0, 'failed', 'short', 'me')"
-        )
-        schema.migrate(empty_dsn, log=lambda _: None)
-        indexes = conn.execute(_INDEXES).fetchall()
-    with_index = {part for part, _, text in indexes if "(job_id) WHERE (state <> 'done'::text)" in text}
-    parts = {part for part, _, text in indexes if part.startswith("gangq.history")}
-    assert parts - with_index == {"gangq.history_short_rest"}
-    assert sum("gangq.history_short_2" in part for part in with_index) >= 7
