@@ -40,8 +40,7 @@ comment on function gangq.actor is 'Internal. What events say of who caused them
 --   GQ007 too large               GQ008 wrong isolation level
 -- Retryable by nature and left as PostgreSQL raises them: 55P03 lock not available, 40P01 deadlock, 40001.
 
-create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql as $$
 begin
   -- It may quote what was passed, and goes into the server's log.
   raise exception using errcode = refuse.sqlstate,
@@ -50,8 +49,7 @@ begin
 end $$;
 comment on function gangq.refuse is 'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
-create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable as $$
 begin
   if not (at >= '0002-01-01 00:00:00+00' and at < '9999-01-01 00:00:00+00') then
     perform gangq.refuse('GQ001', format('%s is %s', what, at), 'It is a moment from the year 2 to the year 9998.');
@@ -60,7 +58,7 @@ end $$;
 comment on function gangq.check_moment is
   'Internal. Raises GQ001 for infinity and for years that a client in any time zone could not read: many know no year 10000.';
 
-create function gangq.check_most(most integer) returns void language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_most(most integer) returns void language plpgsql immutable as $$
 begin
   if most < 0 then
     perform gangq.refuse('GQ001', format('most is %s', most), 'It is how many at most: 0 or more, or null for no limit.');
@@ -70,8 +68,7 @@ comment on function gangq.check_most is 'Internal. Raises GQ001 for a negative l
 
 -- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it; what must not fail, because it
 -- says how an attempt ended, is cut and says so.
-create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void language plpgsql as $$
 begin
   if bytes > most then
     perform gangq.refuse('GQ007', format('%s has %s bytes, and %s are the most', what, bytes, most),
@@ -80,7 +77,7 @@ begin
 end $$;
 comment on function gangq.refuse_larger is 'Internal. Raises GQ007, naming the limit.';
 
-create function gangq.cut(said jsonb, most integer) returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.cut(said jsonb, most integer) returns jsonb language plpgsql immutable as $$
 declare
   bytes integer := pg_column_size(cut.said);
 begin
@@ -100,8 +97,7 @@ end $$;
 comment on function gangq.cut is
   'Internal. What was said, if it is not too large; else as much of its first keys as fits, and under "cut" how large it was.';
 
-create function gangq.require_read_committed(verb text) returns void language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.require_read_committed(verb text) returns void language plpgsql stable as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     perform gangq.refuse('GQ008',
@@ -155,7 +151,7 @@ comment on function gangq.backoff is
 create function gangq.log_event(
   at timestamptz, kind text, gang_id bigint default null, epoch integer default null, job_id bigint default null,
   token bigint default null, incarnation bigint default null, reason text default null, data jsonb default null
-) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql as $$
 begin
   insert into gangq.events (id, at, kind, gang_id, epoch, job_id, token, incarnation, worker, reason, data, actor)
   values (
@@ -174,8 +170,7 @@ create function gangq.wake(incarnations bigint[], what text) returns void langua
 $$ select pg_notify('gangq_' || i, what) from (select distinct i from unnest(incarnations) i where i is not null) w $$;
 comment on function gangq.wake is 'Internal. Notifies each of these workers on its own channel.';
 
-create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void language plpgsql as $$
 declare
   woken bigint[];
 begin
@@ -204,7 +199,7 @@ comment on function gangq.wake_sleepers is
   'transaction the list would be stale); never: leaves it to the poll.';
 
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set enable_seqscan = off set jit = off as $$
 declare
   heard timestamptz;
   first bigint;

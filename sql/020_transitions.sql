@@ -76,7 +76,7 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
 
 -- Hot are only a submission and a claim: what is right for them is said in the triggers' conditions, short, because these are read
 -- anew for every statement; everything else is asked here.
-create function gangq.check_transition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_transition() returns trigger language plpgsql as $$
 begin
   if new.attempts < 0 or new.priority not between -1000 and 1000 or (new.gang_id is null) <> (new.rank is null) then
     perform gangq.refuse('23514', format('job %s would have attempts %s, priority %s, gang %s and rank %s', new.id, new.attempts, new.priority,
@@ -109,7 +109,7 @@ comment on function gangq.check_transition is
   'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers that no job has, and marks '
   'a job that is pending in a place which claims may have passed.';
 
-create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void language plpgsql as $$
 begin
   perform gangq.refuse('GQ004', format('job %s cannot go from %s to %s', job_id, old_state, new_state),
     'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
@@ -128,7 +128,7 @@ execute function gangq.check_transition();
 
 -- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
 -- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.
-create function gangq.left_without_history() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.left_without_history() returns trigger language plpgsql as $$
 begin
   perform gangq.refuse('GQ004', 'a job leaves live_jobs only together with its history row',
     'Use gangq.cancel(); rows of live_jobs are never deleted by hand.');

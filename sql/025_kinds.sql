@@ -14,7 +14,7 @@ comment on view gangq.pending_shapes is 'Internal. The shapes that have a pendin
 
 -- No unique key, for the reason given at intern_shape.
 create function gangq.intern_kind(queue text, roles jsonb, require text, prefer text, apart text) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   said text;
   found_id integer;
@@ -39,7 +39,7 @@ comment on function gangq.intern_kind is
   '"require", "prefer", "balanced"}], in rank order, every key present.';
 
 create function gangq.kind_avoiding(kind_id integer, old_shape integer, new_shape integer) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   k gangq.gang_kinds;
 begin
@@ -54,7 +54,7 @@ comment on function gangq.kind_avoiding is
   'Internal. The kind like this one in which every role of one shape has the other.';
 
 create function gangq.kind_for(kind_id integer, submitter text, login text) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   k gangq.gang_kinds;
 begin

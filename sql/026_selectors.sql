@@ -2,7 +2,7 @@
 -- once, when a shape is interned; gangq.serves then costs one predicate for a worker, and nothing where there are none.
 -- Takes no locks.
 
-create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql as $$
 #variable_conflict use_column
 declare
   c jsonb;
@@ -67,7 +67,7 @@ end $$;
 comment on function gangq.check_selector is
   'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
 
-create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql as $$
 declare
   wrong text;
 begin
@@ -85,8 +85,7 @@ comment on function gangq.check_taints is
 
 -- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an inlined function. Inside a
 -- filter what cannot be compared is not met, and exists() is never unknown: so != holds for whoever lacks the label.
-create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath language plpgsql immutable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   c record;

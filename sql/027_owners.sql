@@ -21,16 +21,14 @@ create function gangq.roles_of(role text) returns text[] language sql stable set
 $$;
 comment on function gangq.roles_of is 'Internal. The roles that this one belongs to, itself among them; none if it does not exist.';
 
-create function gangq.shared_queues() returns text[] language sql stable security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+create function gangq.shared_queues() returns text[] language sql stable as $$
   select array(select q.name from gangq.queues_table q where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
 $$;
 comment on function gangq.shared_queues is 'Internal. The queues in which the caller, as a submitter, may read and act on the work of others.';
 
 -- A login owns what it submitted. Where it sets roles, one for each of its users, each owns what it submitted in that role;
 -- the login itself, without a role, owns all of it.
-create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void language plpgsql stable as $$
 declare
   other record;
 begin
@@ -69,8 +67,7 @@ comment on function gangq.check_owner is
   'submitter nor an admin, and the queue is not shared.';
 
 -- An entry for the submitter's role comes first; without one, those of the login count, which could have set no role.
-create function gangq.check_ceiling(queue text, priority integer, submitter text, login text) returns void language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_ceiling(queue text, priority integer, submitter text, login text) returns void language plpgsql stable as $$
 #variable_conflict use_column
 declare
   path text[] := gangq.queue_path(check_ceiling.queue);
@@ -116,7 +113,7 @@ create function gangq.may_report(login text) returns boolean language sql stable
 return login = session_user or gangq.may_report_too(login);
 comment on function gangq.may_report is 'Internal. Whether this session may speak for a worker that this login registered.';
 
-create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
 declare
   i gangq.incarnations;
 begin
@@ -127,8 +124,7 @@ begin
 end $$;
 comment on function gangq.refuse_login is 'Internal. Raises 42501: another login registered this incarnation.';
 
-create function gangq.check_login(incarnation bigint, host boolean default false) returns void language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_login(incarnation bigint, host boolean default false) returns void language plpgsql stable as $$
 begin
   if exists (select 1 from gangq.incarnations i where i.id = check_login.incarnation and not gangq.may_report(i.login))
     and not (host and gangq.may_act_as('gangq_host')) then

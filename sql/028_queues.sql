@@ -53,8 +53,7 @@ language sql stable as $$
 $$;
 comment on function gangq.limits_of is 'Internal. Every limit set on these queues themselves, one row each.';
 
-create function gangq.lock_limited(names text[]) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_limited(names text[]) returns void language plpgsql as $$
 declare
   wanted text[];
 begin
@@ -99,8 +98,7 @@ comment on function gangq.limit_hit is
 
 -- A claim looks at every shape that waits, so the claims of all workers take longer with each. The number is asked only when
 -- a shape is new, and without a lock: submissions at the same time do not see each other's new shapes.
-create function gangq.check_new_shape(login text, for_submitter boolean) returns void language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_new_shape(login text, for_submitter boolean) returns void language plpgsql as $$
 declare
   most integer := (select s.new_shapes_per_day from gangq.settings s);
 begin
@@ -132,8 +130,7 @@ $$;
 comment on function gangq.shape_digest is
   'Internal. What shapes.digest is: equal for equal requirements, everything as shapes keep it. Different ones may share it.';
 
-create function gangq.shape_like(shape_id integer, avoid bigint[], submitter text, login text) returns integer language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.shape_like(shape_id integer, avoid bigint[], submitter text, login text) returns integer language plpgsql as $$
 declare
   s gangq.shapes;
   found_id integer;
@@ -164,7 +161,7 @@ comment on function gangq.shape_like is
 
 -- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
 -- every one, and does not read through the backlog of those who may have no more.
-create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql as $$
 begin
   if not exists (
     select 1 from gangq.queues_table q join gangq.shapes s on gangq.below(s.queue, array[q.name])
@@ -180,7 +177,7 @@ comment on function gangq.shape_for is
 -- Settings ---------------------------------------------------------------------------------------------------------
 
 create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 declare
   r record;
 begin
@@ -205,7 +202,7 @@ begin
 end $$;
 comment on function gangq.check_resources is 'Internal. Raises GQ001 unless this is an object of these resources.';
 
-create function gangq.check_ceilings(queue text, ceilings jsonb) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_ceilings(queue text, ceilings jsonb) returns void language plpgsql stable as $$
 declare
   e record;
 begin
@@ -238,7 +235,7 @@ create function gangq.set_queue(
   placement_timeout_s real default null, timeout_style text default null, preempts boolean default null,
   preemptible boolean default null, min_run_s real default null, reset text[] default '{}', others text default null,
   ceilings jsonb default null
-) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   resources constant text[] := '{gpus,memory_mb,cpus,jobs}';

@@ -2,8 +2,7 @@
 -- Only what must be false is called infeasible: each check counts at least what is there.
 -- Takes no locks.
 
-create function gangq.infeasible(shape_id integer, size integer, known boolean default false) returns text language plpgsql stable
-security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+create function gangq.infeasible(shape_id integer, size integer, known boolean default false) returns text language plpgsql stable as $$
 #variable_conflict use_column
 declare
   s gangq.shapes;
@@ -73,7 +72,7 @@ comment on function gangq.infeasible is
   'known: the same of all workers known, ended ones included; null also when none of its queue is known.';
 
 -- Nearly every gang fits into a corner of the fleet: a place found there settles it without counting the rest.
-create function gangq.fits_at_once(kind_id integer) returns boolean language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.fits_at_once(kind_id integer) returns boolean language plpgsql stable as $$
 #variable_conflict use_column
 declare
   o record;
@@ -129,8 +128,7 @@ comment on function gangq.fits_at_once is
   'Internal. Whether the minimum of this kind of gang finds its place, one after the other, on the first 100 workers of its '
   'queue if they are idle. False says nothing.';
 
-create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text language plpgsql stable as $$
 #variable_conflict use_column
 declare
   k gangq.gang_kinds;
@@ -246,7 +244,7 @@ comment on function gangq.kind_infeasible is
   'Roles, strict strategies and required levels are checked each for itself and in sum: what passes may still not fit.';
 
 create function gangq.check_limits(queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   over record;

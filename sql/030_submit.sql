@@ -7,7 +7,7 @@
 -- A worker stops its work when less than the margin and the grace are left of its lease. A lease that is not longer than both
 -- and two heartbeats leaves no time to work in: one heartbeat may fail, and the next must still come in time.
 create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 declare
   least_s real := margin_s + grace_s + 2 * heartbeat_s;
 begin
@@ -36,7 +36,7 @@ create function gangq.configure(
   topology text[] default null, reservations integer default null, placement_timeout_s real default null,
   preemptions_per_pass integer default null, record_decisions boolean default null, brake_hold_s real default null,
   new_shapes_per_day integer default null
-) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   used record;
@@ -117,7 +117,7 @@ create function gangq.set_task(
   task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
   health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
   forget boolean default false
-) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql as $$
 #variable_conflict use_column
 begin
   if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
@@ -175,7 +175,7 @@ comment on function gangq.shape_of is
 create function gangq.intern_shape(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text,
   selector jsonb default null, tolerates text[] default null, login text default session_user
-) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
   found_id integer;
@@ -239,7 +239,7 @@ comment on function gangq.intern_shape is
   'Internal. Validates a requirement (GQ001, GQ002) and returns its shape, which avoids no device: only a trip makes one '
   'that does (shape_avoiding). A new shape is charged to login (GQ007).';
 
-create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql as $$
 begin
   perform gangq.refuse('GQ004', format('queue %s is draining', draining) || case when queue <> draining then format(', and %s is below it', queue) else '' end,
     'It takes no new work: use another queue, or wait until it is opened again.');
@@ -248,7 +248,7 @@ comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, o
 
 create function gangq.check_submission(
   q gangq.queues_table, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
-) returns gangq.queues_table language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns gangq.queues_table language plpgsql as $$
 declare
   above gangq.queues_table;
   too_large record;
@@ -299,7 +299,7 @@ comment on function gangq.check_submission is
 
 -- Which of `after` are still live. Takes no lock: one of them may end before this transaction does and not see the dependency;
 -- see settle_dependents. Ones already done do not count; ones that failed refuse the submission.
-create function gangq.await(after bigint[]) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.await(after bigint[]) returns bigint[] language plpgsql as $$
 declare
   live bigint[];
   other record;
@@ -326,8 +326,7 @@ comment on function gangq.await is 'Internal. Live jobs among those to wait for.
 
 -- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends this moment was
 -- submitted before it ended.
-create function gangq.submitter_of(job_id bigint, token bigint, out submitter text, out login text) language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.submitter_of(job_id bigint, token bigint, out submitter text, out login text) language plpgsql stable as $$
 declare
   j gangq.live_jobs;
 begin
@@ -349,7 +348,7 @@ comment on function gangq.submitter_of is
   'Raises GQ002, GQ003, 42501.';
 
 -- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not make others wait.
-create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql as $$
 declare
   why text;
 begin
@@ -374,7 +373,7 @@ $$;
 comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
 
 -- A notice, not a warning: it belongs to the caller, and not into the server's log.
-create function gangq.note_unserved(queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.note_unserved(queue text) returns void language plpgsql as $$
 begin
   raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they were submitted with; what it declares is for later ones', note_unserved.queue);
 end $$;
@@ -388,7 +387,7 @@ comment on function gangq.note_unserved is 'Internal. Tells the caller (GQ100, a
 -- 3. 2 needs a snapshot that is taken after the tables are locked, as each statement's is in READ COMMITTED: see answer_of.
 create function gangq.answer_of(login text, request_id uuid, of_gang boolean, jobs integer)
 returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+language plpgsql set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 begin
   perform gangq.require_read_committed('a call with a request_id');
@@ -418,8 +417,7 @@ create function gangq.submit(
   after bigint[] default '{}', wake text default 'commit', model text default null,
   selector jsonb default null, tolerates text[] default null, wait_for_hardware boolean default false,
   parent bigint default null, parent_token bigint default null, request_id uuid default null
-) returns setof bigint language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+) returns setof bigint language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -614,7 +612,7 @@ create function gangq.read_roles(roles jsonb, gang jsonb) returns table (
   name text, most integer, least_members integer, task text, payload jsonb, payloads jsonb, gpus integer, vram_mb integer, memory_mb bigint,
   cpus numeric, labels jsonb, selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean,
   budget_s real
-) language plpgsql set search_path = pg_catalog, pg_temp as $$
+) language plpgsql as $$
 #variable_conflict use_column
 declare
   role jsonb;
@@ -697,8 +695,7 @@ comment on function gangq.read_roles is
   'Internal. Roles as submit_gang takes them, checked each for itself (GQ001); gang holds what absent keys stand for.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
-create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable as $$
 #variable_conflict use_column
 declare
   levels text[] := (select c.topology from gangq.settings c);
@@ -734,8 +731,7 @@ create function gangq.submit_gang(
   wait_for_hardware boolean default false, parent bigint default null, parent_token bigint default null,
   request_id uuid default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -970,7 +966,7 @@ create function gangq.submit_child(
   wake text default 'commit', model text default null, selector jsonb default null, tolerates text[] default null,
   wait_for_hardware boolean default false, request_id uuid default null
 ) returns setof bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 begin
   return query select gangq.submit(
@@ -1000,7 +996,7 @@ create function gangq.submit_child_gang(
   completion text default null, timeout_s real default null, timeout_style text default null,
   preemptible boolean default true, wait_for_hardware boolean default false, request_id uuid default null
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 begin
   return query select s.gang_id, s.job_ids, s.note from gangq.submit_gang(
@@ -1030,7 +1026,7 @@ comment on function gangq.submit_child_gang is
 create function gangq.lock_batch(
   job_ids bigint[], gang_ids bigint[], most integer default 500,
   out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
-) language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   room integer := most;
   gang record;
@@ -1084,7 +1080,7 @@ comment on function gangq.lock_batch is
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'
 ) returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   missing bigint;

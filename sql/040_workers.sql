@@ -4,7 +4,7 @@
 -- Locks: the worker's name (a row of worker_names), then its own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
 -- row, then frees its jobs with skip locked; what is locked by somebody else is freed by the next tick.
 
-create function gangq.lock_name(name text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_name(name text) returns void language plpgsql as $$
 begin
   -- No worker has such a name, so nobody meets here.
   if lock_name.name is null or length(lock_name.name) > 200 then
@@ -21,7 +21,7 @@ comment on function gangq.lock_name is
   'Internal. Locks a worker''s name until the transaction ends, whether there is such a worker or not.';
 
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   said record;
@@ -75,7 +75,7 @@ create function gangq.register_worker(
 ) returns table (
   incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
   tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
-) language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -232,8 +232,7 @@ create function gangq.heartbeat(
   incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null,
   readings jsonb default null, durable boolean default true
 ) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -343,8 +342,7 @@ comment on function gangq.heartbeat is
   'login registered it).';
 
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   ids bigint[];
@@ -372,7 +370,7 @@ end $$;
 comment on function gangq.keep_readings is
   'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers it; waits for no lock.';
 
-create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql as $$
 declare
   i gangq.incarnations;
 begin
@@ -388,7 +386,7 @@ comment on function gangq.refuse_ended is 'Internal. Raises GQ005, or GQ002 for 
 
 -- Ends an incarnation. The caller holds its worker row locked. cause: retire, crash.
 create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
   delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
@@ -400,7 +398,7 @@ comment on function gangq.end_incarnation is
   'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by free_orphans.';
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -431,7 +429,7 @@ comment on function gangq.retire_worker is
   'harmless. Raises GQ002, 42501 (another login registered it).';
 
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -483,7 +481,7 @@ comment on function gangq.report_dead is
   'Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, 42501.';
 
 create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
-returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -538,7 +536,7 @@ comment on function gangq.quarantine is
   'For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -585,7 +583,7 @@ comment on function gangq.unquarantine is
   'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.set_taints(worker text, taints text[]) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   i gangq.incarnations;

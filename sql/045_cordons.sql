@@ -18,7 +18,7 @@ $$;
 comment on function gangq.nearest is
   'Internal. The three of these names that share the most pairs of letters with one that was mistyped; null: none does.';
 
-create function gangq.refuse_unknown(what text, name text) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_unknown(what text, name text) returns void language plpgsql stable as $$
 declare
   -- A name has 200 characters at most, and to compare a longer one takes as many looks as it has characters.
   near text := gangq.nearest(left(refuse_unknown.name, 200), array(
@@ -35,7 +35,7 @@ comment on function gangq.refuse_unknown is 'Internal. Raises GQ002 for a host o
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false, deadline timestamptz default null,
   reason text default null
-) returns void language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -93,7 +93,7 @@ comment on function gangq.cordon is
   'hosts or workers like it).';
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -33,8 +33,10 @@ comment on function gangq.free_capacity is
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
-language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp set jit = off as
-$$ select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams from gangq.free_capacity(incarnations) f $$;
+language sql stable rows 1 as $$
+  select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams
+  from gangq.free_capacity(incarnations) f
+$$;
 comment on function gangq.capacity_of is
   'free_capacity for views, which ask for one worker at a time: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
 

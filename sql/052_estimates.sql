@@ -14,7 +14,7 @@ comment on function gangq.estimate_s is
 -- ten only raise it. In a caller's transaction the row may stay locked for long, so whoever meets it locked leaves it;
 -- the row of lock_rows does the same for two that would both insert the first estimate of a task.
 create function gangq.learn_runtimes(shape_ids integer[], runs double precision[], t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   seen record;

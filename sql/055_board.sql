@@ -128,7 +128,7 @@ comment on function gangq.required_level is
   'Internal. The number of a required topology level, 0: none. One that does not exist is the one after the last, in which no worker lies.';
 
 -- Queues: all of them, in order of name, so that a parent comes before its children.
-create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_queues(b gangq.board) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   n integer;
@@ -168,7 +168,7 @@ begin
 end $$;
 comment on function gangq.look_at_queues is 'Internal. The tree of queues; nothing is counted yet.';
 
-create function gangq.look_at_usage(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_usage(b gangq.board) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   per_submitter boolean := exists (select 1 from unnest(b.queue_submitter_maximum) as m where m is not null) or 'fair' = any (b.queue_policy);
@@ -207,7 +207,7 @@ comment on function gangq.look_at_usage is 'Internal. What each queue holds, chi
 
 -- What is to be moved: whole gangs that are placed, with a member on what is drained, and solo jobs that run there. Also
 -- who has not begun: it would load a model there only to be told to stop a moment later.
-create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_moves(b gangq.board) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   drained bigint[] := array(
@@ -241,7 +241,7 @@ end $$;
 comment on function gangq.look_at_moves is 'Internal. What runs, or is about to, on hosts and workers that are drained and could run elsewhere.';
 
 -- What waits: of each kind as many as a pass may place, and gangs that run and wait for replacements of single members.
-create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_gangs(b gangq.board, most integer) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   ids bigint[]; of_kind integer[]; running boolean[]; priorities integer[]; order_keys bigint[]; submitters text[]; budgets real[];
@@ -349,7 +349,7 @@ create function gangq.domain_part(name text) returns text language sql immutable
 $$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
 comment on function gangq.domain_part is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
 
-create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_workers(b gangq.board, sample integer default null) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   -- Not called queues: that would be the column of incarnations wherever it is asked for.
@@ -456,7 +456,7 @@ comment on function gangq.look_at_workers is
 
 -- What is placed, until when, and what stopping it would cost. Ends are estimates: what has outrun its own ends when its
 -- budget does, and what has outrun that too, soon.
-create function gangq.look_at_work(b gangq.board, priced boolean default true) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.look_at_work(b gangq.board, priced boolean default true) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   lowest integer;
@@ -557,8 +557,7 @@ end $$;
 comment on function gangq.look_at_work is
   'Internal. What is placed on the workers of the board, estimated ends, cost of stopping it (unless not priced: only if something could be displaced); escrows; hosts of gangs to be kept apart from.';
 
-create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp set jit = off set plan_cache_mode = auto as $$
+create function gangq.look(most integer default 200, sample integer default null) returns gangq.board language plpgsql stable set plan_cache_mode = auto as $$
 declare
   b gangq.board;
 begin

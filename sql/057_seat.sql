@@ -53,7 +53,7 @@ comment on function gangq.seats_of is
 create function gangq.seat_role(
   size integer, strategy text, balanced boolean, hosts integer[], rooms integer[], paths text[] default null,
   levels integer default 1, host_level integer default 1
-) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns integer[] language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   host_ids integer[];
@@ -191,7 +191,7 @@ comment on function gangq.roomy_domains is
 
 -- One role, by its own strategy and in the narrowest domain of the levels it names that holds it.
 create function gangq.seat_members(b gangq.board, role integer, members integer, rooms integer[]) returns integer[]
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -258,7 +258,7 @@ comment on function gangq.device_sets is
 create function gangq.rooms_beside(
   b gangq.board, first_role integer, role integer, roles integer, rooms integer[], seats integer[],
   slots integer[], memory bigint[], mcpus bigint[], classes integer[], sets integer[]
-) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns integer[] language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -318,7 +318,7 @@ comment on function gangq.rooms_beside is
 create function gangq.seat_jointly(
   b gangq.board, first_role integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[],
   classes integer[], sets integer[], from_role integer, inout rooms integer[], inout budget integer, out seats integer[]
-) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -497,7 +497,7 @@ comment on function gangq.seat_jointly is
 create function gangq.seat_roles(
   b gangq.board, kind integer, counts integer[], rooms integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], inside boolean[] default null
-) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns integer[] language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -580,7 +580,7 @@ comment on function gangq.seat_roles is
 
 -- Rooms in the domain of a level where one of these incarnations is (inside), or in the others.
 create function gangq.beside_mates(b gangq.board, rooms integer[], level integer, mates bigint[], inside boolean) returns integer[]
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   names text[];
@@ -605,7 +605,7 @@ comment on function gangq.beside_mates is
 create function gangq.seat_gang(
   b gangq.board, kind integer, counts integer[], slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], mates jsonb default null
-) returns integer[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns integer[] language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);

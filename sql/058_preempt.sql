@@ -34,7 +34,7 @@ $$;
 comment on function gangq.first_held is 'Internal. Where on the board the holdings of each of these units begin.';
 
 create function gangq.without(b gangq.board, firsts integer[], spare gangq.spare) returns gangq.spare
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 declare
   r gangq.spare := without.spare;
   slots integer[] := r.slots;
@@ -111,7 +111,7 @@ comment on function gangq.seat_spare is 'Internal. seat_gang on what is free.';
 create function gangq.spare_beside(
   b gangq.board, ends_at timestamptz, slots integer[], memory bigint[], mcpus bigint[], held bigint[],
   kept_slots integer[], kept_memory bigint[], kept_mcpus bigint[], kept_gpus integer[], plans jsonb[], plan_starts timestamptz[]
-) returns gangq.spare language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns gangq.spare language plpgsql immutable as $$
 declare
   n integer := coalesce(cardinality(b.worker_ids), 0);
   r gangq.spare;
@@ -147,7 +147,7 @@ end $$;
 comment on function gangq.spare_beside is
   'Internal. What is free for a gang that would run until ends_at, and what it must leave for planned starts before that.';
 
-create function gangq.lies_below(b gangq.board, queue integer, ancestor integer) returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.lies_below(b gangq.board, queue integer, ancestor integer) returns boolean language plpgsql immutable as $$
 declare
   q integer := lies_below.queue;
 begin
@@ -161,7 +161,7 @@ comment on function gangq.lies_below is 'Internal. Whether a queue is the other 
 create function gangq.covered_by(
   b gangq.board, queue integer, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[]
-) returns integer language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns integer language plpgsql immutable as $$
 declare
   q integer := covered_by.queue;
 begin
@@ -185,7 +185,7 @@ comment on function gangq.covered_by is
 create function gangq.may_lose(
   b gangq.board, queue integer, own_path integer[], jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   stay_jobs bigint[], stay_gpus bigint[], stay_memory bigint[], stay_mcpus bigint[]
-) returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns boolean language plpgsql immutable as $$
 declare
   q integer := may_lose.queue;
 begin
@@ -210,7 +210,7 @@ comment on function gangq.may_lose is
 create function gangq.choose_victims(
   b gangq.board, gang integer, counts integer[], spare gangq.spare, claims_for integer,
   out victims bigint[], out seats integer[]
-) language plpgsql immutable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+) language plpgsql immutable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   k integer := b.gang_kind[gang];

@@ -44,7 +44,7 @@ comment on type gangq.decision is
 create function gangq.limit_on(
   b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint,
   used_gangs bigint[], used_jobs bigint[], used_gpus bigint[], used_memory bigint[], used_mcpus bigint[], submitters jsonb
-) returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns jsonb language plpgsql immutable as $$
 declare
   q integer := limit_on.queue;
   said text;
@@ -94,7 +94,7 @@ create function gangq.plan_start(
   plan_worker integer[], plan_slots integer[], plan_memory bigint[], plan_mcpus bigint[], plan_gpus integer[], plan_ends timestamptz[],
   end_at timestamptz[], end_worker integer[], end_slots integer[], end_memory bigint[], end_mcpus bigint[], device_ends timestamptz[],
   inout starts_at timestamptz, out seats integer[], out kept jsonb
-) language plpgsql immutable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+) language plpgsql immutable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(b.worker_host);
@@ -242,7 +242,7 @@ comment on function gangq.plan_start is
 create function gangq.turns(
   b gangq.board, out turn_gang integer[], out turn_priority integer[],
   out lane_queue integer[], out lane_submitter text[], out lane_next integer[], out lane_last integer[], out lane_path jsonb[]
-) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   path jsonb;
@@ -293,8 +293,7 @@ comment on function gangq.turns is
 -- settings.reservations. Kinds that did not fit are not tried again. Deterministic: the same board, the same decisions.
 create function gangq.decide_on(
   b gangq.board, max_gangs integer default 200, budget_ms integer default null, max_turns integer default null, each_gang boolean default false
-) returns setof gangq.decision language plpgsql volatile set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+) returns setof gangq.decision language plpgsql volatile set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   began timestamptz := clock_timestamp();
@@ -983,7 +982,7 @@ comment on function gangq.decide_on is
   'also for those of a kind that has been judged; it changes no other.';
 
 create function gangq.decide(max_gangs integer default 200) returns setof gangq.decision
-language sql volatile security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language sql volatile as $$
   select d.* from gangq.decide_on(gangq.look(decide.max_gangs), decide.max_gangs) d
 $$;
 comment on function gangq.decide is
@@ -999,7 +998,7 @@ $$;
 comment on function gangq.takes_work is
   'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
 
-create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[] language plpgsql stable as $$
 #variable_conflict use_column
 declare
   heard_since timestamptz := t - (select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
@@ -1020,7 +1019,7 @@ comment on function gangq.candidates is
 
 -- Promises are renewed by every pass, so what somebody has locked this moment (a caller cancelling that very gang in an open
 -- transaction, a worker that is claiming) is left as it is: the tick waits for nobody.
-create function gangq.keep_promises(plans gangq.decision[], t timestamptz, unjudged bigint[] default '{}') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.keep_promises(plans gangq.decision[], t timestamptz, unjudged bigint[] default '{}') returns void language plpgsql as $$
 #variable_conflict use_column
 begin
   delete from gangq.plans p where p.gang_id = any (array(
@@ -1078,7 +1077,7 @@ comment on function gangq.keep_promises is
   'stay as they are; lapsed escrows go.';
 
 -- One row per kind that waits. A row is written when its gate changes, not every pass.
-create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.keep_verdicts(waits gangq.decision[], kinds integer[], t timestamptz) returns void language plpgsql as $$
 #variable_conflict use_column
 begin
   delete from gangq.verdicts v where v.kind_id = any (array(
@@ -1105,7 +1104,7 @@ comment on function gangq.keep_verdicts is 'Internal. Why each kind that waits w
 -- All the gangs of a pass in a few statements, each gang still whole or not at all: one that anything of is busy this moment
 -- (its row, a member, a worker that is claiming, a limited queue) is left for the next pass.
 create function gangq.reserve_decided(b gangq.board, starts gangq.decision[], digest text) returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   ids bigint[] := array(select d.gang_id from unnest(reserve_decided.starts) d order by d.gang_id);
@@ -1240,7 +1239,7 @@ comment on function gangq.reserve_decided is
   'that were reserved. The caller holds no locks.';
 
 create function gangq.admit(max_gangs integer default 200, budget_ms integer default null) returns table (placed integer, again boolean)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

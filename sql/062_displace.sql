@@ -3,7 +3,7 @@
 
 -- What is drained and fits elsewhere: its own places there count as free, those on what is drained are closed anyway.
 create function gangq.moves_on(b gangq.board, spare gangq.spare) returns setof gangq.decision
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   r gangq.spare := moves_on.spare;
@@ -59,7 +59,7 @@ comment on function gangq.moves_on is
 -- All or none of what one gang needs: if it, a victim or a worker is busy this moment or no longer what was seen, the next
 -- pass decides again. Victims drain through the same path as any gang; what they leave is kept in this very commit.
 create function gangq.displace_decided(ds gangq.decision[], digest text, t timestamptz) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   cfg gangq.settings;

@@ -7,7 +7,7 @@ $$ select md5(record_send(b)) $$;
 comment on function gangq.digest_of is 'Internal. What a decision was made from, in 32 digits.';
 
 create function gangq.record_pass(b gangq.board, ds gangq.decision[], max_gangs integer) returns text
-language plpgsql set search_path = pg_catalog, pg_temp set timezone = 'UTC' set extra_float_digits = 1 as $$
+language plpgsql set timezone = 'UTC' set extra_float_digits = 1 as $$
 #variable_conflict use_column
 declare
   digest text := gangq.digest_of(b);
@@ -25,7 +25,7 @@ comment on function gangq.record_pass is
 
 create function gangq.replay(since timestamptz default null, until timestamptz default null)
 returns table (at timestamptz, digest text, decisions integer, same boolean, difference text)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set timezone = 'UTC' set extra_float_digits = 1 as $$
+language plpgsql stable set timezone = 'UTC' set extra_float_digits = 1 as $$
 #variable_conflict use_column
 declare
   p gangq.passes;

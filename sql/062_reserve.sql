@@ -13,7 +13,7 @@ return j.epoch_rank is not null or g.world_size = g.size;
 comment on function gangq.in_epoch is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
 
-create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql as $$
 declare
   g gangq.live_gangs;
 begin
@@ -29,7 +29,7 @@ comment on function gangq.lock_gang is 'Internal. Locks a live gang and its memb
 -- What it is to be placed, for whatever chose the places; under the caller's locks, and judged by him.
 create function gangq.take_places(
   gang_ids bigint[], job_ids bigint[], incarnations bigint[], ranks integer[], device_ids bigint[], device_jobs bigint[], digest text, t timestamptz
-) returns void language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   ids bigint[] := array(select distinct i from unnest(take_places.gang_ids) as i order by i);
@@ -78,8 +78,7 @@ comment on function gangq.take_places is
   'ranks: in the epoch. digest: of what the pass saw, null without one.';
 
 create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -193,8 +192,7 @@ comment on function gangq.reserve_members is
   'again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -214,7 +212,7 @@ comment on function gangq.reserve_gang is
   'has no room any more: decide again. Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

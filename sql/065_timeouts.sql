@@ -9,8 +9,7 @@ comment on function gangq.holds_back is
 -- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how far it has run since
 -- the gang began to wait: pauses that began before and those nobody looked at count for as much as they lasted.
 -- PL/pgSQL, because SQL with a subquery is not inlined, and would be planned anew by every submit_gang.
-create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language plpgsql stable
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return coalesce((
@@ -22,7 +21,7 @@ comment on function gangq.ineligible_s is
 
 -- A trigger, because many verbs make a gang wait (submit_gang, retry, rollbacks, drains, dependencies that are done), and
 -- one that forgot would let it time out for the hours in which it ran.
-create function gangq.begin_waiting() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.begin_waiting() returns trigger language plpgsql as $$
 declare
   t timestamptz := gangq.now();
 begin
@@ -57,7 +56,7 @@ execute function gangq.begin_waiting();
 -- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind: places are unique, and
 -- a short timeout must be no way to the front. A job keeps what it saved itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   ids bigint[];
@@ -89,7 +88,7 @@ end $$;
 comment on function gangq.split_gang is
   'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their ids, payloads and counters.';
 
-create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql as $$
 #variable_conflict use_column
 declare
   v gangq.verdicts;
@@ -139,7 +138,7 @@ comment on function gangq.timed_out is
   'single jobs. too_large: why no worker there is could hold its kind, empty if some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

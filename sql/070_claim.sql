@@ -36,8 +36,7 @@ create function gangq.take(
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -566,7 +565,7 @@ comment on function gangq.take is
   'Internal. Claims for a worker: see claim. patient false: without waiting for anybody, after a completion in the '
   'same transaction.';
 
-create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable as $$
 begin
   return array(
     with recursive waiting(id) as (
@@ -588,7 +587,7 @@ comment on function gangq.shapes_waiting is
 
 create function gangq.settle_seen(
   seen bigint[], shape_ids integer[], firsts bigint[], stretch_shapes integer[], stretch_from bigint[], my_xid bigint, oldest_xid bigint
-) returns bigint[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns bigint[] language plpgsql immutable as $$
 declare
   e integer;
   n integer;
@@ -621,7 +620,7 @@ comment on function gangq.settle_seen is
 
 create function gangq.pass_seen(
   seen bigint[], moved_shapes integer[], moved_keys bigint[], shape_ids integer[], firsts bigint[], last_pos bigint, my_xid bigint
-) returns bigint[] language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+) returns bigint[] language plpgsql immutable as $$
 declare
   e integer;
   n integer;
@@ -677,8 +676,7 @@ create function gangq.claim(
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
   return query select c.* from gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports, claim.sleep, claim.model, true) c;
 end $$;
@@ -697,7 +695,7 @@ comment on function gangq.claim is
 -- An earmark says what its gang will need here in all. What this worker's own work will have set free by then need not be
 -- kept now; of two gangs that wait for the same end, only the first may count on it.
 create function gangq.marks_now(incarnation bigint, t timestamptz) returns gangq.earmarks[]
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   e gangq.earmarks;
@@ -744,7 +742,7 @@ create function gangq.open_head(
   s gangq.shapes, from_key bigint, limits jsonb, used jsonb, marks gangq.earmarks[], prefetch integer, plain_room integer,
   slots integer, memory_mb bigint, cpus numeric, vrams integer[], device_ids bigint[], t timestamptz,
   out key bigint, out most integer, out stop bigint
-) language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = on as $$
+) language plpgsql stable set enable_seqscan = on as $$
 declare
   full_submitters text[];
   beside integer;
@@ -904,7 +902,7 @@ comment on function gangq.claimed is 'Internal. What a worker needs to know abou
 
 -- Called under the gangs' locks, in the transaction of the claim. The last claim opens the barrier.
 create function gangq.open_barriers(me gangq.incarnations, gang_ids bigint[], taken bigint[], ports integer[], t timestamptz)
-returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql as $$
 declare
   m record;
   g record;
@@ -950,7 +948,7 @@ comment on function gangq.open_barriers is
 create function gangq.barrier(job_id bigint, token bigint, port integer default null) returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text, local_rank integer,
   node_rank integer, local_world_size integer, master_addr text, master_port integer, role text, role_rank integer
-) language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) language plpgsql volatile as $$
 #variable_conflict use_column
 declare
   mine gangq.live_jobs;
@@ -1000,7 +998,7 @@ comment on function gangq.barrier is
   'true once that one is whole. port: given by the new rank 0 of a gang that shrank, which was claimed without one: a port it '
   'holds bound. Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves another gang).';
 
-create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.refuse_stale(job_id bigint, token bigint) returns void language plpgsql stable as $$
 declare
   j gangq.live_jobs;
 begin

@@ -6,8 +6,7 @@
 -- Pairs whose token is not the present one stay. Returns the ids that left.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
-) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
   lowest bigint;
@@ -159,7 +158,7 @@ comment on function gangq.was_done is
 
 -- For the tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member is enough)
 -- must not make all maintenance wait, so the gang is stepped over as a whole.
-create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql as $$
 #variable_conflict use_column
 begin
   perform 1 from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
@@ -170,7 +169,7 @@ end $$;
 comment on function gangq.try_lock_gang is
   'Internal. Locks a gang and all its members without waiting; false when one of them is locked by somebody else.';
 
-create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs language plpgsql as $$
 declare
   j gangq.live_jobs;
 begin
@@ -187,7 +186,7 @@ comment on function gangq.lock_job is
   'Internal. For the verbs of its worker: locks a job, or its gang and all members, in the fixed order; returns the job. Raises '
   '42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
 
-create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[] language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[] language plpgsql as $$
 #variable_conflict use_column
 declare
   free_jobs bigint[];
@@ -212,7 +211,7 @@ comment on function gangq.lock_free is
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, claimer bigint, request_id uuid,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean, out refillable boolean
-) language plpgsql set search_path = pg_catalog, pg_temp as $$
+) language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -324,8 +323,7 @@ comment on function gangq.finish is
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
   finished record;
@@ -356,8 +354,7 @@ create function gangq.complete_and_claim(
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
-) language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   finished record;
   claimed integer;
@@ -410,8 +407,7 @@ comment on function gangq.complete_and_claim is
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
-) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+) returns text language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
@@ -461,7 +457,7 @@ comment on function gangq.fail is
   'says: by default the gang drains with it as the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.';
 
 create function gangq.requeue(job_id bigint, token bigint, error jsonb default '{}', front boolean default true)
-returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+returns text language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
@@ -505,8 +501,7 @@ comment on function gangq.requeue is
 
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -547,7 +542,7 @@ comment on function gangq.release is
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
 -- gone_at: it is not stopped yet, but will be then.
 create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null) returns text
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
     incarnation => (j).incarnation, reason => hand_back.reason);
@@ -580,8 +575,7 @@ comment on function gangq.hand_back is
   'and fails the job when those are spent.';
 
 create function gangq.append_log(job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   -- A chunk counts as 64 bytes more than it has, for its row. The smallest has one byte: no worker that keeps to log_bytes comes here.
   most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);

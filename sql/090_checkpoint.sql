@@ -16,7 +16,7 @@ comment on function gangq.restore_step is
   'was rank 0 at the time: nobody else''s bytes are kept); null: none.';
 
 create function gangq.save_checkpoint(job_id bigint, token bigint, step bigint, data bytea, epoch integer default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -72,7 +72,7 @@ comment on function gangq.save_checkpoint is
   'epoch: the one this member knows of; in mode each what is saved from an older one is not kept. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007, 42501.';
 
 create function gangq.load_checkpoint(job_id bigint, token bigint) returns table (step bigint, data bytea)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;

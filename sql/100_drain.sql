@@ -8,8 +8,7 @@
 create function gangq.drain(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false,
   charged bigint[] default null
-) returns void language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -76,8 +75,7 @@ comment on function gangq.drain is
 create function gangq.lose_members(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz, final boolean default false,
   charged bigint[] default null
-) returns void language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -160,8 +158,7 @@ comment on function gangq.lose_members is
 
 -- The others of the epoch are told by its number, which their next heartbeat brings; the database opens no barrier for them.
 create function gangq.go_on_without(g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz)
-returns void language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   rest bigint[];
@@ -202,8 +199,7 @@ comment on function gangq.go_on_without is
   'another one from now on, it says by barrier where it is to be found.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -241,8 +237,7 @@ comment on function gangq.shrink_gang is
   'nothing changes, when one of them is not running, a role would fall below its minimum, or a member is being replaced. '
   'Raises GQ002.';
 
-create function gangq.fulfilled(gang_id bigint) returns boolean language plpgsql stable set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+create function gangq.fulfilled(gang_id bigint) returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
   g gangq.live_gangs;
   deciding smallint;
@@ -260,7 +255,7 @@ end $$;
 comment on function gangq.fulfilled is
   'Internal. Whether all that a placed gang is for is done: every member of this epoch, or of the role its completion names.';
 
-create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql as $$
 begin
   if exists (select 1 from gangq.live_jobs j where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting')) then
     perform gangq.drain(wind_up.gang_id, '{}', 'completed', null, 'what it is for is done', t);
@@ -273,7 +268,7 @@ comment on function gangq.wind_up is
 
 -- A member, or a solo job, that had been told to stop is proven stopped.
 create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack') returns text
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   g gangq.live_gangs;
 begin
@@ -307,7 +302,7 @@ comment on function gangq.stopped is
   'force (it never confirmed, and its lease is over).';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 declare
   j gangq.live_jobs;
 begin
@@ -330,7 +325,7 @@ comment on function gangq.ack_preempted is
 
 -- A member reached a final state while the others go on. Called under the gang's lock.
 create function gangq.member_ended(gang_id bigint, job_id bigint, token bigint, how text, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -350,8 +345,7 @@ comment on function gangq.member_ended is
   'during a drain may complete the drain.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -438,8 +432,7 @@ comment on function gangq.complete_drain is
   'Raises GQ002.';
 
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -474,7 +467,7 @@ comment on function gangq.end_gang is
   'Internal. The gang and all its members leave for history together.';
 
 create function gangq.preempt_gang(gang_id bigint, trigger_job bigint default null, reason text default null) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -498,7 +491,7 @@ comment on function gangq.preempt_gang is
 -- The work of cancel; the tick calls it for what waits for a job that did not succeed.
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz;  -- read under the locks: an ending must not be dated before the retry it ends
@@ -595,7 +588,7 @@ comment on function gangq.cancel_all is 'Internal. Cancels live jobs and gangs f
 
 create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 begin
   perform gangq.check_owner('cancel', cancel.job_ids, cancel.gang_ids);
   return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids, coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
@@ -607,7 +600,7 @@ comment on function gangq.cancel is
   'them, in another transaction. Raises GQ001 (a member of a gang), GQ002, 42501 (one of them is '
   'another submitter''s, and its queue is not shared).';
 
-create function gangq.check_open(queue text) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.check_open(queue text) returns void language plpgsql as $$
 declare
   shut text := (
     select q.name from gangq.queues_table q where q.draining and q.name = any (gangq.queue_path(check_open.queue)) order by length(q.name) desc limit 1);
@@ -618,8 +611,7 @@ begin
 end $$;
 comment on function gangq.check_open is 'Internal. Raises GQ004 if this queue or one above it is draining.';
 
-create function gangq.lock_ended_gang(id bigint, wait boolean, lock boolean) returns gangq.gang_history language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_ended_gang(id bigint, wait boolean, lock boolean) returns gangq.gang_history language plpgsql as $$
 declare
   k gangq.gang_history;
 begin
@@ -637,8 +629,7 @@ end $$;
 comment on function gangq.lock_ended_gang is
   'Internal. The ending of a gang that no retry has overtaken, locked; null: there is none, or without wait another transaction holds it.';
 
-create function gangq.lock_ended_job(id bigint, wait boolean, lock boolean) returns gangq.history language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+create function gangq.lock_ended_job(id bigint, wait boolean, lock boolean) returns gangq.history language plpgsql as $$
 declare
   h gangq.history;
 begin
@@ -658,7 +649,7 @@ comment on function gangq.lock_ended_job is
 
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

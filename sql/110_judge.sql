@@ -5,7 +5,7 @@
 -- Judging needs to know that the authority itself was there. After a restart, a failover, a long gap between ticks or
 -- a jump of the clock, every lease gets one full period from now before it is judged; after a gap those of all workers that
 -- were heard since the last such period.
-create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
   started timestamptz := pg_postmaster_start_time();
@@ -61,7 +61,7 @@ $$ select greatest(expires_at, coalesce(outage_ended_at + make_interval(secs => 
 comment on function gangq.lease_end is 'Internal. When a lease may be judged, outages considered.';
 
 create function gangq.reap_expired(most integer default 200) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -127,7 +127,7 @@ comment on function gangq.may_still_run is
 
 -- Jobs still held by incarnations that have ended. Works from what is there, so it can be interrupted and repeated.
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -211,7 +211,7 @@ comment on function gangq.free_orphans is
   'tick, and so is what may still run.';
 
 -- The devices of a worker that is not proven gone, or that nothing can kill, go to nobody with its jobs.
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql as $$
 declare
   i gangq.incarnations;
 begin
@@ -227,7 +227,7 @@ comment on function gangq.keep_doubtful is
   'Internal. Before a job of an ended incarnation is freed: withholds its devices unless that incarnation is proven gone.';
 
 create function gangq.flag_dead_workers() returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -311,7 +311,7 @@ comment on function gangq.bounced_too_often is
   'buy no more of them.';
 
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -367,7 +367,7 @@ comment on function gangq.bounce is
   'minutes), unknown (not of this host). report_only: only answers. For the login that registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}') returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql as $$
 begin
   if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
     perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
@@ -382,7 +382,7 @@ comment on function gangq.bounced is
   'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. Raises GQ002, 42501.';
 
 create function gangq.rollback_stale(most integer default 200) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -440,8 +440,7 @@ comment on function gangq.rollback_stale is
 -- 4. Where the lock is not to be had, an ending is under way, or somebody holds the row: the next tick looks again.
 -- 5. Where the job is not live any more, it has ended, and d is told how: as its ending would have told it.
 -- Each call begins somewhere else, so that dependencies on jobs that somebody holds do not keep the others from being settled.
-create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
@@ -490,7 +489,7 @@ comment on function gangq.settle_dependents is
   'has ended. Returns how many.';
 
 create function gangq.promote_due(most integer default 200) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $$
+language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   n integer := 0;

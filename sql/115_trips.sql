@@ -7,7 +7,7 @@
 -- Writes what a watchdog saw: the event for everybody, the evidence for those who may read payloads, at one instant.
 create function gangq.witness(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
-) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql as $$
 declare
   what jsonb := coalesce(nullif(witness.evidence, 'null'), '{}');
   s gangq.shapes;
@@ -47,8 +47,7 @@ comment on function gangq.class_of is 'Internal. The word for an exit code; null
 -- Two things keep it held. The database was away within a lease: then nobody could say that he beats. And suspects of other
 -- gangs or workers that wait for the same file system or peer as this job: then that one is at fault.
 create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz) returns boolean
-language plpgsql stable set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   cfg gangq.settings;
@@ -116,7 +115,7 @@ comment on function gangq.braking is
 -- The order of last beats says nothing: all beat the same step before the one that was never finished.
 create function gangq.who_stopped(
   gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
-) language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+) language plpgsql stable as $$
 #variable_conflict use_column
 declare
   m record;
@@ -177,7 +176,7 @@ $$;
 comment on function gangq.ranks_wait is 'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   return gangq.shape_like(shape_avoiding.shape_id,
     nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}'),
@@ -208,8 +207,7 @@ comment on function gangq.placeable_without is
 -- Pending jobs and blocked gangs are found by hopping along their indexes, so a tick pays for the kinds that wait. Each
 -- round judges a few of those that avoid something, at random, so that none is always left out.
 create function gangq.lift_avoided(most integer default 200) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -306,7 +304,7 @@ comment on view gangq.device_trips is
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb, evidence jsonb default '{}',
   devices text[] default '{}', exit_in_s real default null, class text default null
-) returns text language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz;
@@ -546,7 +544,7 @@ comment on function gangq.withhold is
   'Internal. Turns a job''s devices over to a quarantine that proof of its worker''s death lifts, or this time; null: nobody but an operator.';
 
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   lifted record;
   n integer := 0;
@@ -580,7 +578,7 @@ create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false,
   convicted boolean default false
 ) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -612,7 +610,7 @@ comment on function gangq.suspect is
 
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language sql stable as $$
   select i.id, i.host, i.boot_id, i.pid, i.identity, i.exits_at, i.exit_code::integer
   from gangq.incarnations i
   where i.name = unproven.worker and i.exits_at is not null and (gangq.may_report(i.login) or gangq.may_act_as('gangq_host')) order by i.id
@@ -623,7 +621,7 @@ comment on function gangq.unproven is
   'left out, but for gangq_host and gangq_admin.';
 
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz;

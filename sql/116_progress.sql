@@ -6,7 +6,7 @@ create function gangq.watch_terms(task text, device_class text default '', queue
 returns table (
   budget_s real, budget_gpu_s real, stall_timeout_s real, load_grace_s real, health_window_s real, long_phase_s real,
   notify_only text[], learned boolean
-) language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+) language sql stable as $$
   select coalesce(ts.budget_s, q.budget_s, s.budget_s), coalesce(ts.budget_s, q.budget_s, s.budget_gpu_s),
     -- Five times the longest honest gap, never under the installation's number: a floor that no lucky run lowers.
     coalesce(ts.stall_timeout_s, greatest(s.stall_timeout_s, 5 * b.longest_s)),
@@ -25,7 +25,7 @@ comment on function gangq.watch_terms is
   'and grows with them.';
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200 or length(learn_gap.device_class) > 200 then
@@ -52,7 +52,7 @@ comment on function gangq.learn_gap is
 -- A gang is judged about once a heartbeat: nothing new is known in between. One call looks at a hundred gangs at most
 -- and goes on from there at the next.
 create function gangq.judge_progress(most integer default 100) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms'
+language plpgsql set lock_timeout = '100ms'
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -97,8 +97,7 @@ comment on function gangq.judge_progress is
   'done to it. Returns how many events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -162,8 +161,7 @@ comment on function gangq.judge_standstill is
 -- out. A rate is as old as the last step, so a rank whose steps have stopped coming counts for what that allows at most;
 -- three heartbeats are granted, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   w record;
@@ -203,7 +201,7 @@ comment on function gangq.judge_stragglers is
 create function gangq.strike_straggler(
   gang_id bigint, job_id bigint, token bigint, incarnation bigint, rank integer, since timestamptz, rate double precision,
   median double precision, t timestamptz, cfg gangq.settings
-) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+) returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
   strike integer := case when strike_straggler.since <= t - make_interval(secs => 2 * (cfg).straggler_s) then 2 else 1 end;

@@ -4,7 +4,7 @@
 create function gangq.predecessor(worker text)
 returns table (incarnation bigint, state text, host text, boot_id text, pid bigint, identity jsonb, ended_at timestamptz,
   quarantined text, reboot_needed boolean, exits_at timestamptz, exit_code integer, devices text[])
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language sql stable as $$
   select i.id, i.state, i.host, i.boot_id, i.pid,
     case when gangq.may_report(i.login) or gangq.may_act_as('gangq_host') then i.identity else '{}' end, i.ended_at, i.quarantined, i.reboot_needed, i.exits_at, i.exit_code::integer,
     array(

@@ -2,7 +2,7 @@
 -- Locks: gangs by id, jobs by id. move_away takes them with skip locked. Never a worker row.
 
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -28,7 +28,7 @@ comment on function gangq.displace_job is
   'gang), GQ002.';
 
 create function gangq.stop_solo(j gangq.live_jobs, reason text, data jsonb, t timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_column
 begin
   update gangq.live_jobs x set state = 'preempting', told_at = stop_solo.t, stop_reason = 'preempt' where x.id = (stop_solo.j).id;
@@ -39,7 +39,7 @@ end $$;
 comment on function gangq.stop_solo is
   'Internal. Tells this running solo job, which the caller has locked, to stop. data: what its event says besides.';
 
-create function gangq.move_away(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.move_away(most integer default 200) returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

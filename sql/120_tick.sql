@@ -12,7 +12,7 @@
 
 create function gangq.tick(force boolean default false, turn bigint default null)
 returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '2s' as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
   every real := (select s.tick_s from gangq.settings s);
@@ -87,7 +87,7 @@ comment on function gangq.tick is
   'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
 
-create function gangq.tick_step(step text) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.tick_step(step text) returns integer language plpgsql as $$
 declare
   a record;
 begin
@@ -121,7 +121,7 @@ comment on function gangq.tick_step is
   '-2 for "there is more, ask again at once". '
   'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
-create function gangq.finish_drains(most integer default 200) returns integer language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function gangq.finish_drains(most integer default 200) returns integer language plpgsql as $$
 declare
   w record;
   n integer := 0;
@@ -141,7 +141,7 @@ end $$;
 comment on function gangq.finish_drains is 'Internal. Drains whose last member stopped without anybody completing them.';
 
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language sql stable as $$
   select p.name, p.key, p.class, case p.class when 'short' then s.retention_short else s.retention_long end
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
@@ -154,7 +154,6 @@ comment on function gangq.kept_by_day is
 -- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
 -- waits 100 ms at most for its lock, and is tried again by a later tick. Bounds are written and read in UTC, whatever the session's own.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
-security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms'
 set datestyle = 'ISO' set timezone = 'UTC' as $$
 declare
   t timestamptz := gangq.now();
@@ -246,7 +245,7 @@ comment on function gangq.keep_partitions is
 -- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The lock waits for all submissions
 -- under way, and is held until the tick commits: see gangq.answer_of. So this is the last that a tick does.
 create function gangq.turn_requests(t timestamptz) returns void language plpgsql
-set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+set lock_timeout = '100ms' as $$
 begin
   if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour') then
     return;

@@ -5,7 +5,7 @@ create function gangq.queue_load()
 returns table (
   queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
   waiting_gangs bigint, waiting_jobs bigint
-) language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+) language sql stable as $$
   with used as (
     select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs, sum(u.gpus)::bigint as gpus,
       sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
@@ -55,7 +55,7 @@ comment on view gangq.tasks is 'What was set for each task and what has been lea
 
 -- What these two look up for each row is in functions, because it makes a query of many days of history look so dear that
 -- PostgreSQL compiles it, which takes seconds, where it would read a handful of rows.
-create function gangq.role_of(gang_id bigint, rank integer) returns text language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+create function gangq.role_of(gang_id bigint, rank integer) returns text language plpgsql stable as $$
 declare
   kind integer := (select g.kind_id from gangq.live_gangs g where g.id = role_of.gang_id);
 begin
@@ -66,7 +66,7 @@ begin
 end $$;
 comment on function gangq.role_of is 'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
 
-create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable as $$
   -- Not a join: it would read the whole fleet for each gang.
   select array(
     select distinct (select i.host from gangq.incarnations i where i.id = j.incarnation) as host
@@ -156,7 +156,7 @@ comment on view gangq.workers is
   'cgroups: whether its host lets it give each command a control group of its own.';
 
 create function gangq.idle_beside_work(waited_s real default 60) returns table (worker text, host text, why text)
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language sql stable as $$
   with heads as materialized (
     select s as shape, j.id, n.t, extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
     from (select gangq.now() as t offset 0) n cross join gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id

@@ -22,7 +22,7 @@ comment on function gangq.gate_text is 'Internal. What holds a gang, in words wi
 -- Workers --------------------------------------------------------------------------------------------------------------
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns table (detail text, numbers jsonb)
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   n record;
@@ -110,7 +110,7 @@ comment on function gangq.nearest_feasible is
   'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", "cpus": the most each may ask for, the rest as it is, so that all fit}.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer) returns table (ok boolean, detail text, numbers jsonb)
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   why text := gangq.infeasible(s.id, members);
@@ -176,7 +176,7 @@ $$;
 comment on function gangq.explain_queue is 'Internal. Whether the queue and its ancestors let anything start.';
 
 create function gangq.explain_limits(b gangq.board, queue integer, submitter text, gangs bigint, jobs bigint, gpus bigint, memory bigint, mcpus bigint, hit jsonb)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   q integer := explain_limits.queue;
@@ -224,7 +224,7 @@ comment on function gangq.explain_limits is
 
 -- The board, for one gang ------------------------------------------------------------------------------------------------
 
-create function gangq.after_starts(b gangq.board, ds gangq.decision[]) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.after_starts(b gangq.board, ds gangq.decision[]) returns gangq.board language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   d gangq.decision;
@@ -288,7 +288,7 @@ create function gangq.fits(b gangq.board, kind integer, counts integer[]) return
 $$;
 comment on function gangq.fits is 'Internal. Whether a gang of this kind fits into what is free, whoever it is kept for.';
 
-create function gangq.idle(b gangq.board) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.idle(b gangq.board) returns gangq.board language plpgsql immutable as $$
 begin
   b.free_slots := b.all_slots;
   b.free_memory := b.all_memory;
@@ -305,7 +305,7 @@ comment on function gangq.idle is 'Internal. The board with nothing placed on it
 -- Room by role, in all and in the best domain of the level that it has to share.
 create function gangq.explain_room(b gangq.board, kind integer, counts integer[])
 returns table (role integer, asked integer, room integer, free_gpus integer, asked_gpus integer, level text, best text, best_room integer, hosts integer)
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   workers integer := coalesce(cardinality(b.worker_ids), 0);
@@ -387,7 +387,7 @@ comment on function gangq.kind_spec is 'Internal. What a gang of this kind would
 -- The answers --------------------------------------------------------------------------------------------------------
 
 create function gangq.explain_gang(gang_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -686,7 +686,7 @@ comment on function gangq.explain_gang is
   'what that rests on) and unblock (what would help). Asks the real decision; several rows per role. Raises GQ002.';
 
 create function gangq.explain_job(job_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -827,7 +827,7 @@ comment on function gangq.explain_job is
 
 -- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for that.
 create function gangq.waiting_later() returns table (shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
-language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+language sql stable set enable_seqscan = off as $$
   select j.shape_id, j.state, j.priority, count(*)::integer, min(j.submitted_at), min(j.due_at)
   from gangq.live_jobs j where j.state = 'scheduled' group by j.shape_id, j.state, j.priority
   union all
@@ -887,7 +887,7 @@ comment on view gangq.waiting is
   'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '
   'when the first of them was submitted). gate: what the last pass found for gangs of its kind; starts_at: its planned start, if it has one. explain_gang and explain_job say more.';
 
-create function gangq.schema_version() returns text language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+create function gangq.schema_version() returns text language sql stable as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'
 $$;
 comment on function gangq.schema_version is 'The newest migration applied; the library refuses to work with another.';

@@ -3,7 +3,7 @@
 
 -- Queues and gangs ---------------------------------------------------------------------------------------------------
 
-create function gangq.change_queue(b gangq.board, change jsonb) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.change_queue(b gangq.board, change jsonb) returns gangq.board language plpgsql immutable as $$
 declare
   q integer := array_position(b.queue_names, change ->> 'queue');
   wrong text;
@@ -47,7 +47,7 @@ comment on function gangq.change_queue is
   'Internal. The board with other limits of a queue; each object given replaces the one there is. Raises GQ001, GQ002.';
 
 -- The board knows whether a queue is open, not which of those above it is paused: that is read once more.
-create function gangq.change_paused(b gangq.board, paused jsonb) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.change_paused(b gangq.board, paused jsonb) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   own boolean[] := array(
@@ -63,7 +63,7 @@ end $$;
 comment on function gangq.change_paused is
   'Internal. The board with these queues paused or not, by name; the others are as they are, below what is paused paused too.';
 
-create function gangq.change_priority(b gangq.board, gang_id bigint, priority integer) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.change_priority(b gangq.board, gang_id bigint, priority integer) returns gangq.board language plpgsql immutable as $$
 declare
   n integer := array_position(b.gang_ids, change_priority.gang_id);
   unit integer := array_position(b.unit_ids, change_priority.gang_id);
@@ -79,7 +79,7 @@ begin
 end $$;
 comment on function gangq.change_priority is 'Internal. The board with another priority of a gang that waits or is placed.';
 
-create function gangq.without_gang(b gangq.board, gang_id bigint) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.without_gang(b gangq.board, gang_id bigint) returns gangq.board language plpgsql immutable as $$
 declare
   n integer := array_position(b.gang_ids, without_gang.gang_id);
 begin
@@ -101,7 +101,7 @@ comment on function gangq.without_gang is 'Internal. The board without a gang th
 
 -- Workers and what is placed -----------------------------------------------------------------------------------------
 
-create function gangq.order_workers(b gangq.board, kept integer[]) returns gangq.board language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+create function gangq.order_workers(b gangq.board, kept integer[]) returns gangq.board language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   n integer := cardinality(kept);
@@ -166,7 +166,7 @@ end $$;
 comment on function gangq.order_workers is
   'Internal. The board with these of its workers, in this order, in which those of a host are together.';
 
-create function gangq.free_unit(b gangq.board, unit bigint) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.free_unit(b gangq.board, unit bigint) returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   w integer;
@@ -257,7 +257,7 @@ end $$;
 comment on function gangq.free_unit is
   'Internal. The board as it is when a placed gang, or a solo job (its id negative), has stopped.';
 
-create function gangq.without_host(b gangq.board, host text) returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.without_host(b gangq.board, host text) returns gangq.board language plpgsql stable as $$
 declare
   h integer := array_position(b.hosts, without_host.host);
   unit bigint;
@@ -279,7 +279,7 @@ comment on function gangq.without_host is
   'Internal. The board without a host and what is placed on it: a gang with a member there stops everywhere.';
 
 create function gangq.with_workers(b gangq.board, i gangq.incarnations, names text[], hosts text[], vrams integer[], shapes gangq.shapes[])
-returns gangq.board language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+returns gangq.board language plpgsql stable as $$
 #variable_conflict use_column
 declare
   -- No sequence gets there.
@@ -351,7 +351,7 @@ comment on function gangq.with_workers is
 -- A gang that is not there -------------------------------------------------------------------------------------------
 
 create function gangq.with_gang(inout b gangq.board, inout shapes gangq.shapes[], spec jsonb, nth integer)
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   -- No sequence gets there.
@@ -469,7 +469,7 @@ comment on function gangq.with_gang is
 -- The plan -----------------------------------------------------------------------------------------------------------
 
 create function gangq.look_changed(t timestamptz, most integer, changes jsonb) returns gangq.board
-language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan as $$
+language plpgsql stable set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
   verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
@@ -629,7 +629,7 @@ comment on function gangq.look_changed is
 create function gangq.plan(changes jsonb default '[]', max_gangs integer default 200)
 returns table (gang_id bigint, queue text, task text, priority integer, size integer, before text, after text, starts_before timestamptz,
   starts_after timestamptz, place integer, members integer, hosts jsonb, victims bigint[], gate text, numbers jsonb, changed boolean, why text)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();

@@ -42,7 +42,7 @@ where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'v' group by c.reln
 _FUNCTIONS = """
 select p.proname || '(' || pg_get_function_arguments(p.oid) || ')' as name, coalesce(pg_get_function_result(p.oid), '') as result,
   l.lanname || case p.provolatile when 'i' then ' immutable' when 's' then ' stable' else '' end
-    || case when p.prosecdef then ' definer' else '' end || coalesce(' set ' || array_to_string(p.proconfig, ', '), '')
+    || case when p.prosecdef then ' definer' else '' end || coalesce(' set ' || (select string_agg(x, '; ' order by x) from unnest(p.proconfig) x), '')
     || coalesce(' for ' || (select string_agg(g.grantee::regrole::text, ', ' order by g.grantee::regrole::text)
       from aclexplode(p.proacl) g where g.grantee::regrole::text ~ '^gangq_'), '') as how
 from pg_proc p join pg_language l on l.oid = p.prolang where p.pronamespace = 'gangq'::regnamespace order by 1
