@@ -11,7 +11,7 @@ PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_de
 COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/interleaving/ tests/simulator/ tests/schema/ \
   $(filter-out %/test_plans.py,$(wildcard tests/sql/test_*.py)) tests/acceptance/ tests/client/
 LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
-PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile
+PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
@@ -49,10 +49,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What waits for a database runs four at a time; what measures time or kills processes has a core to itself.
+# What measures time or kills processes runs apart from what computes, and the longest of it first.
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 --no-loadscope-reorder $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
-	$(PYTEST) -n 2 tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
+	$(PYTEST) -n 4 $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
+	$(PYTEST) -n 3 tests/process/test_process_gil.py tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
