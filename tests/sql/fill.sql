@@ -29,17 +29,19 @@ insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at,
 select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0,
   case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me', 'me'
 from generate_series(1, :many) n;
-insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch, priority, attempts, max_attempts, crashes,
-  max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, submitter, login)
-select 1000000000 + n, clock_timestamp(), clock_timestamp(), 1, 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 0, 0,
-  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 30, 'me', 'me'
+insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, kind_id, size, epoch, priority, attempts, max_attempts, crashes,
+  max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, failure_policy, preemptible,
+  claim_deadline_s, timeout_s, timeout_style, submitter, login)
+select 1000000000 + n, clock_timestamp(), clock_timestamp(), 1, 1, 1, 1, 0, 1, 3, 0, 3, 0, 3, 0, 0, 0,
+  case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 'restart_gang', true,
+  30, 900, 'requeue', 'me', 'me'
 from generate_series(1, :many) n;
 insert into gangq.checkpoints (job_id, step, token, saved_at, data)
 select 1000000000 + n, 1, n, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
 insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
 select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
 from generate_series(1, :many) n;
-insert into gangq.logs (job_id, token, seq, at, chunk) select n, n, 0, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
+insert into gangq.logs (job_id, token, seq, at, chunk, upto) select n, n, 0, clock_timestamp(), 'x', 65 from generate_series(1, :many / 10) n;
 -- However slow this machine is, nobody falls silent while the tests run.
 update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';
 set session_replication_role = origin;
