@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.10 or newer, venv and make:  make demo   make test
+# Two commands on a fresh machine with Python 3.11 or newer, venv and make:  make demo   make test
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -59,7 +59,7 @@ begin
     perform gangq.refuse('42501', format('%s may not %s %s, which %s submitted', gangq.actor(), check_owner.verb, other.what,
         other.submitter || case when other.login <> other.submitter then format(' (login %s)', other.login) else '' end),
       format('In queue %L only the submitter of a job and members of gangq_admin may do that; nothing was changed. For all submitters: '
-        'gangq.set_queue(%L, others => ''shared'').', other.queue, other.queue));
+        'gangq.set_queue(%L, ''{"others": "shared"}'').', other.queue, other.queue));
   end if;
 end $$;
 comment on function gangq.check_owner is
@@ -93,7 +93,7 @@ begin
   if found then
     perform gangq.refuse('42501', format('priority %s is above %s, the ceiling of %s in queue %L', check_ceiling.priority, over.most,
         check_ceiling.submitter, over.name),
-      format('Submit with %s or less, or ask a member of gangq_admin to raise it: gangq.set_queue(%L, ceilings => ...).', over.most, over.name));
+      format('Submit with %s or less, or ask a member of gangq_admin to raise it: gangq.set_queue(%L, ''{"ceilings": ...}'').', over.most, over.name));
   end if;
 end $$;
 comment on function gangq.check_ceiling is

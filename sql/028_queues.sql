@@ -113,7 +113,7 @@ begin
         'model within a day, which is the most', login, most),
       'Each new combination makes every claim slower. Use fewer different labels and selectors, and round memory_mb and cpus up; '
       'what tells single jobs apart belongs in their payload. An admin can raise the limit: '
-      'gangq.configure(new_shapes_per_day => ...).');
+      'gangq.configure(''{"new_shapes_per_day": ...}'').');
   end if;
 end $$;
 comment on function gangq.check_new_shape is
@@ -225,124 +225,100 @@ begin
 end $$;
 comment on function gangq.check_ceilings is 'Internal. Raises GQ001 unless this is an object of priorities by role.';
 
-create function gangq.set_queue(
-  name text, paused boolean default null, policy text default null, max_attempts integer default null,
-  max_crashes integer default null, max_trips integer default null, backoff_s real default null,
-  backoff_max_s real default null, budget_s real default null, max_payload_bytes integer default null,
-  retention_done text default null, retention_failed text default null, draining boolean default null,
-  guaranteed jsonb default null, maximum jsonb default null, weight real default null,
-  max_running_gangs integer default null, max_running_jobs integer default null, submitter_maximum jsonb default null,
-  placement_timeout_s real default null, timeout_style text default null, preempts boolean default null,
-  preemptible boolean default null, min_run_s real default null, reset text[] default '{}', others text default null,
-  ceilings jsonb default null
-) returns void language plpgsql as $$
-#variable_conflict use_column
+create function gangq.set_queue(name text, settings jsonb default '{}') returns void
+language plpgsql as $$
+#variable_conflict use_variable
 declare
   resources constant text[] := '{gpus,memory_mb,cpus,jobs}';
-  resettable constant text[] := '{budget_s,guaranteed,maximum,max_running_gangs,max_running_jobs,submitter_maximum,placement_timeout_s,timeout_style,ceilings}';
-  parts text[] := string_to_array(set_queue.name, '.');
+  limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
+  parts text[] := string_to_array(name, '.');
   names text[];
-  wrong text;
+  n gangq.queues_table;
   broken record;
 begin
-  -- Null leaves all as it is; compared with null, no setting would be among those that stay.
-  reset := coalesce(set_queue.reset, '{}');
-  if coalesce(set_queue.name, '') = '' or length(set_queue.name) > 100 then
-    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters', 'Call gangq.set_queue(name => ''gpu'').');
+  if coalesce(name, '') = '' or length(name) > 100 then
+    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters',
+      'Call gangq.set_queue(''gpu'').');
   end if;
-  if '' = any (parts) and not exists (select 1 from gangq.queues_table q where q.name = set_queue.name) then
-    perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', set_queue.name),
+  if '' = any (parts) and not exists (select 1 from gangq.queues_table q where q.name = set_queue.name)
+  then
+    perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', name),
       'The dots of a name make a tree: a.b is a child of a.');
   end if;
-  select r.setting into wrong from unnest(set_queue.reset) as r(setting) where r.setting is null or r.setting <> all (resettable) limit 1;
-  if found then
-    perform gangq.refuse('GQ001', format('queue %L: reset names %L', set_queue.name, wrong),
-      format('It takes %s; any other setting has a value to set.', array_to_string(resettable, ', ')));
-  end if;
-  select g.setting into wrong
-  from (values ('budget_s', set_queue.budget_s is null), ('guaranteed', set_queue.guaranteed is null), ('maximum', set_queue.maximum is null),
-    ('max_running_gangs', set_queue.max_running_gangs is null), ('max_running_jobs', set_queue.max_running_jobs is null),
-    ('submitter_maximum', set_queue.submitter_maximum is null), ('placement_timeout_s', set_queue.placement_timeout_s is null),
-    ('timeout_style', set_queue.timeout_style is null), ('ceilings', set_queue.ceilings is null)) as g(setting, absent)
-  where not g.absent and g.setting = any (set_queue.reset) limit 1;
-  if found then
-    perform gangq.refuse('GQ001', format('queue %L: %s is both set and reset', set_queue.name, wrong), 'Give it a value or put it back to its default, not both.');
-  end if;
-  if num_nonnulls(set_queue.guaranteed, set_queue.maximum) > 0 then
-    -- They are compared with those of parent and children, which another session may have changed since an older snapshot.
+  if settings ?| '{guaranteed,maximum}' then
+    -- They are compared with those of parent and children, which another session may have changed
+    -- since an older snapshot.
     perform gangq.require_read_committed('set_queue');
   end if;
-  perform gangq.check_resources(set_queue.name, 'guaranteed', set_queue.guaranteed, resources);
-  perform gangq.check_resources(set_queue.name, 'maximum', set_queue.maximum, resources);
-  perform gangq.check_resources(set_queue.name, 'submitter_maximum', set_queue.submitter_maximum, '{gpus,jobs,gangs}');
-  perform gangq.check_ceilings(set_queue.name, set_queue.ceilings);
-  names := case when '' = any (parts) then array[set_queue.name]
-    else array(select array_to_string(parts[1:n], '.') from generate_series(1, cardinality(parts)) n) end;
-  insert into gangq.queues_table (name) select n.name from unnest(names) as n(name) order by n.name on conflict do nothing;
-  -- Of the whole path: what is guaranteed to children is compared with a parent that must not change meanwhile.
+  names := case when '' = any (parts) then array[name]
+    else array(select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
+  insert into gangq.queues_table (name)
+  select x.name from unnest(names) as x(name) order by x.name on conflict do nothing;
+  -- Of the whole path: what is guaranteed to children is compared with a parent that must not
+  -- change meanwhile.
   perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
-  update gangq.queues_table q set
-    paused = coalesce(set_queue.paused, q.paused),
-    policy = coalesce(set_queue.policy, q.policy),
-    max_attempts = coalesce(set_queue.max_attempts, q.max_attempts),
-    max_crashes = coalesce(set_queue.max_crashes, q.max_crashes),
-    max_trips = coalesce(set_queue.max_trips, q.max_trips),
-    backoff_s = coalesce(set_queue.backoff_s, q.backoff_s),
-    backoff_max_s = coalesce(set_queue.backoff_max_s, q.backoff_max_s),
-    budget_s = case when 'budget_s' <> all (set_queue.reset) then coalesce(set_queue.budget_s, q.budget_s) end,
-    max_payload_bytes = coalesce(set_queue.max_payload_bytes, q.max_payload_bytes),
-    retention_done = coalesce(set_queue.retention_done, q.retention_done),
-    retention_failed = coalesce(set_queue.retention_failed, q.retention_failed),
-    draining = coalesce(set_queue.draining, q.draining),
-    guaranteed = case when 'guaranteed' = any (set_queue.reset) then '{}' else coalesce(set_queue.guaranteed, q.guaranteed) end,
-    maximum = case when 'maximum' = any (set_queue.reset) then '{}' else coalesce(set_queue.maximum, q.maximum) end,
-    weight = coalesce(set_queue.weight, q.weight),
-    max_running_gangs = case when 'max_running_gangs' <> all (set_queue.reset) then coalesce(set_queue.max_running_gangs, q.max_running_gangs) end,
-    max_running_jobs = case when 'max_running_jobs' <> all (set_queue.reset) then coalesce(set_queue.max_running_jobs, q.max_running_jobs) end,
-    submitter_maximum = case when 'submitter_maximum' = any (set_queue.reset) then '{}' else coalesce(set_queue.submitter_maximum, q.submitter_maximum) end,
-    placement_timeout_s = case when 'placement_timeout_s' <> all (set_queue.reset) then coalesce(set_queue.placement_timeout_s, q.placement_timeout_s) end,
-    timeout_style = case when 'timeout_style' <> all (set_queue.reset) then coalesce(set_queue.timeout_style, q.timeout_style) end,
-    preempts = coalesce(set_queue.preempts, q.preempts),
-    preemptible = coalesce(set_queue.preemptible, q.preemptible),
-    min_run_s = coalesce(set_queue.min_run_s, q.min_run_s),
-    others = coalesce(set_queue.others, q.others),
-    ceilings = case when 'ceilings' = any (set_queue.reset) then '{}' else coalesce(set_queue.ceilings, q.ceilings) end
+  select q.* into n from gangq.queues_table q where q.name = set_queue.name;
+  n := gangq.changed(format('queue %L', name), n, settings);
+  perform gangq.check_resources(name, 'guaranteed', n.guaranteed, resources);
+  perform gangq.check_resources(name, 'maximum', n.maximum, resources);
+  perform gangq.check_resources(name, 'submitter_maximum', n.submitter_maximum, '{gpus,jobs,gangs}');
+  perform gangq.check_ceilings(name, n.ceilings);
+  update gangq.queues_table q set (
+    paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
+    max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
+    timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
+    backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
+  )
+  = (select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
+    n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
+    n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
+    n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
+    n.retention_failed)
   where q.name = set_queue.name;
-  select g.key, g.value::numeric as guaranteed, q.maximum ->> g.key as maximum into broken
-  from gangq.queues_table q cross join lateral jsonb_each_text(q.guaranteed) g
-  where q.name = set_queue.name and g.value::numeric > (q.maximum ->> g.key)::numeric limit 1;
+  select g.key, g.value::numeric as guaranteed, n.maximum ->> g.key as maximum into broken
+  from jsonb_each_text(n.guaranteed) g
+  where g.value::numeric > (n.maximum ->> g.key)::numeric limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('queue %L: %s %s are guaranteed and %s is the maximum', set_queue.name, broken.guaranteed, broken.key, broken.maximum),
+    perform gangq.refuse('GQ001',
+      format('queue %L: %s %s are guaranteed and %s is the maximum',
+        name, broken.guaranteed, broken.key, broken.maximum),
       'Guarantee no more than the maximum, or raise the maximum in the same call.');
   end if;
   select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum into broken
   from gangq.queues_table p
-  join gangq.queues_table c on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
+  join gangq.queues_table c
+    on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
   cross join lateral jsonb_each_text(c.guaranteed) g
   where p.name = any (names) and p.maximum ? g.key
-  group by p.name, g.key, p.maximum having sum(g.value::numeric) > (p.maximum ->> g.key)::numeric limit 1;
+  group by p.name, g.key, p.maximum
+  having sum(g.value::numeric) > (p.maximum ->> g.key)::numeric limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('the children of queue %L are guaranteed %s %s, and its maximum is %s', broken.name, broken.guaranteed, broken.key, broken.maximum),
+    perform gangq.refuse('GQ001',
+      format('the children of queue %L are guaranteed %s %s, and its maximum is %s',
+        broken.name, broken.guaranteed, broken.key, broken.maximum),
       'Guarantee the children less, or raise the maximum of their parent first.');
   end if;
   -- Whatever may start because of this is below the queue, and those who serve it may sleep.
-  if set_queue.paused is false or num_nonnulls(set_queue.maximum, set_queue.max_running_gangs, set_queue.max_running_jobs, set_queue.submitter_maximum) > 0
-    or set_queue.reset && '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}' then
-    perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q where gangq.below(q.name, array[set_queue.name]);
+  if settings -> 'paused' = 'false' or settings ?| limits then
+    perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
+    where gangq.below(q.name, array[name]);
     perform gangq.wake_tick();
   end if;
 exception
-  when check_violation or numeric_value_out_of_range then
-    perform gangq.refuse('GQ001', format('queue %L: %s', set_queue.name, sqlerrm),
-      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; timeout_style is requeue, hard or soft; others is owner or shared; '
-      'max_attempts, max_crashes and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than 0 and at most 1e6, '
-      'a budget more than 0 and at most 1e9, a placement timeout more than 0 and at most 1e7.');
+  when check_violation then
+    perform gangq.refuse('GQ001', format('queue %L: %s', name, sqlerrm),
+      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; '
+      'timeout_style is requeue, hard or soft; others is owner or shared; max_attempts, max_crashes '
+      'and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than '
+      '0 and at most 1e6, a budget more than 0 and at most 1e9, a placement timeout more than 0 and '
+      'at most 1e7.');
 end $$;
 comment on function gangq.set_queue is
-  'Makes a queue, and its parents that are missing, or changes the settings given; null leaves a setting as it is, reset '
-  'names those to put back to none (budget_s, guaranteed, maximum, max_running_gangs, max_running_jobs, '
-  'submitter_maximum, placement_timeout_s, timeout_style, ceilings). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
-  'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is already exceeded stops '
-  'nothing that runs. others: who may cancel, retry, reprioritise and read the work of others in it, owner (admins only) or shared '
-  '(all submitters). ceilings: the highest priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
-  'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. Raises GQ001.';
+  'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '
+  'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, "budget_s": '
+  'null}''). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; submitter_maximum: {"gpus", '
+  '"jobs", "gangs"}; each replaces what was there. A limit that is already exceeded stops nothing '
+  'that runs. others: who may cancel, retry, reprioritise and read the work of others in it, owner '
+  '(admins only) or shared (all submitters). ceilings: the highest priority by role, {"alice": 100, '
+  '"gangq_submitter": 10}, here and in the queues below; the highest entry that applies counts, who '
+  'has none is not bound, nor are admins. For gangq_admin. Raises GQ001.';

@@ -1,155 +1,7 @@
--- Work enters: settings, tasks, submit, submit_gang, set_priority.
+-- Work enters: submit, submit_gang, set_priority.
 -- Locks: submit and submit_gang take none that another verb but configure could meet, also not on the jobs they wait for (after):
--- submit_gang, where it names levels, the settings, shared; configure, where it changes levels, the settings. Two calls with
--- one request_id meet at its key.
+-- submit_gang, where it names levels, the settings, shared. Two calls with one request_id meet at its key.
 -- set_priority: gangs by id, jobs by id.
-
--- A worker stops its work when less than the margin and the grace are left of its lease. A lease that is not longer than both
--- and two heartbeats leaves no time to work in: one heartbeat may fail, and the next must still come in time.
-create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real) returns void
-language plpgsql immutable as $$
-declare
-  least_s real := margin_s + grace_s + 2 * heartbeat_s;
-begin
-  if lease_s > least_s then
-    return;
-  end if;
-  perform gangq.refuse('GQ001', format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s it must be longer than %s s',
-      lease_s, margin_s, grace_s, heartbeat_s, least_s),
-    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must fit before that. Set lease_s above %s, '
-      'or lower lease_margin_s, grace_s or heartbeat_s (gangq.configure takes them in one call).', least_s));
-end $$;
-comment on function gangq.check_lease is
-  'Internal. Raises GQ001 unless the lease is longer than its margin, the grace and two heartbeats together.';
-
-create function gangq.configure(
-  heartbeat_s real default null, lease_s real default null, lease_margin_s real default null, grace_s real default null,
-  claim_deadline_s real default null, ack_timeout_s real default null, candidate_silence_s real default null,
-  pass_over_s real default null, flag_after_s real default null, tick_s real default null,
-  gang_backoff_s real default null, gang_backoff_max_s real default null, checkpoint_bytes integer default null,
-  log_bytes integer default null, retention_short interval default null, retention_long interval default null,
-  incarnation_retention interval default null, max_stops integer default null, budget_s real default null,
-  budget_gpu_s real default null, stall_timeout_s real default null, load_grace_s real default null,
-  health_window_s real default null, long_phase_s real default null, gang_stall_s real default null,
-  straggler_s real default null, brake_share real default null, device_trips integer default null,
-  bounces_per_hour integer default null, warm_s real default null, notify_only text[] default null,
-  topology text[] default null, reservations integer default null, placement_timeout_s real default null,
-  preemptions_per_pass integer default null, record_decisions boolean default null, brake_hold_s real default null,
-  new_shapes_per_day integer default null
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  used record;
-begin
-  if exists (select 1 from unnest(configure.topology) as l(level) where coalesce(l.level, '') = '' or length(l.level) > 200)
-    or cardinality(configure.topology) <> (select count(distinct l.level) from unnest(configure.topology) as l(level)) then
-    perform gangq.refuse('GQ001', format('topology is %s', configure.topology), 'Name each level once, broad to narrow: array[''zone'', ''rack'', ''host''].');
-  end if;
-  if configure.topology is not null then
-    -- After this no gang that names a level is on its way.
-    perform from gangq.settings s for no key update;
-  end if;
-  select g.id as gang, l.level into used
-  from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.kind_roles r on r.kind_id = k.id
-  cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
-  where l.level <> all (configure.topology) limit 1;
-  if found then
-    perform gangq.refuse('GQ004', format('gang %s asks for the topology level %s', used.gang, used.level), 'Leave the level in, or cancel the gang first.');
-  end if;
-  -- A retention that ends in the future would drop today's history with the next tick; one of 5,000 years ends before the calendar begins.
-  if least(configure.retention_short, configure.retention_long, configure.incarnation_retention) < '0'
-    or greatest(configure.retention_short, configure.retention_long, configure.incarnation_retention) > '100 years' then
-    perform gangq.refuse('GQ001', format('retention_short is %s, retention_long %s and incarnation_retention %s',
-      coalesce(configure.retention_short::text, 'unchanged'), coalesce(configure.retention_long::text, 'unchanged'),
-      coalesce(configure.incarnation_retention::text, 'unchanged')),
-      'Each is from 0 to 100 years: retention_short => ''7 days''. A queue''s retention_done => ''forever'' keeps its history for good.');
-  end if;
-  update gangq.settings s set
-    heartbeat_s = coalesce(configure.heartbeat_s, s.heartbeat_s),
-    lease_s = coalesce(configure.lease_s, s.lease_s),
-    lease_margin_s = coalesce(configure.lease_margin_s, s.lease_margin_s),
-    grace_s = coalesce(configure.grace_s, s.grace_s),
-    claim_deadline_s = coalesce(configure.claim_deadline_s, s.claim_deadline_s),
-    ack_timeout_s = coalesce(configure.ack_timeout_s, s.ack_timeout_s),
-    candidate_silence_s = coalesce(configure.candidate_silence_s, s.candidate_silence_s),
-    pass_over_s = coalesce(configure.pass_over_s, s.pass_over_s),
-    flag_after_s = coalesce(configure.flag_after_s, s.flag_after_s),
-    tick_s = coalesce(configure.tick_s, s.tick_s),
-    gang_backoff_s = coalesce(configure.gang_backoff_s, s.gang_backoff_s),
-    gang_backoff_max_s = coalesce(configure.gang_backoff_max_s, s.gang_backoff_max_s),
-    checkpoint_bytes = coalesce(configure.checkpoint_bytes, s.checkpoint_bytes),
-    log_bytes = coalesce(configure.log_bytes, s.log_bytes),
-    retention_short = coalesce(configure.retention_short, s.retention_short),
-    retention_long = coalesce(configure.retention_long, s.retention_long),
-    incarnation_retention = coalesce(configure.incarnation_retention, s.incarnation_retention),
-    max_stops = coalesce(configure.max_stops, s.max_stops),
-    budget_s = coalesce(configure.budget_s, s.budget_s),
-    budget_gpu_s = coalesce(configure.budget_gpu_s, s.budget_gpu_s),
-    stall_timeout_s = coalesce(configure.stall_timeout_s, s.stall_timeout_s),
-    load_grace_s = coalesce(configure.load_grace_s, s.load_grace_s),
-    health_window_s = coalesce(configure.health_window_s, s.health_window_s),
-    long_phase_s = coalesce(configure.long_phase_s, s.long_phase_s),
-    gang_stall_s = coalesce(configure.gang_stall_s, s.gang_stall_s),
-    straggler_s = coalesce(configure.straggler_s, s.straggler_s),
-    brake_share = coalesce(configure.brake_share, s.brake_share),
-    brake_hold_s = coalesce(configure.brake_hold_s, s.brake_hold_s),
-    device_trips = coalesce(configure.device_trips, s.device_trips),
-    bounces_per_hour = coalesce(configure.bounces_per_hour, s.bounces_per_hour),
-    warm_s = coalesce(configure.warm_s, s.warm_s),
-    notify_only = coalesce(configure.notify_only, s.notify_only),
-    topology = coalesce(configure.topology, s.topology),
-    reservations = coalesce(configure.reservations, s.reservations),
-    placement_timeout_s = coalesce(configure.placement_timeout_s, s.placement_timeout_s),
-    preemptions_per_pass = coalesce(configure.preemptions_per_pass, s.preemptions_per_pass),
-    record_decisions = coalesce(configure.record_decisions, s.record_decisions),
-    new_shapes_per_day = coalesce(configure.new_shapes_per_day, s.new_shapes_per_day);
-  perform gangq.check_lease(s.lease_s, s.lease_margin_s, s.grace_s, s.heartbeat_s) from gangq.settings s;
-exception
-  when check_violation or numeric_value_out_of_range then
-    perform gangq.refuse('GQ001', sqlerrm, 'Seconds, bytes and counts are positive numbers, brake_share is at most 1, and notify_only '
-      'takes budget, stall, health, fault and gang; topology has 1 to 8 levels, host among them; see \d+ gangq.settings.');
-end $$;
-comment on function gangq.configure is
-  'Changes the installation''s settings given; null leaves one as it is. For gangq_admin. Raises GQ001, GQ004 (a level of '
-  'topology that a live gang asks for would go).';
-
-create function gangq.set_task(
-  task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
-  health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
-  forget boolean default false
-) returns void language plpgsql as $$
-#variable_conflict use_column
-begin
-  if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
-    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters', 'Call gangq.set_task(task => ''train'', budget_s => 3600).');
-  end if;
-  if set_task.forget then
-    delete from gangq.task_settings ts where ts.task = set_task.task;
-    delete from gangq.beat_gaps b where b.task = set_task.task;
-  end if;
-  if num_nonnulls(set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
-    set_task.long_phase_s, set_task.notify_only) = 0 then
-    return;
-  end if;
-  insert into gangq.task_settings (task, budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
-  values (set_task.task, set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
-    set_task.long_phase_s, set_task.notify_only)
-  on conflict (task) do update set
-    budget_s = coalesce(excluded.budget_s, task_settings.budget_s),
-    stall_timeout_s = coalesce(excluded.stall_timeout_s, task_settings.stall_timeout_s),
-    load_grace_s = coalesce(excluded.load_grace_s, task_settings.load_grace_s),
-    health_window_s = coalesce(excluded.health_window_s, task_settings.health_window_s),
-    long_phase_s = coalesce(excluded.long_phase_s, task_settings.long_phase_s),
-    notify_only = coalesce(excluded.notify_only, task_settings.notify_only);
-exception
-  when check_violation or numeric_value_out_of_range then
-    perform gangq.refuse('GQ001', format('task %L: %s', set_task.task, sqlerrm),
-      'Seconds are positive numbers, a budget at most 1e9 and the others at most 1e7; notify_only takes budget, stall, health, fault and gang.');
-end $$;
-comment on function gangq.set_task is
-  'Sets what the watchdogs allow the jobs of one task; null leaves a setting as it is. forget: first drops what was set '
-  'for it before and what has been learned of its beats. Workers read it when they start and now and then; a budget '
-  'is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
 
 create function gangq.shape_of(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
@@ -288,7 +140,7 @@ begin
     limit 1;
     if found then
       perform gangq.refuse('GQ007', format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, q.name, q.max_payload_bytes),
-        'Put large inputs in shared storage and submit their address, or raise it: gangq.set_queue(..., max_payload_bytes => ...).');
+        'Put large inputs in shared storage and submit their address, or raise it: gangq.set_queue(..., ''{"max_payload_bytes": ...}'').');
     end if;
   end if;
   return q;
@@ -704,7 +556,7 @@ begin
   select l.level into wrong from unnest(array[check_level.require, check_level.prefer]) as l(level) where l.level <> all (levels) limit 1;
   if found then
     perform gangq.refuse('GQ001', format('%s names the topology level %L', what, left(wrong, 200)),
-      format('Levels are, broad to narrow, %s; an administrator sets them: gangq.configure(topology => ...).', array_to_string(levels, ', ')));
+      format('Levels are, broad to narrow, %s; an administrator sets them: gangq.configure(''{"topology": [...]}'').', array_to_string(levels, ', ')));
   end if;
   if array_position(levels, check_level.prefer) < array_position(levels, check_level.require) then
     perform gangq.refuse('GQ001', format('%s requires one %s and prefers one %s', what, check_level.require, check_level.prefer),

@@ -45,7 +45,7 @@ begin
     then_made := p.decisions -> 'decisions';
     decisions := jsonb_array_length(then_made);
     same := null;
-    difference := 'its board was not recorded: select gangq.configure(record_decisions => true)';
+    difference := 'its board was not recorded: select gangq.configure(''{"record_decisions": true}'')';
     if p.board is not null then
       b := jsonb_populate_record(null::gangq.board, p.board);
       select coalesce(jsonb_agg(jsonb_strip_nulls(to_jsonb(d)) order by d.turn, d.gang_id, d.victims), '[]') into now_made

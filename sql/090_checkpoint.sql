@@ -30,7 +30,7 @@ begin
   end if;
   if octet_length(save_checkpoint.data) > most then
     perform gangq.refuse('GQ007', format('checkpoint of job %s has %s bytes, the limit is %s', save_checkpoint.job_id, octet_length(save_checkpoint.data), most),
-      'Save large states to shared storage and checkpoint their address, or raise it: gangq.configure(checkpoint_bytes => ...).');
+      'Save large states to shared storage and checkpoint their address, or raise it: gangq.configure(''{"checkpoint_bytes": ...}'').');
   end if;
   select x.* into j from gangq.live_jobs x where x.id = save_checkpoint.job_id for key share;
   if not found or j.token is distinct from save_checkpoint.token or j.state not in ('running', 'preempting') then

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
-from enum import Enum, IntEnum
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import psutil
@@ -274,7 +274,7 @@ def test_hosts_are_cordoned_drained_and_left(client: Client) -> None:
     (job,) = client.submit(task="t")
     (claim,) = client.claim(incarnation=incarnation)
     (worker,) = client.workers()
-    deadline = datetime(2999, 1, 1, tzinfo=timezone.utc)
+    deadline = datetime(2999, 1, 1, tzinfo=UTC)
     with pytest.raises(InvalidInput, match=r"deadline is 2999.* without a time zone"):
         client.cordon(host=worker.host, drain=True, deadline=deadline.replace(tzinfo=None))
     client.cordon(host=worker.host, drain=True, deadline=deadline, reason="fan")
@@ -401,7 +401,7 @@ def test_a_string_is_no_list_of_queues_and_a_naive_time_is_no_time(client: Clien
         client.register_worker(name="w", host="h", queues="gpu")
     with pytest.raises(InvalidInput, match="time zone"):
         client.submit(task="t", due_at=datetime(2030, 1, 1))
-    (job,) = client.submit(task="t", due_at=datetime.now(timezone.utc) + timedelta(hours=1))
+    (job,) = client.submit(task="t", due_at=datetime.now(UTC) + timedelta(hours=1))
     assert client.job(id=job).state == "scheduled"
     with pytest.raises(InvalidInput, match="payloads for each"):
         client.submit_gang(task="t", size=1, payload={}, payloads=[{}])
@@ -776,7 +776,7 @@ def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client
 
 
 def test_a_submission_arrives_as_it_was_said_however_many_came_before(dsn: str) -> None:
-    due = datetime.now(timezone.utc) + timedelta(days=1)
+    due = datetime.now(UTC) + timedelta(days=1)
     with Client(dsn, max_size=1) as client:
         first = client.submit(task="first")
         for number in range(8):
@@ -819,7 +819,7 @@ def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it
 
 
 def test_words_and_numbers_of_an_enumeration_are_what_they_stand_for(dsn: str) -> None:
-    class Word(str, Enum):
+    class Word(StrEnum):
         TASK = "train"
 
     class Number(IntEnum):

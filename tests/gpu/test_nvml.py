@@ -277,8 +277,6 @@ def test_a_driver_without_cards_is_no_source_and_no_warning(fake_nvml: Script) -
 def test_a_file_in_the_working_directory_does_not_reach_the_probe(
     fake_nvml: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("PYTHONSAFEPATH is not known to this Python")
     (tmp_path / "random.py").write_text("raise SystemExit('a training script, not the library')\n")
     (tmp_path / "psutil.py").write_text("raise SystemExit('a training script, not the library')\n")
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from drive import with_settings
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
@@ -33,6 +34,8 @@ both_ends = pytest.mark.parametrize("end", ["commit", "rollback"])
 
 def call(conn: psycopg.Connection[Any], verb: str, **arguments: Any) -> list[Row]:
     """Call one function of the schema with named arguments and return its rows; a plain value too."""
+    if verb in ("set_queue", "configure"):
+        arguments = with_settings(verb, arguments)
     named = ", ".join(f"{name} => %({name})s" for name in arguments)
     adapted = {
         name: Jsonb(value) if isinstance(value, dict) or name == "devices" else value

@@ -23,30 +23,38 @@ from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum
 where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attname
 """
 _RULES = """
-select pg_get_constraintdef(oid) from pg_constraint where conrelid = %s and contype in ('c', 'p', 'u', 'f') and conparentid = 0
+select pg_get_constraintdef(oid) from pg_constraint
+where conrelid = %s and contype in ('c', 'p', 'u', 'f') and conparentid = 0
 union all
 select regexp_replace(pg_get_indexdef(x.indexrelid), ' ON (ONLY )?gangq\\.\\w+ USING', '') from pg_index x
-where x.indrelid = %s and not exists (select from pg_constraint k where k.conindid = x.indexrelid and k.contype in ('p', 'u'))
+where x.indrelid = %s
+  and not exists (select from pg_constraint k where k.conindid = x.indexrelid and k.contype in ('p', 'u'))
   and not exists (select from pg_inherits i where i.inhrelid = x.indexrelid)
 order by 1
 """
 _TRIGGERS = """
-select regexp_replace(pg_get_triggerdef(oid), 'CREATE (.*) ON gangq.* FOR EACH (ROW|STATEMENT) (WHEN .* )?EXECUTE FUNCTION', '\\1 \\2 \\3')
+select regexp_replace(pg_get_triggerdef(oid),
+  'CREATE (.*) ON gangq.* FOR EACH (ROW|STATEMENT) (WHEN .* )?EXECUTE FUNCTION', '\\1 \\2 \\3')
 from pg_trigger where tgrelid = %s and not tgisinternal and tgparentid = 0 order by 1
 """
 _VIEWS = """
-select c.relname as name, string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' order by a.attnum) as columns
+select c.relname as name,
+  string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' order by a.attnum) as columns
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'v' group by c.relname order by c.relname
 """
 _FUNCTIONS = """
-select p.proname || '(' || pg_get_function_arguments(p.oid) || ')' as name, coalesce(pg_get_function_result(p.oid), '') as result,
+select p.proname || '(' || pg_get_function_arguments(p.oid) || ')' as name,
+  coalesce(pg_get_function_result(p.oid), '') as result,
   l.lanname || case p.provolatile when 'i' then ' immutable' when 's' then ' stable' else '' end
-    || case when p.prosecdef then ' definer' else '' end || coalesce(' set ' || (select string_agg(x, '; ' order by x) from unnest(p.proconfig) x), '')
+    || case when p.prosecdef then ' definer' else '' end
+    || coalesce(' set ' || (select string_agg(x, '; ' order by x) from unnest(p.proconfig) x), '')
     || coalesce(' for ' || (select string_agg(g.grantee::regrole::text, ', ' order by g.grantee::regrole::text)
       from aclexplode(p.proacl) g where g.grantee::regrole::text ~ '^gangq_'), '') as how
 from pg_proc p join pg_language l on l.oid = p.prolang where p.pronamespace = 'gangq'::regnamespace order by 1
 """
+
+
 def dump(conn: psycopg.Connection[Any]) -> str:
     """Return schema `gangq` of this database as text, the same for every major of PostgreSQL."""
 

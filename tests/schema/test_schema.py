@@ -91,7 +91,8 @@ def test_the_schema_is_the_one_that_is_checked_in(db: psycopg.Connection[Any]) -
 def test_a_comment_right_above_a_table_or_column_is_its_comment(empty_dsn: str, lib: Path) -> None:
     (lib / "migrations" / "0002_more.sql").write_text(
         "-- About nothing.\n\n-- Somebody's\n-- table.\ncreate table gangq.more (\n  -- Key.\n  id bigint,\n"
-        "  -- About the rule below.\n  check (id > 0),\n  bare text\n);\n-- About the index.\ncreate index on gangq.more (id);\n"
+        "  -- About the rule below.\n  check (id > 0),\n  bare text\n);\n"
+        "-- About the index.\ncreate index on gangq.more (id);\n"
     )
     migrate(empty_dsn)
     about = "select obj_description(c.oid), col_description(c.oid, 1::smallint), col_description(c.oid, 2::smallint) "

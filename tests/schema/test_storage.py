@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
-
-from gangq import schema
 
 Db = psycopg.Connection[dict[str, Any]]
 

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from joblog import Job
 from outcome import Ran
+from psycopg.types.json import Jsonb
 
 _STAGE = Path(__file__).with_name("stage.sql")
 
@@ -118,9 +119,9 @@ class Replay:
         self._conn.execute(_STAGE.read_bytes())
         for queue in queues:
             self._conn.execute(
-                "select gangq.set_queue(name => %s, policy => %s)", (queue, self._policy.order)
+                "select gangq.set_queue(%s, %s)", (queue, Jsonb({"policy": self._policy.order}))
             )
-        self._conn.execute("select gangq.configure(reservations => %s)", (self._policy.reservations,))
+        self._conn.execute("select gangq.configure(%s)", (Jsonb({"reservations": self._policy.reservations}),))
         fleet = (self._fleet.hosts, self._fleet.slots_per_host, queues)
         self._conn.execute("select simulation.fleet(%s, %s, %s)", fleet)
 

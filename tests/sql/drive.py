@@ -35,6 +35,12 @@ def refused(sqlstate: str, mentioning: str = "") -> Iterator[psycopg.Error]:
         assert error.diag.message_hint, f"no hint: {error}"
 
 
+def with_settings(verb: str, named: Row) -> Row:
+    """The arguments of set_queue or configure as they are called: what is no argument is a setting."""
+    plain = {name: value for name, value in named.items() if verb == "set_queue" and name == "name"}
+    return {**plain, "settings": {name: value for name, value in named.items() if name not in plain}}
+
+
 def gpus(*vram_mb: int, prefix: str = "G", source: str = "nvml") -> list[Row]:
     """Devices of these sizes, uuid prefix0, prefix1, ..."""
     return [
@@ -93,6 +99,8 @@ class Q:
     def call(self, verb: str, **named: Any) -> list[Row]:
         """Call a verb with named arguments."""
         types = Q._signatures.get(verb, {})
+        if "settings" in types:
+            named = with_settings(verb, named)
         arguments = ", ".join(f"{name} => %({name})s::{types[name]}" for name in named)
         values = {name: _json(value, types[name]) for name, value in named.items()}
         return self.db.execute(f"select * from gangq.{verb}({arguments})", values).fetchall()

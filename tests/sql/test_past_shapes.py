@@ -37,7 +37,8 @@ def past_shapes(q: Q) -> None:
         ("work", "0, 0", "'{}', null, null, array[n]"),
     ):
         q.sql(
-            "insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, submitter, avoid, digest) "
+            "insert into gangq.shapes "
+            "(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, submitter, avoid, digest) "
             f"select 'default', '{task}', 0, {numbers}, 0, {differing}, 0 from generate_series(1, {PAST // 5}) n"
         )
     q.sql(

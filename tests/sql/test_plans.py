@@ -119,8 +119,8 @@ def idle(full: str) -> str:
     with psycopg.connect(full, autocommit=True) as conn:
         conn.execute("select gangq.register_worker('idle', 'host0', '{default,gpu}', prefetch => 100)")
         conn.execute(
-            "select gangq.set_queue('lab', maximum => '{\"jobs\": 500}'), "
-            "gangq.set_queue('lab.limited', submitter_maximum => '{\"jobs\": 400}')"
+            "select gangq.set_queue('lab', '{\"maximum\": {\"jobs\": 500}}'), "
+            "gangq.set_queue('lab.limited', '{\"submitter_maximum\": {\"jobs\": 400}}')"
         )
         conn.execute(
             "select count(*) from gangq.submit('t', 'lab.limited', array_fill('{}'::jsonb, array[30000]))"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -90,7 +90,7 @@ def test_a_bad_submission_is_refused_naming_the_value(q: Q, asked: dict, sqlstat
 
 def test_what_a_job_asks_for_beyond_its_shape_it_gets_though_its_like_came_before(q: Q) -> None:
     first = q.submit()
-    assert q.job(q.submit(due_at=datetime.now(timezone.utc) + timedelta(hours=1)))["state"] == "scheduled"
+    assert q.job(q.submit(due_at=datetime.now(UTC) + timedelta(hours=1)))["state"] == "scheduled"
     for asked in ({"budget_s": 5}, {"max_attempts": 5}, {"max_crashes": 6}, {"max_trips": 7}):
         (key,) = asked
         given = q.value(f"select {key} from gangq.live_jobs where id = %(id)s", id=q.submit(**asked))
@@ -178,7 +178,7 @@ def test_submit_inside_a_transaction_that_rolls_back_leaves_nothing(q: Q) -> Non
 
 
 def test_a_job_due_later_is_scheduled_and_one_due_in_the_past_is_pending(q: Q) -> None:
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     assert q.state(q.submit(due_at=now + timedelta(hours=1))) == "scheduled"
     assert q.state(q.submit(due_at=now - timedelta(hours=1))) == "pending"
 

@@ -211,7 +211,7 @@ def watchdogs(client: Client, facts: dict[str, Any]) -> Check:
         return Check("watchdogs", "ok", "all of them act")
     told = [f"{', '.join(everywhere)} everywhere"] if everywhere else []
     told += [f"{', '.join(classes)} for task {name}" for name, classes in sorted(quiet.items())]
-    loose = "select gangq.configure(notify_only => '{}')" if everywhere else ""
+    loose = "select gangq.configure('{\"notify_only\": []}')" if everywhere else ""
     loose = loose or f"gangq task set {next(iter(sorted(quiet)))} --notify none"
     return Check(
         "watchdogs",

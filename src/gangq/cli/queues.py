@@ -181,7 +181,8 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
     """Make a queue, and its parents: those of a.b.c are a.b and a. What is not given has its default."""
     if session.client().queues(name=name):
         raise InvalidInput(f"queue {name!r} exists already; change it with: gangq queue set {name} ...")
-    _set(session, name, settings, "made")
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    _set(session, name, given, "made")
 
 
 @queue.command(name="set")
@@ -198,10 +199,14 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
-    settings["reset"] = list(reset) or None
-    if all(value is None for value in settings.values()):
+    both = next((setting for setting in reset if settings[setting] is not None), None)
+    if both:
+        raise click.UsageError(f"{both} is both set and reset: give it a value or take it away, not both")
+    changes = {setting: value for setting, value in settings.items() if value is not None}
+    changes |= dict.fromkeys(reset)
+    if not changes:
         raise click.UsageError("nothing to change: name at least one option, see gangq queue set --help")
-    _set(session, name, settings, "changed")
+    _set(session, name, changes, "changed")
 
 
 @queue.command()

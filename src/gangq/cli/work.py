@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any, TypeVar
 from uuid import UUID
 
@@ -289,7 +289,7 @@ def _over(spec: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | None:
     # "In 15 minutes" is counted by the clock that will judge it, where that can be asked.
     if isinstance(due, timedelta) and session.inside_job:
-        return datetime.now(timezone.utc) + due
+        return datetime.now(UTC) + due
     return session.client().execute(queries.database_time()) + due if isinstance(due, timedelta) else due
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class LogFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One record. A traceback follows as text, or is a key of the object."""
         extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        at = datetime.fromtimestamp(record.created, timezone.utc)
+        at = datetime.fromtimestamp(record.created, UTC)
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             fields = {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 from uuid import UUID
 
 from psycopg.rows import dict_row, tuple_row
@@ -23,6 +23,7 @@ from gangq.client import rows
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
+from gangq.client.settings import InstallationSettings, QueueSettings
 from gangq.errors import Busy, InvalidInput, NotFound
 
 R = TypeVar("R")
@@ -239,6 +240,14 @@ def _aware(at: datetime | None, what: str = "due_at") -> datetime | None:
             "datetime.now(timezone.utc) + timedelta(...)"
         )
     return at
+
+
+def _settings(given: Mapping[str, object]) -> str:
+    plain = {
+        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
+        for key, value in given.items()
+    }
+    return dumps(plain, "settings")
 
 
 def _texts(values: Sequence[str] | None, what: str) -> list[str] | None:
@@ -535,167 +544,21 @@ def set_priority(
     )
 
 
-def set_queue(
-    *,
-    name: str,
-    paused: bool | None = None,
-    policy: str | None = None,
-    max_attempts: int | None = None,
-    max_crashes: int | None = None,
-    max_trips: int | None = None,
-    backoff_s: float | None = None,
-    backoff_max_s: float | None = None,
-    budget_s: float | None = None,
-    max_payload_bytes: int | None = None,
-    retention_done: str | None = None,
-    retention_failed: str | None = None,
-    draining: bool | None = None,
-    guaranteed: Mapping[str, float] | None = None,
-    maximum: Mapping[str, float] | None = None,
-    weight: float | None = None,
-    max_running_gangs: int | None = None,
-    max_running_jobs: int | None = None,
-    submitter_maximum: Mapping[str, int] | None = None,
-    placement_timeout_s: float | None = None,
-    timeout_style: str | None = None,
-    preempts: bool | None = None,
-    preemptible: bool | None = None,
-    min_run_s: float | None = None,
-    reset: Sequence[str] | None = None,
-    others: str | None = None,
-    ceilings: Mapping[str, int] | None = None,
-) -> Query[None]:
+def set_queue(*, name: str, **settings: Unpack[QueueSettings]) -> Query[None]:
     """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
 
-    `guaranteed` and `maximum` count gpus, memory_mb, cpus and jobs, `submitter_maximum` gpus, jobs and gangs,
-    each with the queue's children, and replace what was there. `reset`: settings to put back to none. `others`:
-    who may cancel, retry, reprioritise and read the work of others in it, "owner" (admins only) or "shared" (every
-    submitter). `ceilings`: the highest priority by role, e.g. {"alice": 100, "gangq_submitter": 10}. For
+    A setting that is None is taken away where there may be none: `set_queue(name="gpu", budget_s=None)`. For
     gangq_admin. Raises `InvalidInput`, `NotAllowed`.
     """
-    return _void(
-        "set_queue",
-        name=name,
-        paused=paused,
-        policy=policy,
-        max_attempts=max_attempts,
-        max_crashes=max_crashes,
-        max_trips=max_trips,
-        backoff_s=backoff_s,
-        backoff_max_s=backoff_max_s,
-        budget_s=budget_s,
-        max_payload_bytes=max_payload_bytes,
-        retention_done=retention_done,
-        retention_failed=retention_failed,
-        draining=draining,
-        guaranteed=_json(guaranteed, "guaranteed"),
-        maximum=_json(maximum, "maximum"),
-        weight=weight,
-        max_running_gangs=max_running_gangs,
-        max_running_jobs=max_running_jobs,
-        submitter_maximum=_json(submitter_maximum, "submitter_maximum"),
-        placement_timeout_s=placement_timeout_s,
-        timeout_style=timeout_style,
-        preempts=preempts,
-        preemptible=preemptible,
-        min_run_s=min_run_s,
-        reset=_texts(reset, "reset"),
-        others=others,
-        ceilings=_json(ceilings, "ceilings"),
-    )
+    return _void("set_queue", name=name, settings=_settings(settings))
 
 
-def configure(
-    *,
-    heartbeat_s: float | None = None,
-    lease_s: float | None = None,
-    lease_margin_s: float | None = None,
-    grace_s: float | None = None,
-    claim_deadline_s: float | None = None,
-    ack_timeout_s: float | None = None,
-    candidate_silence_s: float | None = None,
-    pass_over_s: float | None = None,
-    flag_after_s: float | None = None,
-    tick_s: float | None = None,
-    gang_backoff_s: float | None = None,
-    gang_backoff_max_s: float | None = None,
-    checkpoint_bytes: int | None = None,
-    log_bytes: int | None = None,
-    retention_short: timedelta | None = None,
-    retention_long: timedelta | None = None,
-    incarnation_retention: timedelta | None = None,
-    max_stops: int | None = None,
-    budget_s: float | None = None,
-    budget_gpu_s: float | None = None,
-    stall_timeout_s: float | None = None,
-    load_grace_s: float | None = None,
-    health_window_s: float | None = None,
-    long_phase_s: float | None = None,
-    gang_stall_s: float | None = None,
-    straggler_s: float | None = None,
-    brake_share: float | None = None,
-    brake_hold_s: float | None = None,
-    device_trips: int | None = None,
-    bounces_per_hour: int | None = None,
-    warm_s: float | None = None,
-    notify_only: Sequence[str] | None = None,
-    topology: Sequence[str] | None = None,
-    reservations: int | None = None,
-    placement_timeout_s: float | None = None,
-    preemptions_per_pass: int | None = None,
-    record_decisions: bool | None = None,
-    new_shapes_per_day: int | None = None,
-) -> Query[None]:
-    """Change numbers of the whole installation. For gangq_admin. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
+def configure(**settings: Unpack[InstallationSettings]) -> Query[None]:
+    """Change what holds for the whole installation. For gangq_admin.
 
-    `notify_only`: watchdog classes that report and stop nothing (budget, stall, health, fault, gang); [] for none.
-    `topology`: levels, broad to narrow, e.g. ["zone", "rack", "host"]: host is the worker's, any other its label of
-    that name; one that a live gang asks for stays. `reservations`: how many waiting gangs get a planned start.
-    `placement_timeout_s`: how long a gang may wait for its place where neither it nor its queue says.
-    `preemptions_per_pass`: most that one pass displaces. `record_decisions`: keep what passes saw, for replay.
-    `new_shapes_per_day`: distinct requirements (queue, task, resources, labels) that one login may add in a day.
+    Raises `InvalidInput`, `NotAllowed`, `WrongState`.
     """
-    return _void(
-        "configure",
-        heartbeat_s=heartbeat_s,
-        lease_s=lease_s,
-        lease_margin_s=lease_margin_s,
-        grace_s=grace_s,
-        claim_deadline_s=claim_deadline_s,
-        ack_timeout_s=ack_timeout_s,
-        candidate_silence_s=candidate_silence_s,
-        pass_over_s=pass_over_s,
-        flag_after_s=flag_after_s,
-        tick_s=tick_s,
-        gang_backoff_s=gang_backoff_s,
-        gang_backoff_max_s=gang_backoff_max_s,
-        checkpoint_bytes=checkpoint_bytes,
-        log_bytes=log_bytes,
-        retention_short=retention_short,
-        retention_long=retention_long,
-        incarnation_retention=incarnation_retention,
-        max_stops=max_stops,
-        budget_s=budget_s,
-        budget_gpu_s=budget_gpu_s,
-        stall_timeout_s=stall_timeout_s,
-        load_grace_s=load_grace_s,
-        health_window_s=health_window_s,
-        long_phase_s=long_phase_s,
-        gang_stall_s=gang_stall_s,
-        straggler_s=straggler_s,
-        brake_share=brake_share,
-        brake_hold_s=brake_hold_s,
-        device_trips=device_trips,
-        bounces_per_hour=bounces_per_hour,
-        warm_s=warm_s,
-        notify_only=_texts(notify_only, "notify_only"),
-        topology=_texts(topology, "topology"),
-        reservations=reservations,
-        placement_timeout_s=placement_timeout_s,
-        preemptions_per_pass=preemptions_per_pass,
-        record_decisions=record_decisions,
-        new_shapes_per_day=new_shapes_per_day,
-    )
+    return _void("configure", settings=_settings(settings))
 
 
 def set_task(

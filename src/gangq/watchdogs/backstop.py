@@ -22,7 +22,7 @@ from gangq.watchdogs.giveway import GiveWay
 from gangq.watchdogs.numbers import seconds
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 log = logging.getLogger("gangq.watchdogs.backstop")
 

@@ -13,7 +13,7 @@ from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
 from gangq.watchdogs.watch import Watch, Watched
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 BUDGET_S = 2100.0
 """What a job without devices gets when nobody says otherwise, seconds."""

@@ -20,7 +20,7 @@ from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
 from gangq.watchdogs.watch import Watch, Watched
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
     from gangq.gpu.sampler import DeviceSampler

@@ -17,7 +17,7 @@ from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
 from gangq.watchdogs.watch import Watch, Watched
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 STALL_TIMEOUT_S = 120.0
 """Seconds without a beat before a stall is suspected, when nobody says otherwise."""

@@ -28,7 +28,7 @@ from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
 from gangq.watchdogs.voice import Voice, voice
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _FAULT_WAIT_S = 60.0
 _WORDS_KEPT = 100
