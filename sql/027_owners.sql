@@ -101,7 +101,7 @@ comment on function gangq.check_ceiling is
   'entry among the submitter''s roles counts. Admins are not bound.';
 
 create function gangq.may_report_too(login text) returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select may_report_too.login is null or gangq.is_admin() or exists (
+  select gangq.is_admin() or exists (
     select 1 from pg_roles r where r.rolname = may_report_too.login and pg_has_role(session_user, r.oid, 'member'))
 $$;
 comment on function gangq.may_report_too is

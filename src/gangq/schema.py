@@ -57,8 +57,8 @@ class SqlFile:
 
     @property
     def statements(self) -> str:
-        """The text, and a `comment on` for each comment that stands right above a table or a column of one."""
-        return "\n".join([self.text.rstrip(), *_comments(self.text)]) + "\n"
+        """The text, with a `comment on` for each comment that stands right above a table or a column of one."""
+        return "\n".join(_commented(self.text.splitlines())) + "\n"
 
 
 @dataclass(frozen=True)
@@ -263,10 +263,13 @@ _TABLE = re.compile(r"create table (gangq\.\w+) \($")
 _COLUMN = re.compile(r"  (?!check |constraint |primary |unique |like )(\w+) ")
 
 
-def _comments(text: str) -> Iterator[str]:
+def _commented(lines: list[str]) -> Iterator[str]:
+    """The lines, and after the statement that makes a table what is said of it."""
     table = None
     above: list[str] = []
-    for line in text.splitlines():
+    comments: list[str] = []
+    for line in lines:
+        yield line
         if line.lstrip().startswith("-- "):
             above.append(line.lstrip()[3:])
             continue
@@ -274,13 +277,14 @@ def _comments(text: str) -> Iterator[str]:
         if found := _TABLE.match(line):
             table = found[1]
             what = f"table {table}"
-        elif line.startswith(")"):
-            table = None
         elif table and (found := _COLUMN.match(line)):
             what = f"column {table}.{found[1]}"
         if what and above:
             said = " ".join(above).replace("'", "''")
-            yield f"comment on {what} is '{said}';"
+            comments.append(f"comment on {what} is '{said}';")
+        if table and line.endswith(";"):
+            yield from comments
+            table, comments = None, []
         above = []
 
 

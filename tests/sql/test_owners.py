@@ -490,15 +490,6 @@ def test_output_of_an_attempt_that_is_over_is_taken_from_the_login_it_ran_under(
     assert on.s1.sql("select chunk from gangq.job_logs") == [{"chunk": "the end"}]
 
 
-def test_a_worker_registered_before_logins_were_recorded_goes_on(on: Logins) -> None:
-    worker = on.w1.worker()
-    on.s1.submit()
-    claim = worker.take()
-    on.q.sql("update gangq.incarnations set login = null")
-    worker.beat(claim)
-    assert claim.complete() == "done"
-
-
 def test_a_live_name_and_a_device_that_is_offered_stay_where_they_are(on: Logins) -> None:
     identity = {"mark": SECRET}
     worker = on.w1.worker("w1", host="h", devices=gpus(8000), identity=identity)
