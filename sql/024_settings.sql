@@ -112,7 +112,6 @@ begin
       'Each is from 0 to 100 years: {"retention_short": "7 days"}. A queue''s retention_done '
       '"forever" keeps its history for good.');
   end if;
-  perform gangq.check_lease(n.lease_s, n.lease_margin_s, n.grace_s, n.heartbeat_s);
   update gangq.settings s set (
     singleton, heartbeat_s, lease_s, lease_margin_s, grace_s, claim_deadline_s, ack_timeout_s,
     candidate_silence_s, pass_over_s, flag_after_s, tick_s, gang_backoff_s, gang_backoff_max_s,
@@ -122,6 +121,7 @@ begin
     bounces_per_hour, notify_only, new_shapes_per_day, checkpoint_bytes, log_bytes,
     retention_short, retention_long, incarnation_retention
   ) = (select n.*);
+  perform gangq.check_lease(n.lease_s, n.lease_margin_s, n.grace_s, n.heartbeat_s);
 exception
   when check_violation then
     perform gangq.refuse('GQ001', sqlerrm,

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import psutil
 import psycopg
@@ -30,6 +30,7 @@ from gangq import schema
 from gangq.client import AsyncClient, Client, calls, rows
 from gangq.client.encoding import dumps
 from gangq.client.sent import send
+from gangq.client.settings import InstallationSettings, QueueSettings
 from gangq.embedded import Server
 from gangq.errors import (
     Busy,
@@ -114,6 +115,25 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
     assert checked >= 34
 
 
+@pytest.mark.parametrize(
+    ("settings", "table"), [(InstallationSettings, "gangq.settings"), (QueueSettings, "gangq.queues_table")]
+)
+def test_every_setting_is_a_column_that_is_no_key_and_not_made_by_others(
+    db: psycopg.Connection[Any], settings: type, table: str
+) -> None:
+    columns = db.execute(
+        "select attname as name, attnotnull and atttypid <> 'jsonb'::regtype as needed from pg_attribute "
+        "where attrelid = %s::regclass and attnum > 0 and attgenerated = '' "
+        "and attname not in ('singleton', 'name', 'created_at')",
+        (table,),
+    ).fetchall()
+    hints = get_type_hints(settings)
+    assert {c["name"] for c in columns} == hints.keys()
+    assert {c["name"] for c in columns if not c["needed"]} == {
+        name for name, hint in hints.items() if type(None) in get_args(hint)
+    }
+
+
 def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_says(
     db: psycopg.Connection[Any],
 ) -> None:
@@ -181,7 +201,7 @@ def test_queues_are_rows_with_their_settings(client: Client) -> None:
     (train,) = client.queues(name="gpu.train")
     assert {key: getattr(train, key) for key in limits} == limits
     assert (train.depth, train.paused_by, train.used_cpus, train.waiting_jobs) == (1, None, 0.0, 0)
-    client.set_queue(name="gpu.train", reset=["maximum", "max_running_jobs"])
+    client.set_queue(name="gpu.train", maximum=None, max_running_jobs=None)
     (train,) = client.queues(name="gpu.train")
     assert (train.maximum, train.max_running_jobs, train.max_running_gangs) == ({}, None, 3)
     client.configure(lease_s=99.0, retention_short=timedelta(days=3))

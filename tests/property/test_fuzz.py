@@ -37,6 +37,7 @@ ODD_JSON = [
 ]  # fmt: skip
 ODD: dict[str, list[str]] = {
     "integer": ["0", "-1", "1", "32768", "2147483647", "-2147483648"],
+    "smallint": ["0", "-1", "1", "32767", "-32768"],
     "bigint": ["0", "-1", "2147483648", "9223372036854775807", "-9223372036854775808"],
     "real": ["NaN", "Infinity", "-Infinity", "0", "-1", "3e38", "1e-40", "1e9"],
     "numeric": ["NaN", "Infinity", "-Infinity", "0", "-1", "1e308", "1e-308", "9999999.9999"],
@@ -98,6 +99,21 @@ class World:
             if row["name"] is not None:
                 arguments[row["name"]] = row["type"]
 
+        # Each setting is an argument here, of the type of its column.
+        self.settings: dict[str, set[str]] = {}
+        for verb, table in (("configure", "settings"), ("set_queue", "queues_table")):
+            columns = {
+                row["attname"]: row["type"]
+                for row in db.execute(
+                    "select attname, format_type(atttypid, null) as type from pg_attribute "
+                    "where attrelid = %s::regclass and attnum > 0 and attgenerated = ''",
+                    (f"gangq.{table}",),
+                )
+            }
+            del columns["singleton" if verb == "configure" else "name"]
+            self.settings[verb] = set(columns)
+            self.signatures[verb].update(columns)
+
     # Calling --------------------------------------------------------------------------------------------------
 
     def call(self, verb: str, **named: Any) -> list[dict[str, Any]]:
@@ -109,7 +125,16 @@ class World:
         given = sql.SQL(", ").join(
             sql.SQL("{} => {}::{}").format(sql.Identifier(name), sql.Placeholder(name), sql.SQL(types[name]))
             for name in named
+            if name not in self.settings.get(verb, ())
         )
+        if verb in self.settings and "settings" not in named:
+            pairs = sql.SQL(", ").join(
+                sql.SQL("{}, {}::{}").format(name, sql.Placeholder(name), sql.SQL(types[name]))
+                for name in named
+                if name in self.settings[verb]
+            )
+            comma = sql.SQL(", " if given.as_string() else "")
+            given = given + comma + sql.SQL("settings => jsonb_build_object({})").format(pairs)
         query = sql.SQL("select * from gangq.{}({})").format(sql.Identifier(verb), given)
         return self.db.execute(query, named).fetchall()
 

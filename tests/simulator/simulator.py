@@ -121,7 +121,9 @@ class Replay:
             self._conn.execute(
                 "select gangq.set_queue(%s, %s)", (queue, Jsonb({"policy": self._policy.order}))
             )
-        self._conn.execute("select gangq.configure(%s)", (Jsonb({"reservations": self._policy.reservations}),))
+        self._conn.execute(
+            "select gangq.configure(%s)", (Jsonb({"reservations": self._policy.reservations}),)
+        )
         fleet = (self._fleet.hosts, self._fleet.slots_per_host, queues)
         self._conn.execute("select simulation.fleet(%s, %s, %s)", fleet)
 

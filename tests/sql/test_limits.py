@@ -422,5 +422,5 @@ def test_who_places_a_gang_by_hand_keeps_to_the_limits_too(q: Q) -> None:
     assert q.one("reserve_gang", gang_id=first.id, incarnations=[worker.incarnation] * 2)
     with refused(WRONG_STATE, "queue small: 2 jobs are used, 2 more would be, and 3 is the limit"):
         q.call("reserve_gang", gang_id=second.id, incarnations=[worker.incarnation] * 2)
-    q.call("set_queue", name="small", reset=["maximum"])
+    q.call("set_queue", name="small", maximum=None)
     assert q.one("reserve_gang", gang_id=second.id, incarnations=[worker.incarnation] * 2)

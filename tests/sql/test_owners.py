@@ -343,7 +343,7 @@ def test_nobody_submits_raises_or_retries_above_the_ceiling(on: Logins) -> None:
     with refused(NOT_ALLOWED, "is above 100"):
         on.s2.submit(priority=101)
     assert on.a1.submit(priority=1000)
-    on.a1.call("set_queue", name="default", reset=["ceilings"])
+    on.a1.call("set_queue", name="default", ceilings=None)
     assert on.s1.submit(priority=1000)
 
 

@@ -75,7 +75,7 @@ SETTINGS = {
     "preemptible": False,
     "min_run_s": 0.0,
 }
-RESET = {
+TAKEN_AWAY = {
     "budget_s": None,
     "guaranteed": {},
     "maximum": {},
@@ -87,15 +87,14 @@ RESET = {
 }
 
 
-def test_what_is_not_given_stays_and_reset_puts_back(q: Q) -> None:
+def test_what_is_not_given_stays_and_null_takes_away(q: Q) -> None:
     q.call("set_queue", name="gpu", budget_s=9, **SETTINGS)
     q.call("set_queue", name="gpu")
-    q.call("set_queue", name="gpu", reset=None)
     row = shown(q, "gpu")
     assert {key: row[key] for key in SETTINGS} == SETTINGS
-    for setting, empty in RESET.items():
+    for setting, empty in TAKEN_AWAY.items():
         assert row[setting] != empty
-        q.call("set_queue", name="gpu", reset=[setting])
+        q.call("set_queue", name="gpu", **{setting: None})
         assert shown(q, "gpu")[setting] == empty
     assert shown(q, "gpu")["min_run_s"] == 0
     assert not q.value("select limited from gangq.queues_table where name = 'gpu'")
@@ -113,8 +112,10 @@ def test_what_is_not_given_stays_and_reset_puts_back(q: Q) -> None:
         ({"maximum": {"gpus": None}}, "gpus of maximum is null"),
         ({"maximum": [1]}, "it must be a JSON object"),
         ({"guaranteed": {"gpus": 5}, "maximum": {"gpus": 4}}, "5 gpus are guaranteed and 4 is the maximum"),
-        ({"reset": ["policy"]}, "reset names 'policy'"),
-        ({"reset": ["maximum"], "maximum": {}}, "maximum is both set and reset"),
+        ({"policy": None}, "policy needs a value"),
+        ({"polcy": "fair"}, "has no setting 'polcy'"),
+        ({"paused": "perhaps"}, "paused cannot be"),
+        ({"limited": True}, "has no setting 'limited'"),
         ({"weight": 0}, "weight"),
         ({"timeout_style": "never"}, "timeout_style"),
         ({"max_running_jobs": -1}, "max_running_jobs"),

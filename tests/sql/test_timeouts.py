@@ -28,8 +28,8 @@ def shut(q: Q, gate: str) -> None:
 
 def open_again(q: Q) -> None:
     """The queue may start what it has, and a pass finds it so."""
-    limits = ["maximum", "max_running_gangs", "submitter_maximum"]
-    q.call("set_queue", name="default", paused=False, reset=limits)
+    limits = {"maximum": None, "max_running_gangs": None, "submitter_maximum": None}
+    q.call("set_queue", name="default", paused=False, **limits)
     q.tick()
     assert not set(GATES) & set(q.value("select array_agg(gate) from gangq.verdicts"))
 
