@@ -153,7 +153,8 @@ def test_every_verb_tried_as_each_role_is_refused_unless_it_is_its_own(q: Q, rol
     wrong = []
     for row in q.sql(FUNCTIONS + " and p.prorettype <> 'trigger'::regtype"):
         nulls = q.value(
-            "select string_agg('null::' || replace(format_type(t, null), 'anyelement', 'integer'), ', ') from pg_proc p, "
+            "select string_agg('null::' || replace(format_type(t, null), 'anyelement', 'integer'), ', ') "
+            "from pg_proc p, "
             "unnest(p.proargtypes::oid[]) t where p.oid = %(oid)s",
             oid=row["oid"],
         )
