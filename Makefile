@@ -3,14 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/ tests/__pycache__/,$(wildcard tests/*/))
-# What measures time or kills processes.
-TIMED := tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py
-# Of the tests that start processes, the ones that mostly wait.
-PATIENT := tests/process/test_process_watchdogs.py tests/process/test_process_devices.py
-# What only computes, and then the longest of the rest: a file is not shared out.
+# Of what computes, the longest first: a file is not shared out.
 COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/interleaving/ tests/simulator/ tests/schema/ \
-  $(filter-out %/test_plans.py,$(wildcard tests/sql/test_*.py)) tests/acceptance/ tests/client/
-LONG := $(PATIENT) tests/host/ tests/watchdogs/ tests/worker/ tests/gpu/
+  tests/sql/ tests/acceptance/ tests/client/ tests/host/ tests/watchdogs/ tests/worker/
+# What measures time, kills processes or mostly waits.
+WAITS := tests/process/test_process_gil.py tests/process/test_process_watchdogs.py tests/process/test_process_devices.py \
+  tests/process/ tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py tests/watchdogs/test_judged.py
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -49,10 +47,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/gangq demo
 
-# What measures time or kills processes runs apart from what computes, and the longest of it first.
+# What measures time runs apart from what computes.
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 $(COMPUTES) $(LONG) $(filter-out tests/process/ tests/sql/ $(COMPUTES) $(LONG),$(ROOMS)) $(addprefix --ignore=,$(TIMED))
-	$(PYTEST) -n 3 tests/process/test_process_gil.py tests/process/ $(TIMED) $(addprefix --ignore=,$(PATIENT))
+	$(PYTEST) -n 3 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
+	$(PYTEST) -n 4 $(WAITS)
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving

@@ -48,6 +48,7 @@ begin
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted heartbeat', 'worker', '2s'),
       ('save_checkpoint load_checkpoint append_log learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
+      ('board', 'worker', '2s'),
       ('reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick', 'worker host', '2s'),
       -- Steps of a tick.

@@ -1,0 +1,304 @@
+-- What a decision is made from, as JSON: everything that waits and everything that is placed, in the
+-- snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
+-- Takes no locks.
+--
+-- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops as
+-- one: g7 a gang, j7 a job alone. Workers that serve the same work are one class, so that who can run
+-- what is asked once a class.
+
+create function gangq.seconds(at timestamptz) returns double precision language sql immutable
+return extract(epoch from at)::float8;
+comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
+
+create function gangq.board_queues() returns jsonb language sql stable as $$
+  with light as materialized (
+    select s.queue, count(*) as jobs
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation is not null and j.gang_id is null and s.plain
+    group by s.queue
+  )
+  select jsonb_agg(jsonb_build_object(
+    'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
+    'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
+    'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
+    'light_jobs', coalesce(l.jobs, 0)) order by q.name)
+  from gangq.queues_table q left join light l on l.queue = q.name
+$$;
+comment on function gangq.board_queues is 'Internal. The queues of a board.';
+
+-- The narrow part of a domain's name has the broader ones before it: rack 1 of zone a is not rack 1 of
+-- zone b.
+create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb language sql stable as $$
+  select jsonb_agg(case
+      when l.level = 'host' then i.host
+      when l.unknown then null
+      else l.path end order by l.n)
+  from (
+    select x.level, x.n,
+      bool_or(x.name = '') over w as unknown,
+      string_agg(gangq.domain_part(x.name), '/') over w as path
+    from (
+      select y.level, y.n,
+        case y.level when 'host' then i.host else coalesce(i.labels ->> y.level, '') end as name
+      from unnest(levels) with ordinality as y(level, n)) x
+    window w as (order by x.n)) l
+$$;
+comment on function gangq.domains is
+  'Internal. The domain of each topology level in which this worker lies; null: in none.';
+
+create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language sql stable as $$
+  with light as materialized (
+    select j.incarnation, count(*) as jobs
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation is not null and j.gang_id is null and s.plain
+    group by j.incarnation
+  )
+  select jsonb_agg(jsonb_build_object(
+    'id', i.id, 'name', i.name, 'host', i.host,
+    'slots', i.slots - coalesce(ceil(l.jobs::numeric / i.prefetch), 0)::integer, 'memory_mb', i.memory_mb,
+    'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
+    'domains', gangq.domains(i, c.topology), 'open', i.id = any (o.open),
+    'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
+    'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
+  from gangq.incarnations i
+  cross join gangq.settings c
+  cross join (select gangq.candidates(t) as open offset 0) o
+  left join light l on l.incarnation = i.id
+  left join (
+    select r.offered_by, jsonb_agg(jsonb_build_object(
+      'id', r.id, 'vram_mb', r.vram_mb,
+      'withheld', h.device_id is not null and h.job_id is null) order by r.vram_mb, r.index, r.id) as devices
+    from gangq.device_registry r left join gangq.device_holds h on h.device_id = r.id
+    where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id
+  where i.ended_at is null
+$$;
+comment on function gangq.board_workers is
+  'Internal. The live workers of a board, with all they offer but slots that light jobs take; classes: '
+  'the class of each by its id.';
+
+-- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
+-- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget does,
+-- and what has outrun that too, soon.
+create function gangq.board_units(t timestamptz) returns jsonb language sql stable as $$
+  with surplus as materialized (
+    select m.id
+    from (
+      select j.id, r.min_members,
+        row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+      from gangq.live_gangs g
+      join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
+      join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+      where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
+        and g.world_size = (
+          select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
+    where m.nth > m.min_members
+  ),
+  drained as materialized (
+    select i.id
+    from gangq.cordons c
+    join gangq.incarnations i on i.ended_at is null
+      and case c.kind when 'host' then i.host else i.name end = c.name
+    where c.drain
+  ),
+  placed as materialized (
+    select case when j.gang_id is null or x.alone then 'j' || j.id else 'g' || j.gang_id end as unit,
+      case when j.gang_id is not null and not x.alone then g.id end as whole, j.id, j.state, j.stops,
+      j.submitter, j.priority, j.incarnation, j.shape_id, j.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus,
+      k.apart,
+      coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
+      coalesce(g.go_at, j.claimed_at, t) as since,
+      coalesce(g.preemptible, true) and q.preemptible as displaceable, q.min_run_s, g.world_size,
+      case j.state when 'preempting' then j.told_at + make_interval(secs => c.grace_s) end as gone_at,
+      c.max_stops, coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
+      case g.checkpoint_mode when 'rank0' then j.gang_id end as rank0_of, h.devices,
+      j.incarnation in (select d.id from drained d) as drained
+    from gangq.live_jobs j
+    join gangq.shapes s on s.id = j.shape_id
+    join gangq.queues_table q on q.name = s.queue
+    cross join gangq.settings c
+    left join gangq.live_gangs g on g.id = j.gang_id
+    left join gangq.gang_kinds k on k.id = g.kind_id
+    cross join lateral (
+      select j.state = 'preempting' and g.state = 'running' or j.id in (select u.id from surplus u) as alone) x
+    left join lateral (
+      select jsonb_agg(v.device_id order by v.device_id) as devices
+      from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
+    where j.incarnation is not null and not (s.plain and j.gang_id is null)
+  ),
+  estimates as materialized (
+    select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
+    from (select distinct p.shape_id, p.budget_s, p.queue, p.gpus from placed p) p
+    join gangq.shapes s on s.id = p.shape_id
+  ),
+  timed as materialized (
+    select p.*, case
+        when p.state = 'preempting' then greatest(p.gone_at, t + interval '1 s')
+        when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
+          then coalesce(p.began_at, t) + make_interval(secs => e.s)
+        else greatest(coalesce(p.began_at, t) + make_interval(secs => p.most_s), t + interval '30 s')
+      end as ends_at,
+      greatest(p.gpus, 1) * extract(epoch from t - greatest(p.since, (
+        select max(k.saved_at) from gangq.checkpoints k
+        where k.job_id = coalesce((
+          select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id)))) as lost_s
+    from placed p
+    join estimates e on e.shape_id = p.shape_id and e.budget_s is not distinct from p.budget_s
+  )
+  select jsonb_agg(u.unit order by u.unit ->> 'id')
+  from (
+    select jsonb_build_object(
+      'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
+      'ends_at', gangq.seconds(max(p.ends_at)), 'since', gangq.seconds(min(p.since)),
+      'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
+      'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''),
+      -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
+      -- would not end it.
+      'movable', bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable
+          and p.began_at <= t - make_interval(secs => p.min_run_s))
+        and (p.whole is null or max(p.world_size) = count(*) + (
+          select count(*) from gangq.live_jobs z
+          where z.gang_id = p.whole and z.id in (select x.id from surplus x))),
+      'holds', jsonb_agg(jsonb_build_object(
+        'worker', p.incarnation, 'devices', coalesce(p.devices, '[]'), 'memory_mb', p.memory_mb,
+        'millicpus', (p.cpus * 1000)::bigint) order by p.incarnation, p.id)) as unit
+    from timed p
+    group by p.unit, p.whole) u
+$$;
+comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
+
+create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language sql stable as $$
+  with roles as materialized (
+    select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
+      r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
+        select coalesce(jsonb_agg(e.class order by e.class), '[]')
+        from unnest(examples) with ordinality as e(id, class)
+        join gangq.incarnations i on i.id = e.id
+        where gangq.serves(i, s)) as serves
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    where r.kind_id = any (ids)
+  )
+  select jsonb_agg(jsonb_build_object(
+    'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
+    'apart', coalesce(k.apart, ''),
+    'model', coalesce((select min(r.model) from roles r where r.kind_id = k.id), ''),
+    'roles', (
+      select jsonb_agg(jsonb_build_object(
+        'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
+        'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
+        'serves', r.serves, 'needs', jsonb_build_object(
+          'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
+          'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal)
+      from roles r where r.kind_id = k.id)) order by k.id)
+  from gangq.gang_kinds k
+  where k.id = any (ids)
+$$;
+comment on function gangq.board_kinds is
+  'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
+
+-- Of each kind the first so many by its own index: how many wait makes no difference to what is read.
+create function gangq.board_gangs(t timestamptz, a_kind integer)
+returns table (id bigint, kind_id integer, runs boolean) language sql stable as $$
+  with recursive kinds(id) as (
+    (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
+    union all
+    select (
+      select x.kind_id from gangq.live_gangs x
+      where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
+    from kinds k where k.id is not null
+  )
+  select g.id, g.kind_id, false
+  from kinds k
+  join gangq.gang_kinds y on y.id = k.id
+  join gangq.queues_table q on q.name = y.queue
+  cross join lateral (
+    (select x.id, x.kind_id from gangq.live_gangs x
+    where q.policy <> 'fifo' and x.state = 'blocked' and x.kind_id = k.id
+      and (x.not_before is null or x.not_before <= t)
+    order by x.order_key limit a_kind)
+    union all
+    (select x.id, x.kind_id from gangq.live_gangs x
+    where q.policy = 'fifo' and x.state = 'blocked' and x.kind_id = k.id
+      and (x.not_before is null or x.not_before <= t)
+    order by x.order_key & 1125899906842623 limit a_kind)) g
+  union all
+  select x.id, x.kind_id, true
+  from gangq.live_gangs x
+  where x.state = 'running' and x.missing_since is not null
+    and (x.not_before is null or x.not_before <= t)
+    and exists (
+      select 1 from gangq.live_jobs j
+      where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
+$$;
+comment on function gangq.board_gangs is
+  'Internal. Gangs that wait for seats: of each kind the first so many, and those that run and wait '
+  'for replacements of members.';
+
+create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb language sql stable as $$
+  with gangs as materialized (
+    select g.*, g.state = 'running' as runs from gangq.live_gangs g where g.id = any (ids)
+  ),
+  estimates as materialized (
+    select z.kind_id, z.budget_s, (
+      select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))
+      from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+      where r.kind_id = z.kind_id) as s
+    from (select distinct g.kind_id, g.budget_s from gangs g) z
+  )
+  select jsonb_agg(jsonb_build_object(
+    'id', 'g' || g.id, 'kind', g.kind_id, 'priority', g.priority,
+    'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8)
+    || case when not g.runs then '{}' else (
+      select jsonb_build_object(
+        'missing', jsonb_agg(y.missing order by y.ordinal), 'mates', jsonb_agg(y.mates order by y.ordinal))
+      from (
+        select r.ordinal,
+          count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
+          coalesce(jsonb_agg(j.incarnation order by j.incarnation)
+            filter (where j.incarnation is not null), '[]') as mates
+        from gangq.kind_roles r
+        join gangq.live_gangs w on w.id = g.id
+        left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+        where r.kind_id = g.kind_id group by r.ordinal) y) end order by g.order_key, g.id)
+  from gangs g
+  join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
+$$;
+comment on function gangq.board_asks is 'Internal. What waits, for a board.';
+
+create function gangq.board() returns jsonb language plpgsql stable as $$
+#variable_conflict use_variable
+declare
+  a_kind constant integer := 20;
+  in_all constant integer := 1000;
+  t constant timestamptz := gangq.now();
+  gangs bigint[];
+  kinds integer[];
+  named boolean;
+  classes jsonb;
+  examples bigint[];
+begin
+  select array_agg(g.id), array_agg(distinct g.kind_id) into gangs, kinds
+  from (select x.id, x.kind_id from gangq.board_gangs(t, a_kind) x limit in_all) g;
+  named := exists (
+    select 1 from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    cross join lateral jsonb_array_elements(s.selector) c
+    where r.kind_id = any (kinds) and c.value ->> 'key' in ('host', 'worker'));
+  select jsonb_object_agg(x.id, x.class), array_agg(distinct x.example order by x.example)
+  into classes, examples
+  from (
+    select y.id, y.example, dense_rank() over (order by y.example) as class
+    from (
+      select i.id, min(i.id) over (
+        partition by i.queues, i.tasks, i.labels, i.taints, case when named then i.name end) as example
+      from gangq.incarnations i where i.ended_at is null) y) x;
+  return (
+    select jsonb_strip_nulls(jsonb_build_object(
+      'format', 1, 'now', gangq.seconds(t), 'levels', c.topology, 'grace_s', c.grace_s::float8,
+      'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
+      'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, classes),
+      'units', gangq.board_units(t), 'kinds', gangq.board_kinds(kinds, examples),
+      'asks', gangq.board_asks(t, gangs)))
+    from gangq.settings c);
+end $$;
+comment on function gangq.board is
+  'What a decision is made from, in one snapshot: workers with all they offer, units (what is placed), '
+  'kinds and asks (what waits; of each kind the first 20, 1,000 in all), queues. Reads only.';
