@@ -196,32 +196,37 @@ comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
 
 -- Of each kind the first so many by its own index: how many wait makes no difference to what is read.
-create function gangq.board_gangs(t timestamptz, a_kind integer)
-returns table (id bigint, kind_id integer, runs boolean) language sql stable as $$
-  with recursive kinds(id) as (
+create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
+returns table (id bigint, kind_id integer, order_key bigint) language sql stable as $$
+  with recursive chain(id) as (
     (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
     union all
     select (
       select x.kind_id from gangq.live_gangs x
       where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
-    from kinds k where k.id is not null
+    from chain k where k.id is not null
+  ),
+  kinds as materialized (
+    select c.id, q.policy = 'fifo' as by_age, least(a_kind, greatest(1, in_all / count(*) over ())) as most
+    from chain c
+    join gangq.gang_kinds y on y.id = c.id
+    join gangq.queues_table q on q.name = y.queue
   )
-  select g.id, g.kind_id, false
+  (select g.id, g.kind_id, g.order_key
   from kinds k
-  join gangq.gang_kinds y on y.id = k.id
-  join gangq.queues_table q on q.name = y.queue
   cross join lateral (
-    (select x.id, x.kind_id from gangq.live_gangs x
-    where q.policy <> 'fifo' and x.state = 'blocked' and x.kind_id = k.id
+    (select x.id, x.kind_id, x.order_key from gangq.live_gangs x
+    where not k.by_age and x.state = 'blocked' and x.kind_id = k.id
       and (x.not_before is null or x.not_before <= t)
-    order by x.order_key limit a_kind)
+    order by x.order_key limit k.most)
     union all
-    (select x.id, x.kind_id from gangq.live_gangs x
-    where q.policy = 'fifo' and x.state = 'blocked' and x.kind_id = k.id
+    (select x.id, x.kind_id, x.order_key from gangq.live_gangs x
+    where k.by_age and x.state = 'blocked' and x.kind_id = k.id
       and (x.not_before is null or x.not_before <= t)
-    order by x.order_key & 1125899906842623 limit a_kind)) g
+    order by x.order_key & 1125899906842623 limit k.most)) g
+  order by g.order_key limit in_all)
   union all
-  select x.id, x.kind_id, true
+  select x.id, x.kind_id, x.order_key
   from gangq.live_gangs x
   where x.state = 'running' and x.missing_since is not null
     and (x.not_before is null or x.not_before <= t)
@@ -230,8 +235,8 @@ returns table (id bigint, kind_id integer, runs boolean) language sql stable as 
       where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
 $$;
 comment on function gangq.board_gangs is
-  'Internal. Gangs that wait for seats: of each kind the first so many, and those that run and wait '
-  'for replacements of members.';
+  'Internal. Gangs that wait for seats: of each kind the first so many, fewer where there are many '
+  'kinds, and those that run and wait for replacements of members.';
 
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb language sql stable as $$
   with gangs as materialized (
@@ -267,8 +272,6 @@ comment on function gangq.board_asks is 'Internal. What waits, for a board.';
 create function gangq.board() returns jsonb language plpgsql stable as $$
 #variable_conflict use_variable
 declare
-  a_kind constant integer := 20;
-  in_all constant integer := 1000;
   t constant timestamptz := gangq.now();
   gangs bigint[];
   kinds integer[];
@@ -277,7 +280,7 @@ declare
   examples bigint[];
 begin
   select array_agg(g.id), array_agg(distinct g.kind_id) into gangs, kinds
-  from (select x.id, x.kind_id from gangq.board_gangs(t, a_kind) x limit in_all) g;
+  from gangq.board_gangs(t, 20, 1000) g;
   named := exists (
     select 1 from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
     cross join lateral jsonb_array_elements(s.selector) c

@@ -26,7 +26,7 @@ end $$;
 create function bench.copies(gang_id bigint, count integer) returns void language plpgsql as $$
 begin
   create temporary table born on commit drop as
-  select nextval('gangq.gang_ids') as id, gangq.order_key(0, gangq.next_pos()) as order_key from generate_series(1, copies.count - 1);
+  select nextval('gangq.gang_ids') as id, gangq.order_key(0, gangq.next_pos(0)) as order_key from generate_series(1, copies.count - 1);
   insert into gangq.live_gangs
   select c.* from gangq.live_gangs g cross join born b
   cross join lateral jsonb_populate_record(g, jsonb_build_object('id', b.id, 'order_key', b.order_key)) c
@@ -58,7 +58,7 @@ begin
   from (select x.id, row_number() over (order by x.id) as n from gangq.live_gangs x where x.state = 'blocked') g
   join (select x.id, row_number() over (order by x.id) as n from gangq.incarnations x) i on i.n = g.n;
   update gangq.live_jobs j set state = 'reserved', incarnation = s.incarnation, deadline_at = t from seats s where j.gang_id = s.gang_id;
-  update gangq.live_jobs j set state = 'running', token = gangq.new_token(), attempts = 1, claimed_at = s.began, ran_on = s.incarnation,
+  update gangq.live_jobs j set state = 'running', token = gangq.new_token(0), attempts = 1, claimed_at = s.began, ran_on = s.incarnation,
     deadline_at = null
   from seats s where j.gang_id = s.gang_id;
   update gangq.live_gangs g set state = 'running', epoch = 1, world_size = g.size, reserved_at = s.began, go_at = s.began

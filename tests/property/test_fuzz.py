@@ -383,6 +383,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "admit": lambda w: {"max_gangs": 5},
         "append_log": lambda w: {**w.pairs(), "seqs": [w.calls], "chunks": ["x"]},
         "barrier": lambda w: {**w.barred(), "port": 29500},
+        "board": lambda w: {},
         "bounce": lambda w: {"incarnation": w.worker(), "host": "base", "report_only": True},
         "bounced": lambda w: {"incarnation": w.worker(), "ok": True, "detail": "{}"},
         "caller": lambda w: {},

@@ -38,6 +38,7 @@ WORK = {
     "heartbeat",
     "claim",
     "barrier",
+    "board",
     "complete",
     "complete_and_claim",
     "fail",

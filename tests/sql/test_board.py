@@ -1,0 +1,122 @@
+"""What a decision is made from, as `gangq.board()` tells it and `gangq.placement.board` reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from drive import Q, gpus
+
+from gangq.placement.board import Ask, Board, Hold, Needs
+
+
+def board(q: Q) -> Board:
+    return Board.from_json(q.one("board"))
+
+
+def test_a_board_is_a_file_that_says_the_same_again(q: Q) -> None:
+    worker = q.worker(
+        devices=gpus(10, 20), labels={"rack": "r1"}, kind="command", slots=4, memory_mb=1000, cpus=2.5
+    )
+    q.call("configure", topology=["rack", "host"])
+    q.call("set_queue", name="default.low", maximum={"gpus": 3}, weight=2)
+    q.submit_gang(size=2, gpus=1, priority=5, queue="default.low", require="rack")
+    q.running_gang(worker, gpus=1)
+    seen = board(q)
+    assert Board.from_json(seen.to_json()) == seen
+    (mine,) = seen.workers
+    assert (mine.id, mine.slots, mine.memory_mb, mine.millicpus) == (worker.incarnation, 4, 1000, 2500)
+    assert (mine.domains, mine.open, [d.vram_mb for d in mine.devices]) == (
+        ("r1", mine.host),
+        True,
+        [10, 20],
+    )
+    assert {queue.name: (dict(queue.maximum), queue.weight) for queue in seen.queues} == {
+        "default": ({}, 1),
+        "default.low": ({"gpus": 3}, 2),
+    }
+
+
+def test_what_waits_is_an_ask_and_what_is_placed_a_unit(q: Q) -> None:
+    worker = q.worker(devices=gpus(10), slots=4)
+    running, _ = q.running_gang(worker, gpus=1, budget_s=100)
+    waiting = q.submit_gang(size=3, gpus=1, priority=7, budget_s=60, wait_for_hardware=True)
+    seen = board(q)
+    (ask,) = seen.asks
+    (kind,) = seen.kinds
+    assert ask == Ask(f"g{waiting.id}", kind.id, 7, ask.order, ask.submitter, 60.0)
+    (role,) = kind.roles
+    assert (role.least, role.most, role.needs, role.serves) == (3, 3, Needs(gpus=1), {1})
+    (unit,) = seen.units
+    device = seen.workers[0].devices[0].id
+    assert unit.holds == (Hold(worker.incarnation, (device,)),)
+    assert (unit.id, unit.ends_at, unit.since) == (f"g{running.id}", seen.now + 100, seen.now)
+    assert not unit.movable, "it has only begun"
+    q.clock.advance(301)
+    (unit,) = board(q).units
+    assert unit.movable
+    assert unit.lost_s == 301
+
+
+def test_a_job_alone_is_a_unit_and_light_jobs_take_slots_and_no_more(q: Q) -> None:
+    worker = q.worker(slots=4, prefetch=2, memory_mb=100, cpus=4)
+    job = q.submit(memory_mb=60, cpus=0.5, budget_s=50)
+    worker.take()
+    q.submit(count=3)
+    assert len(worker.claim(max_jobs=3)) == 3
+    q.submit_gang(size=9, wait_for_hardware=True)
+    seen = board(q)
+    (unit,) = seen.units
+    assert unit.holds == (Hold(worker.incarnation, (), 60, 500),)
+    assert (unit.id, unit.ends_at) == (f"j{job}", seen.now + 50)
+    assert (seen.workers[0].slots, seen.queues[0].light_jobs) == (2, 3), "two of them share a slot"
+
+
+def test_what_is_told_to_stop_leaves_and_what_is_drained_says_so(q: Q) -> None:
+    workers = q.workers(2)
+    moving, _ = q.running_gang(*workers, size=1)
+    stopping, _ = q.running_gang(*workers, size=1)
+    q.call("preempt_gang", gang_id=stopping.id)
+    q.call("cordon", worker=moving.placed_on[0], reason="a fan", drain=True)
+    seen = board(q)
+    units = {unit.id: unit for unit in seen.units}
+    assert (units[f"g{moving.id}"].drained, units[f"g{moving.id}"].leaving) == (True, False)
+    assert (units[f"g{stopping.id}"].drained, units[f"g{stopping.id}"].leaving) == (False, True)
+    assert units[f"g{stopping.id}"].ends_at <= seen.now + seen.grace_s
+    assert {worker.name for worker in seen.workers if worker.open} == set(stopping.placed_on)
+
+
+def test_workers_that_serve_the_same_are_one_class_and_a_role_names_those_that_can_run_it(q: Q) -> None:
+    q.worker("a1", labels={"gpu": "a"})
+    q.worker("a2", labels={"gpu": "a"})
+    q.worker("b1", labels={"gpu": "b"})
+    q.worker("c1", tasks=["other"])
+    q.submit_gang(size=2, labels={"gpu": "a"})
+    seen = board(q)
+    classes = {worker.name: worker.class_id for worker in seen.workers}
+    assert classes["a1"] == classes["a2"]
+    assert len({classes["a1"], classes["b1"], classes["c1"]}) == 3
+    assert seen.kinds[0].roles[0].serves == {classes["a1"]}
+
+
+def test_of_each_kind_the_first_20_are_seen_and_fewer_where_there_are_many_kinds(q: Q) -> None:
+    gangs = [q.submit_gang(size=1, priority=n % 2, wait_for_hardware=True) for n in range(50)]
+    seen = board(q)
+    assert [ask.id for ask in seen.asks] == [f"g{gang.id}" for gang in gangs[1:41:2]]
+    for n in range(1, 100):
+        for _ in range(12):
+            q.submit_gang(size=1, memory_mb=n, wait_for_hardware=True)
+    seen = board(q)
+    assert len(seen.asks) == 1000
+    assert max(Counter(ask.kind for ask in seen.asks).values()) == 10
+    assert len({ask.kind for ask in seen.asks}) == 100
+
+
+def test_a_gang_that_runs_and_lacks_members_says_which_and_beside_whom(q: Q) -> None:
+    one, two = q.workers(2)
+    gang, claims = q.running_gang(one, two, failure_policy="restart_member")
+    claims[1].fail()
+    seen = board(q)
+    q.clock.advance(60)
+    seen = board(q)
+    (ask,) = seen.asks
+    assert (ask.id, ask.missing, ask.mates) == (f"g{gang.id}", (1,), ((one.incarnation,),))
