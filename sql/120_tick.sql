@@ -151,7 +151,7 @@ $$;
 comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): by which column, of which retention class, and how long a day is kept.';
 
--- Partitions by day, made a week ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
+-- Partitions by day, made two days ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
 -- waits 100 ms at most for its lock, and is tried again by a later tick. Bounds are written and read in UTC, whatever the session's own.
 create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
 set datestyle = 'ISO' set timezone = 'UTC' as $$
@@ -175,7 +175,7 @@ begin
   for parent in
     select p.name, p.key, p.keep from gangq.kept_by_day() p
   loop
-    for day in select (t at time zone 'UTC')::date + n from generate_series(0, 7) n loop
+    for day in select (t at time zone 'UTC')::date + n from generate_series(0, 2) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
       continue when to_regclass('gangq.' || part) is not null;
       -- One day at a time: rows that the default partition has caught on one day must not cost the others theirs.
@@ -239,7 +239,7 @@ begin
   return made;
 end $$;
 comment on function gangq.keep_partitions is
-  'Makes the next week''s partitions and drops those past their retention, whole, every ten minutes or at once; also forgets '
+  'Makes the partitions of the next two days and drops those past their retention, whole, every ten minutes or at once; also forgets '
   'incarnations and checkpoints long over, and answers of submissions (turn_requests). Returns how many partitions were made.';
 
 -- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The lock waits for all submissions

@@ -1,9 +1,8 @@
 """A real PostgreSQL for the tests: one server a session, one database a test.
 
 What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
-wheel's), half of it on each; migrations and plans run on both. With `GANGQ_TEST_EVERY_SERVER=1` all of it
-runs on all of them. The rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with
-initdb and postgres).
+wheel's), half of the files on each. With `GANGQ_TEST_EVERY_SERVER=1` all of it runs on all of them. The
+rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
-BOTH_SERVERS = {"schema", "test_plans.py"}
-"""Of those, what is most likely to: rooms, and files."""
 
 _numbers = itertools.count(1)
 
@@ -64,9 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if parts[0] in SEVERAL_SERVERS:
             chosen = sorted(found, key=lambda binaries: binaries.major)
             if os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
-                chosen = [chosen[0], *chosen[1:][-1:]]
-                if not BOTH_SERVERS & set(parts):
-                    chosen = [chosen[zlib.crc32(metafunc.definition.name.encode()) % len(chosen)]]
+                chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 

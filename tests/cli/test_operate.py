@@ -277,8 +277,8 @@ def test_the_doctor_shows_what_is_kept_by_class_and_until_when(dsn: str, db: Db)
     found = status_of(dsn)["retention"]
     assert found["status"] == "ok"
     assert re.fullmatch(
-        r"short \(7 days\): 32 partitions, \d+MiB, from \S+ on, next drop .+; "
-        r"long \(30 days\): 32 partitions, \d+MiB, from \S+ on, next drop .+; forever: \d+MiB",
+        r"short \(7 days\): 12 partitions, \d+MiB, from \S+ on, next drop .+; "
+        r"long \(30 days\): 12 partitions, \d+MiB, from \S+ on, next drop .+; forever: \d+MiB",
         found["detail"],
     )
     assert [(row["class"], row["part_of"]) for row in found["numbers"]] == [

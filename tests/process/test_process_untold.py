@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -45,7 +46,9 @@ def postgres(server: Server, number: signal.Signals) -> None:
     parent = psutil.Process(pid)
     parent.send_signal(number)
     for child in parent.children(recursive=True):
-        child.send_signal(number)
+        # What goes on may end at once: its client is gone.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
 
 
 AWAY: dict[str, tuple[Callable[[Server], object], Callable[[Server], object]]] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import lublin
 import pytest
 import reference
+from in_memory import InMemory
 from joblog import Job
 from outcome import Outcome, Ran, judge, most_at_once
 
@@ -63,6 +64,14 @@ def test_without_planned_starts_it_is_the_textbooks_best_effort_to_the_second(
 ) -> None:
     book = {r.job.id: r.start_s for r in reference.simulate(jobs, FLEET.slots, 0)}
     assert played(0).starts() == book
+
+
+@pytest.mark.parametrize("reservations", [0, 1, 4])
+def test_in_memory_it_is_the_same_schedule_to_the_second(
+    played: Callable[[int], Played], jobs: list[Job], reservations: int
+) -> None:
+    ran = InMemory(FLEET, Policy(reservations)).run(jobs)
+    assert {r.job.id: r.start_s for r in ran} == played(reservations).starts()
 
 
 @pytest.mark.parametrize("reservations", [1, 4])

@@ -6,16 +6,15 @@ Moments are seconds of the database's clock (the epoch's), durations seconds, me
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 FORMAT = 1
 """The number of this layout. A library does not decide on a board of another one."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,11 @@ class Board:
                 f"this board has format {data.get('format')}, this library decides on format {FORMAT}: use "
                 "the library of the release that wrote it"
             )
-        board: Board = _load(cls, data, "board")
+        whole: Any = cls
+        try:
+            board: Board = _object(whole)(data)
+        except _Wrong as problem:
+            raise ValueError(f"board{problem.at} {problem}") from None
         return board
 
     def to_json(self) -> dict[str, Any]:
@@ -242,41 +245,97 @@ class Board:
         return dumped
 
 
-def _load(kind: Any, data: Any, at: str) -> Any:
-    """``data`` as the type hint ``kind``; ``at`` names the place in errors."""
+class _Wrong(ValueError):
+    """A value that no board has; ``at`` grows on the way out."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.at = ""
+
+
+Loader = Callable[[Any], Any]
+
+
+def _loader(kind: Any) -> Loader:
+    """What makes a value of this type hint of what JSON holds, or raises ``_Wrong``."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if data is None else _load(next(a for a in args if a is not type(None)), data, at)
+        some = _loader(next(a for a in args if a is not type(None)))
+        return lambda data: None if data is None else some(data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{at} is {data!r}, not an object")
-        hints = _hints(kind)
-        if unknown := sorted(data.keys() - hints.keys()):
-            raise ValueError(f"{at} has fields that no board has: {', '.join(unknown)}")
-        try:
-            return kind(**{name: _load(hints[name], value, f"{at}.{name}") for name, value in data.items()})
-        except TypeError as problem:
-            raise ValueError(f"{at}: {problem}") from None
+        return _object(kind)
     if origin in (tuple, frozenset):
-        if not isinstance(data, list | tuple | set | frozenset):
-            raise ValueError(f"{at} is {data!r}, not a list")
-        return origin(_load(args[0], item, f"{at}[{n}]") for n, item in enumerate(data))
+        return _list(origin, _loader(args[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return {str(key): _load(args[1], value, f"{at}.{key}") for key, value in data.items()}
-    if kind is float and isinstance(data, int | float) and math.isfinite(data):
-        return float(data)
-    if kind in (int, str, bool) and type(data) is kind:
-        return data
-    raise ValueError(f"{at} is {data!r}, not a finite {kind.__name__}")
+        return _mapping(_loader(args[1]))
+    return _plain(kind)
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    return _HINTS[kind]
+@functools.cache
+def _object(kind: Any) -> Loader:
+    loaders = {name: _loader(hint) for name, hint in get_type_hints(kind).items()}
+
+    def load(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Wrong(f"is {data!r}, not an object")
+        if not data.keys() <= loaders.keys():
+            raise _Wrong(f"has fields that no board has: {', '.join(sorted(data.keys() - loaders.keys()))}")
+        given = {}
+        for name, value in data.items():
+            try:
+                given[name] = loaders[name](value)
+            except _Wrong as problem:
+                problem.at = f".{name}{problem.at}"
+                raise
+        try:
+            return kind(**given)
+        except TypeError as problem:
+            raise _Wrong(str(problem)) from None
+
+    return load
 
 
-_HINTS: dict[Any, dict[str, Any]] = {}
+def _list(kind: Any, one: Loader) -> Loader:
+    def load(data: Any) -> Any:
+        if not isinstance(data, list | tuple | set | frozenset):
+            raise _Wrong(f"is {data!r}, not a list")
+        items = []
+        for item in data:
+            try:
+                items.append(one(item))
+            except _Wrong as problem:
+                problem.at = f"[{len(items)}]{problem.at}"
+                raise
+        return kind(items)
+
+    return load
+
+
+def _mapping(one: Loader) -> Loader:
+    def load(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Wrong(f"is {data!r}, not an object")
+        items = {}
+        for key, value in data.items():
+            try:
+                items[str(key)] = one(value)
+            except _Wrong as problem:
+                problem.at = f".{key}{problem.at}"
+                raise
+        return items
+
+    return load
+
+
+def _plain(kind: Any) -> Loader:
+    def load(data: Any) -> Any:
+        if type(data) is kind and (kind is not float or math.isfinite(data)):
+            return data
+        if kind is float and type(data) is int and abs(data) < 1e300:
+            return float(data)
+        raise _Wrong(f"is {data!r}, not a finite {kind.__name__}")
+
+    return load
 
 
 def _dump(value: Any) -> Any:
