@@ -49,7 +49,7 @@ demo: $(VENV)/.demo
 
 # What measures time runs apart from what computes.
 test: $(VENV)/.dev
-	$(PYTEST) -n 3 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
+	$(PYTEST) -n 4 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
 	$(PYTEST) -n 5 $(WAITS)
 
 test-servers: $(VENV)/.dev

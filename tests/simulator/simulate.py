@@ -1,8 +1,9 @@
 """`make simulate`: one job log under several policies, on gangq's real SQL, beside the textbook's algorithm.
 
 Without a log it is 5,000 jobs of the Lublin-Feitelson model that ask for 6 % more than 256 slots can do. A private
-PostgreSQL is started; each policy has a fresh database in it. Writes a table (Markdown), a picture (SVG) and every
-job's start and end (CSV) to bench-results/.
+PostgreSQL is started; each policy has a fresh database in it. With `--memory` there is none, and `gangq.placement`
+decides on boards in memory. Writes a table (Markdown), a picture (SVG) and every job's start and end (CSV) to
+bench-results/.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import csv
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import joblog
 import lublin
 import picture
 import reference
+from in_memory import InMemory
 from joblog import Job
 from outcome import Outcome, Ran, judge
 from rich.console import Console
@@ -31,6 +34,7 @@ from simulator import Fleet, Policy, Replay, timed
 LOAD, SEED = 1.06, 1
 STRETCH, STRETCH_SEED = 10.0, 1
 TEMPLATE = "gangq_template"
+MEMORY = ", in memory"
 _RESULTS = Path(__file__).parents[2] / "bench-results"
 _MEMORY = Path("/dev/shm")
 _SAY_EVERY_S = 10.0
@@ -65,9 +69,9 @@ CASES = {
 
 
 def play(
-    server: Server, case: Case, jobs: Sequence[Job], fleet: Fleet, console: Console
+    server: Server | None, case: Case, jobs: Sequence[Job], fleet: Fleet, console: Console
 ) -> tuple[Outcome, list[Ran]]:
-    """One case, in a database of its own."""
+    """One case, in a database of its own; without a server in memory."""
     said = time.monotonic()
 
     def progress(done: int, at_s: float) -> None:
@@ -78,6 +82,9 @@ def play(
                 f"  {case.name}: {done} of {len(jobs)} jobs, day {at_s / 86400:.1f}", highlight=False
             )
 
+    if server is None:
+        ran, took_s = timed(InMemory(fleet, case.policy), case.log(jobs), progress)
+        return judge(case.name + MEMORY, ran, fleet.slots, took_s), ran
     name = f"simulation_{time.monotonic_ns()}"
     replay = Replay(server.create_database(name, template=TEMPLATE), fleet, case.policy)
     try:
@@ -88,6 +95,16 @@ def play(
         replay.close()
         server.drop_database(name)
     return judge(case.name, ran, fleet.slots, took_s), ran
+
+
+@contextmanager
+def database() -> Iterator[Server]:
+    """A private server with a template of the schema."""
+    if _MEMORY.is_dir():
+        tempfile.tempdir = str(_MEMORY)  # Nothing here has to outlive the run.
+    with Server.temporary(binaries=max(find_binaries(), key=lambda b: b.version)) as server:
+        schema.migrate(server.create_database(TEMPLATE), log=lambda _: None)
+        yield server
 
 
 def textbook(case: Case, jobs: Sequence[Job], fleet: Fleet) -> Outcome:
@@ -113,6 +130,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--slots-per-host", type=int, default=Fleet.slots_per_host)
     parser.add_argument(
         "--only", nargs="+", metavar="CASE", choices=list(CASES), default=list(CASES), help=", ".join(CASES)
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="decided by gangq.placement, without a database"
     )
     parser.add_argument("--textbook", action="store_true", help="only the textbook's algorithm, in seconds")
     parser.add_argument("--out", type=Path, default=_RESULTS)
@@ -142,13 +162,13 @@ def main(argv: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.textbook:
         real = []
-        if _MEMORY.is_dir():
-            tempfile.tempdir = str(_MEMORY)  # Nothing here has to outlive the run.
-        with Server.temporary(binaries=max(find_binaries(), key=lambda b: b.version)) as server:
-            schema.migrate(server.create_database(TEMPLATE), log=lambda _: None)
+        with ExitStack() as stack:
+            server = None if options.memory else stack.enter_context(database())
             for case in cases:
+                if options.memory and case.policy.learn:
+                    continue  # Estimates are learned by the database.
                 outcome, ran = play(server, case, jobs, fleet, console)
-                console.print(f"{case.name}: {outcome.took_s:.0f} s", highlight=False)
+                console.print(f"{outcome.policy}: {outcome.took_s:.0f} s", highlight=False)
                 real.append(outcome)
                 _write_runs(Path(f"{stem}-{len(real)}.csv"), case, ran)
         outcomes = real + outcomes

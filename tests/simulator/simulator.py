@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from joblog import Job
@@ -141,8 +141,14 @@ class Replay:
         return row
 
 
+class Plays(Protocol):
+    """What plays a log to its end."""
+
+    def run(self, jobs: Sequence[Job], progress: Callable[[int, float], None]) -> list[Ran]: ...
+
+
 def timed(
-    replay: Replay, jobs: Sequence[Job], progress: Callable[[int, float], None]
+    replay: Plays, jobs: Sequence[Job], progress: Callable[[int, float], None]
 ) -> tuple[list[Ran], float]:
     """The schedule, and the real seconds it took."""
     began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from gangq.worker.procfs import boottime
 
 Start = Callable[..., Child]
 
+MARK = secrets.token_hex(8)
+"""Of these tests alone: others run beside them."""
 DOUBLE_FORK = """
 import os, sys, time
 if os.fork() == 0:
@@ -134,11 +137,11 @@ def test_a_command_gets_its_own_session_its_mark_an_empty_stdin_and_default_sign
     )
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        child = start(*python(code), env={"ONLY": "this", "LC_CTYPE": "C.UTF-8"}, mark=f"inc-{os.getpid()}/3")
+        child = start(*python(code), env={"ONLY": "this", "LC_CTYPE": "C.UTF-8"}, mark=f"{MARK}/3")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     assert child.wait(10) == Exit(0, None, True), child.log_tail()
-    assert child.read_new_output() == f"inc-{os.getpid()}/3 this 3\n".encode()
+    assert child.read_new_output() == f"{MARK}/3 this 3\n".encode()
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
@@ -244,11 +247,9 @@ def test_a_process_that_runs_away_from_pid_to_pid_is_not_called_gone_before_it_i
 
 
 def test_a_process_that_only_the_mark_connects_with_the_command_goes_too(start: Start) -> None:
-    with subprocess.Popen(
-        ["sleep", "1000"], env={**os.environ, "GANGQ_MARK": f"inc-{os.getpid()}/77"}
-    ) as stray:
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "GANGQ_MARK": f"{MARK}/77"}) as stray:
         try:
-            assert start("true", mark=f"inc-{os.getpid()}/77").wait(10) == Exit(0, None, True)
+            assert start("true", mark=f"{MARK}/77").wait(10) == Exit(0, None, True)
             assert stray.wait(5) == -signal.SIGKILL
         finally:
             stray.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -40,7 +41,8 @@ def eventually(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> str:
-    return f"inc-{os.getpid()}-{tmp_path.name}"
+    """Random at its beginning, as a worker's: guardians are called by its first eight letters."""
+    return f"{secrets.token_hex(4)}-{tmp_path.name}"
 
 
 @pytest.fixture
