@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from drive import Q, gpus
 
 from gangq.placement.board import Ask, Board, Hold, Needs
@@ -83,6 +84,28 @@ def test_what_is_told_to_stop_leaves_and_what_is_drained_says_so(q: Q) -> None:
     assert (units[f"g{stopping.id}"].drained, units[f"g{stopping.id}"].leaving) == (False, True)
     assert units[f"g{stopping.id}"].ends_at <= seen.now + seen.grace_s
     assert {worker.name for worker in seen.workers if worker.open} == set(stopping.placed_on)
+
+
+def test_a_device_in_quarantine_is_withheld_and_one_that_works_is_not(q: Q) -> None:
+    worker = q.worker(devices=gpus(10, 20, 30), slots=3)
+    q.running_gang(worker, gpus=1)
+    q.call("quarantine", device_uuid="G2", reason="a fan")
+    devices = board(q).workers[0].devices
+    assert [(device.vram_mb, device.withheld) for device in devices] == [(10, False), (20, False), (30, True)]
+
+
+@pytest.mark.parametrize("policy", ["priority", "fifo"])
+def test_what_backs_off_is_no_ask_before_its_time(q: Q, policy: str) -> None:
+    q.call("configure", gang_backoff_s=60)
+    q.call("set_queue", name="default", policy=policy)
+    gang = q.submit_gang(size=1)
+    q.worker()
+    q.tick()
+    q.call("rollback_gang", gang_id=gang.id)
+    assert gang.state == "blocked"
+    assert board(q).asks == ()
+    q.later(200)
+    assert [ask.id for ask in board(q).asks] == [f"g{gang.id}"]
 
 
 def test_workers_that_serve_the_same_are_one_class_and_a_role_names_those_that_can_run_it(q: Q) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -288,6 +289,15 @@ def test_configure_changes_what_is_given_and_refuses_nonsense(q: Q) -> None:
         q.call("configure", lease_s=-1)
 
 
+@pytest.mark.parametrize(
+    "change", [{"lease_s": 35}, {"grace_s": 100}, {"lease_margin_s": 95}, {"heartbeat_s": 60}]
+)
+def test_configure_refuses_a_lease_in_which_nothing_could_run(q: Q, change: dict[str, float]) -> None:
+    with refused(INVALID, "is too short"):
+        q.call("configure", **change)
+    q.call("configure", lease_s=1000, **{k: v for k, v in change.items() if k != "lease_s"})
+
+
 def test_the_defaults_are_the_ones_the_issue_names(q: Q) -> None:
     row = q.sql("select * from gangq.settings")[0]
     assert (row["heartbeat_s"], row["lease_s"], row["lease_margin_s"], row["grace_s"]) == (5, 120, 10, 15)
@@ -387,6 +397,18 @@ def test_only_sleepers_of_that_queue_are_woken(q: Q, dsn: str) -> None:
         ear.execute(f"listen gangq_{here.incarnation}; listen gangq_{elsewhere.incarnation}")
         q.submit(count=5, wake="sleepers")
         assert heard(ear) == [(f"gangq_{here.incarnation}", "claim")]
+
+
+@pytest.mark.parametrize("change", [{"paused": False}, {"maximum": None}, {"max_running_jobs": 5}])
+def test_who_sleeps_is_woken_when_its_queue_may_start_more(q: Q, dsn: str, change: dict[str, Any]) -> None:
+    q.call("set_queue", name="default", paused=True, maximum={"jobs": 1}, max_running_jobs=1)
+    q.worker().claim(sleep=True)
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        ear.execute("listen gangq_wake")
+        q.call("set_queue", name="default", weight=2)
+        assert heard(ear) == []
+        q.call("set_queue", name="default", **change)
+        assert heard(ear) == [("gangq_wake", "default")]
 
 
 @pytest.mark.parametrize(("due_s", "asked"), [(0.5, ["gangq_tick"]), (10, [])])
