@@ -14,9 +14,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import with_settings
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+
+from sql.drive import with_settings
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
