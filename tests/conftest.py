@@ -98,6 +98,15 @@ class Running:
         self._open.close()
 
 
+@pytest.fixture(autouse=True)
+def _environment_as_found() -> Iterator[None]:
+    """Fail what leaves a variable behind: whatever runs next in this process would find it."""
+    before = dict(os.environ)
+    yield
+    left = {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}
+    assert not left, f"the environment is not as it was: {sorted(left)}"
+
+
 @pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
     """The servers of this session."""

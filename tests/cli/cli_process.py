@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from click.testing import CliRunner, Result
 
@@ -66,20 +66,18 @@ def finished(dsn: str | None, *args: object, **env: str) -> subprocess.Completed
 class Running:
     """A command that runs as a process of its own; its output goes to files."""
 
-    def __init__(self, dsn: str | None, directory: Path, name: str, args: tuple[object, ...]) -> None:
+    def __init__(self, environ: dict[str, str], directory: Path, name: str, args: tuple[object, ...]) -> None:
         self.name = name
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = self._start(dsn, args, out, err, directory)
-
-    @staticmethod
-    def _start(
-        dsn: str | None, args: tuple[object, ...], out: IO[bytes], err: IO[bytes], directory: Path
-    ) -> subprocess.Popen[bytes]:
-        command = [*GANGQ, *map(str, args)]
-        return subprocess.Popen(
-            command, env=environment(dsn), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory
-        )
+            self.process = subprocess.Popen(
+                [*GANGQ, *map(str, args)],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=directory,
+            )
 
     @property
     def out(self) -> str:
@@ -111,9 +109,9 @@ class Running:
 
 
 @contextmanager
-def running(dsn: str | None, directory: Path, name: str, *args: object) -> Iterator[Running]:
+def running(dsn: str | None, directory: Path, name: str, *args: object, **env: str) -> Iterator[Running]:
     """A command that runs as long as the block, and is killed if it outlives it."""
-    started = Running(dsn, directory, name, args)
+    started = Running(environment(dsn, **env), directory, name, args)
     try:
         yield started
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import stat
 import time
@@ -62,10 +61,8 @@ AWAY: dict[str, tuple[Callable[[Server], object], Callable[[Server], object]]] =
 
 def worker(floor: Floor, name: str) -> Any:
     dsn = floor.fleet._dsn
-    os.environ["TEST_DSN"] = dsn
-    return running(
-        dsn, floor.directory, name, "worker", "tasks:app", "--name", "w1", "--devices", "none", "--json"
-    )
+    what = ("worker", "tasks:app", "--name", "w1", "--devices", "none", "--json")
+    return running(dsn, floor.directory, name, *what, TEST_DSN=dsn)
 
 
 def next_start(floor: Floor, dsn: str) -> None:
