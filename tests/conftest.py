@@ -47,9 +47,12 @@ def _servers() -> list[Binaries]:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end what the tests start: what a shell runs in its background ignores it, and passes that on."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C and the end of a terminal reach what the tests start: what runs in the background of a shell, or
+    under nohup, ignores them, and passes that on.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -48,12 +48,6 @@ from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
 
 
-@pytest.fixture(autouse=True)
-def own_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registering puts the incarnation's mark into this process; it must not stay there."""
-    monkeypatch.setenv("GANGQ_MARK", "none")
-
-
 class LossyClient:
     """A client whose next answer to one verb is lost after the database has acted on it."""
 
