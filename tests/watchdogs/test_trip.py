@@ -37,8 +37,9 @@ trip = Trip(ExitCode(code), "idle", "no beat for 130 s", {"silence_s": 130.0}, d
 def say(*words): print(*words, flush=True)
 """
 GO = """
+path = TripPath(dsn, incarnation{options})
 say(boottime())
-off = TripPath(dsn, incarnation{options})(trip, job_id=job, token=token, log_tail="the last line")
+off = path(trip, job_id=job, token=token, log_tail="the last line")
 say(off)
 """
 
