@@ -1,10 +1,27 @@
 -- What administrators set: configure, set_task; set_queue is with the queues.
 -- Locks: configure the row of settings; submit_gang shares it where a gang names a topology level.
 
+create function gangq.settable(of_type regtype) returns table (name text, type regtype, needed boolean)
+language sql stable as $$
+  select a.attname::text, a.atttypid::regtype, a.attnotnull
+  from pg_attribute a join pg_type t on t.typrelid = a.attrelid
+  where t.oid = of_type and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+$$;
+comment on function gangq.settable is 'Internal. The columns of a row type that a caller can set.';
+
+create function gangq.refuse_unknown_key(what text, noun text, key text, known text[]) returns void
+language plpgsql stable as $$
+begin
+  perform gangq.refuse('GQ001', format('%s has no %s %L', what, noun, left(key, 100)),
+    coalesce(format('Did you mean %s? ', gangq.nearest(left(key, 100), known)), '')
+      || format('There are %s.', array_to_string(known, ', ')));
+end $$;
+comment on function gangq.refuse_unknown_key is
+  'Internal. Raises GQ001 for a key that is none of these, naming those that are most like it.';
+
 create function gangq.changed(what text, was anyelement, changes jsonb) returns anyelement
 language plpgsql stable as $$
 declare
-  fixed constant name[] := '{singleton,name,created_at}';
   known text[];
   change record;
 begin
@@ -14,26 +31,19 @@ begin
       'Pass them as one JSON object, for example {"budget_s": 3600}.');
   end if;
   known := array(
-    select a.attname::text from pg_attribute a join pg_type t on t.typrelid = a.attrelid
-    where t.oid = pg_typeof(was) and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
-      and a.attname <> all (fixed)
-    order by 1);
+    select a.name from gangq.settable(pg_typeof(was)) a
+    where a.name <> all ('{singleton,name,created_at}') order by 1);
   for change in
-    select c.key, c.value, a.attnotnull, a.atttypid = 'jsonb'::regtype as is_object
-    from jsonb_each(changes) c
-    left join (pg_attribute a join pg_type t on t.typrelid = a.attrelid and t.oid = pg_typeof(was))
-      on a.attname = c.key
+    select c.key, c.value, a.needed, a.type = 'jsonb'::regtype as is_object
+    from jsonb_each(changes) c left join gangq.settable(pg_typeof(was)) a on a.name = c.key
     order by c.key
   loop
     if change.key <> all (known) then
-      perform gangq.refuse('GQ001',
-        format('%s has no setting %L', what, left(change.key, 100)),
-        coalesce(format('Did you mean %s? ', gangq.nearest(left(change.key, 100), known)), '')
-          || format('There are %s.', array_to_string(known, ', ')));
+      perform gangq.refuse_unknown_key(what, 'setting', change.key, known);
     end if;
     if change.value = 'null' and change.is_object then
       change.value := '{}';
-    elsif change.value = 'null' and change.attnotnull then
+    elsif change.value = 'null' and change.needed then
       perform gangq.refuse('GQ001', format('%s: %s needs a value', what, change.key),
         'Leave it out, and it stays what it is.');
     end if;

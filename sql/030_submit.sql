@@ -98,6 +98,16 @@ begin
 end $$;
 comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
+create function gangq.check_priority(priority integer) returns void language plpgsql immutable as $$
+begin
+  if priority is null or priority not between -1000 and 1000 then
+    perform gangq.refuse('GQ001',
+      format('priority is %s; it must be -1000 to 1000', coalesce(priority::text, 'null')),
+      'Higher runs first; the default is 0.');
+  end if;
+end $$;
+comment on function gangq.check_priority is 'Internal. Raises GQ001.';
+
 create function gangq.check_submission(
   q gangq.queues_table, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
 ) returns gangq.queues_table language plpgsql as $$
@@ -120,10 +130,7 @@ begin
       q.timeout_style := coalesce(q.timeout_style, above.timeout_style);
     end loop;
   end if;
-  if priority is null or priority not between -1000 and 1000 then
-    perform gangq.refuse('GQ001', format('priority is %s; it must be -1000 to 1000', coalesce(priority::text, 'null')),
-      'Higher runs first; the default is 0.');
-  end if;
+  perform gangq.check_priority(priority);
   -- No clock of a worker counts further.
   if budget_s is not null and not (budget_s > 0 and budget_s <= 1e9) then
     perform gangq.refuse('GQ001', format('budget_s is %s; it must be a positive number of seconds, 1e9 at most', budget_s),
@@ -210,7 +217,7 @@ begin
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
   if why is not null then
-    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or say wait_for_hardware => true '
+    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or pass the option wait_for_hardware '
       '(--wait-for-hardware) if one is still to come.');
   end if;
   update gangq.shapes s set fits = true
@@ -224,12 +231,19 @@ create function gangq.known_workers(queue text) returns boolean language sql sta
 $$;
 comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
 
+create function gangq.unserved(queue text) returns text language sql immutable as $$
+  select format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they '
+    'were submitted with; what it declares is for later ones', unserved.queue)
+$$;
+comment on function gangq.unserved is 'Internal. The text of the notice GQ100.';
+
 -- A notice, not a warning: it belongs to the caller, and not into the server's log.
 create function gangq.note_unserved(queue text) returns void language plpgsql as $$
 begin
-  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they were submitted with; what it declares is for later ones', note_unserved.queue);
+  raise notice using errcode = 'GQ100', message = gangq.unserved(note_unserved.queue);
 end $$;
-comment on function gangq.note_unserved is 'Internal. Tells the caller (GQ100, a notice) that nobody serves this queue yet.';
+comment on function gangq.note_unserved is
+  'Internal. Tells the caller (GQ100, a notice) that no worker serves this queue yet.';
 
 -- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id gets the first answer again:
 -- 1. Each call inserts its id and the ids that it draws for its jobs into gangq.requests, then the jobs. A repetition meets the key
@@ -261,194 +275,285 @@ comment on function gangq.answer_of is
   'Internal. What the call with this request_id has answered this login; no row: there was none within the hour. '
   'Raises GQ001 if that was no gang (of_gang) or had another number of jobs (null: any), GQ008.';
 
+-- What is known of a submission once it may be made. fits: a worker that could run it has been known.
+create type gangq.submission as (
+  queue text,
+  shape integer,
+  fits boolean,
+  priority integer,
+  budget_s real,
+  max_attempts smallint,
+  max_crashes smallint,
+  max_trips smallint,
+  base bigint,  -- see gangq.id_base
+  state text,
+  awaited bigint[],
+  ids bigint[]
+);
+comment on type gangq.submission is
+  'What is known of a submission once it may be made: where its jobs wait, their shape and limits, the '
+  'state they begin in, the live jobs they wait for, and their ids if those are drawn already. state '
+  'null: it was made before, by a call with the same request_id, and ids are the answer.';
+
+-- In one statement, and inlined into submit's. A submission that needs a closer look finds no row:
+-- of a shape that is new, or in a queue that has limits, a parent, ceilings or a fair order.
+create function gangq.plain_submission(
+  task text, queue text, payload_bytes integer, priority integer, gpus integer, o gangq.job_options
+) returns setof gangq.submission language sql stable as $$
+  select x.name, z.id, z.fits, coalesce(plain_submission.priority, d.priority, 0),
+    coalesce(d.budget_s, (
+      select ts.budget_s from gangq.task_settings ts where ts.task = plain_submission.task
+    ), x.budget_s),
+    coalesce(d.max_attempts, x.max_attempts)::smallint,
+    coalesce(d.max_crashes, x.max_crashes)::smallint,
+    coalesce(d.max_trips, x.max_trips)::smallint,
+    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[]
+  from (select 1) as one
+  left join gangq.task_options d on d.task = plain_submission.task
+  join gangq.queues_table x on x.name = coalesce(plain_submission.queue, d.queue, 'default')
+  cross join lateral gangq.shape_of(x.name, plain_submission.task,
+    coalesce(plain_submission.gpus, d.gpus, 0),
+    coalesce((o).vram_mb, case when plain_submission.gpus = 0 then 0 else d.vram_mb end, 0),
+    coalesce((o).memory_mb, d.memory_mb, 0), coalesce((o).cpus, d.cpus, 0),
+    coalesce((o).labels, d.labels, '{}'), coalesce((o).model, d.model), d.selector, d.tolerates) z
+  where strpos(x.name, '.') = 0 and not (x.draining or x.limited) and x.policy <> 'fair'
+    and x.ceilings = '{}' and plain_submission.payload_bytes <= x.max_payload_bytes
+    and (z.fits or (o).wait_for_hardware or not gangq.known_workers(x.name))
+$$;
+comment on function gangq.plain_submission is
+  'Internal. All there is to know of a submission that asks for nothing unusual; no row: it does, or '
+  'no submission has asked for this before.';
+
+-- Inlined, too: what it says no to is not worth the attempt.
+create function gangq.may_be_plain(
+  payloads jsonb[], priority integer, due_at timestamptz, after bigint[], o gangq.job_options
+) returns boolean language sql immutable as $$
+  select (priority between -1000 and 1000) is not false
+    and ((o).wake in ('commit', 'sleepers', 'never')) is not false
+    and cardinality(payloads) > 0 and cardinality(after) = 0
+    and num_nonnulls(due_at, (o).budget_s, (o).max_attempts, (o).max_crashes, (o).max_trips,
+      (o).selector, (o).tolerates) = 0
+$$;
+comment on function gangq.may_be_plain is
+  'Internal. Whether plain_submission can know all about a submission.';
+
+create function gangq.as_declared(o gangq.job_options, gpus integer, d gangq.task_options)
+returns gangq.job_options language sql immutable as $$
+  select row(
+    coalesce((o).vram_mb, case when as_declared.gpus = 0 then 0 else (d).vram_mb end, 0),
+    coalesce((o).memory_mb, (d).memory_mb, 0), coalesce((o).cpus, (d).cpus, 0),
+    coalesce((o).labels, (d).labels, '{}'), coalesce((o).selector, (d).selector),
+    coalesce((o).tolerates, (d).tolerates), coalesce((o).model, (d).model),
+    coalesce((o).wait_for_hardware, false), coalesce((o).budget_s, (d).budget_s),
+    coalesce((o).max_attempts, (d).max_attempts), coalesce((o).max_crashes, (d).max_crashes),
+    coalesce((o).max_trips, (d).max_trips), coalesce((o).wake, 'commit'), (o).request_id, (o).parent,
+    (o).parent_token)::gangq.job_options
+$$;
+comment on function gangq.as_declared is
+  'Internal. Options with what they leave open as workers declare the task, then as usual. A job that '
+  'asks for no device needs no memory on one, whatever is declared.';
+
+create function gangq.check_call(payloads jsonb[], due_at timestamptz, wake text) returns void
+language plpgsql immutable as $$
+begin
+  if coalesce(cardinality(payloads), 0) = 0 then
+    perform gangq.refuse('GQ001', 'payloads is empty',
+      'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
+  end if;
+  perform gangq.check_moment('due_at', due_at);
+  if wake not in ('commit', 'sleepers', 'never') then
+    perform gangq.refuse('GQ001', format('wake is %L', left(wake, 100)),
+      'It is commit, sleepers or never.');
+  end if;
+end $$;
+comment on function gangq.check_call is
+  'Internal. Validates what is neither a need nor a limit of the jobs. Raises GQ001.';
+
+create function gangq.checked_submission(
+  task text, queue text, payloads jsonb[], priority integer, gpus integer, due_at timestamptz,
+  after bigint[], o gangq.job_options, submitter text, login text
+) returns gangq.submission language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+  d gangq.task_options;
+  q gangq.queues_table;
+  s gangq.submission;
+  known record;
+begin
+  -- Before anything is refused: what has changed since is no reason to refuse a repetition.
+  s.ids := (
+    select a.job_ids from gangq.answer_of(login, o.request_id, false, cardinality(payloads)) a
+    where o.request_id is not null);
+  if s.ids is not null then
+    return s;
+  end if;
+  perform gangq.check_call(payloads, due_at, o.wake);
+  select x.* into d from gangq.task_options x where x.task = checked_submission.task;
+  o := gangq.as_declared(o, gpus, d);
+  gpus := coalesce(gpus, d.gpus, 0);
+  s.queue := coalesce(queue, d.queue, 'default');
+  s.priority := coalesce(priority, d.priority, 0);
+  s.base := (select b.base from gangq.id_base() b);
+  select x as queue, z.id as shape, z.fits, ts.budget_s into known
+  from gangq.queues_table x
+  left join gangq.task_settings ts on ts.task = checked_submission.task
+  left join lateral gangq.shape_of(x.name, checked_submission.task, gpus, o.vram_mb, o.memory_mb,
+    o.cpus, o.labels, o.model, null, null) z
+    on o.selector is null and coalesce(o.tolerates, '{}') = '{}'
+  where x.name = s.queue;
+  q := known.queue;
+  s.shape := known.shape;
+  if s.shape is null then
+    s.shape := gangq.intern_shape(s.queue, task, gpus, o.vram_mb, o.memory_mb, o.cpus, o.labels,
+      o.model, o.selector, o.tolerates, login);
+    select x.* into q from gangq.queues_table x where x.name = s.queue;  -- It may be new.
+  end if;
+  -- Asked here before the function that refuses is called: that costs as much as the insert.
+  if q.draining or strpos(q.name, '.') > 0 or (s.priority between -1000 and 1000) is not true
+    or num_nonnulls(o.budget_s, o.max_attempts, o.max_crashes, o.max_trips) > 0
+    or pg_column_size(payloads) > q.max_payload_bytes
+  then
+    q := gangq.check_submission(q, s.priority, payloads, o.budget_s, o.max_attempts,
+      o.max_crashes, o.max_trips);
+  end if;
+  if not (known.fits is true or o.wait_for_hardware) then
+    perform gangq.check_fit(s.shape, s.queue);
+  end if;
+  if q.ceilings <> '{}' or q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
+    perform gangq.check_ceiling(s.queue, s.priority, submitter, login);
+    s.shape := gangq.shape_for(s.shape, submitter, login);
+    perform gangq.check_limits(s.queue, 0, 1, gpus, o.memory_mb, o.cpus);
+  end if;
+  s.state := case when due_at > gangq.now() then 'scheduled' else 'pending' end;
+  s.awaited := case when after <> '{}' then gangq.await(after) end;
+  if s.awaited <> '{}' then
+    s.state := 'waiting';
+    s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
+  end if;
+  s.budget_s := coalesce(o.budget_s, known.budget_s, q.budget_s);
+  s.max_attempts := coalesce(o.max_attempts, q.max_attempts);
+  s.max_crashes := coalesce(o.max_crashes, q.max_crashes);
+  s.max_trips := coalesce(o.max_trips, q.max_trips);
+  return s;
+end $$;
+comment on function gangq.checked_submission is
+  'Internal. What is known of a submission after every check, its shape interned. Raises what submit '
+  'raises.';
+
+create function gangq.follow_submission(s gangq.submission, due_at timestamptz, wake text) returns void
+language plpgsql as $$
+begin
+  if s.awaited <> '{}' then
+    insert into gangq.dependencies (job_id, on_job_id)
+    select i.id, a.id
+    from unnest(s.ids) as i(id)
+    cross join (select distinct d.id from unnest(s.awaited) as d(id)) a;
+  elsif wake is distinct from 'never'
+    and due_at < gangq.now() + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c)
+  then
+    -- It may be due before the next tick.
+    perform gangq.wake_tick(true);
+  end if;
+end $$;
+comment on function gangq.follow_submission is
+  'Internal. After jobs were written that are not pending: records what they wait for, or asks for a '
+  'tick when they are due soon.';
+
+create function gangq.keep_request(login text, request_id uuid, base bigint, ids bigint[], jobs integer)
+returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+begin
+  -- One statement, because every submission of a client runs it. It waits at the key for another call
+  -- with this id.
+  insert into gangq.requests as r (request_id, login, job_ids)
+  select request_id, login,
+    coalesce(ids, array(select base + nextval('gangq.job_ids'::regclass) from generate_series(1, jobs)))
+  where current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
+    and not exists (
+      select from gangq.requests_before b
+      where b.request_id = keep_request.request_id and b.login = keep_request.login)
+  on conflict do nothing
+  returning r.job_ids into ids;
+  return case when found then ids end;
+end $$;
+comment on function gangq.keep_request is
+  'Internal. Keeps the ids of this call under its request_id and returns them; ids null: it draws so '
+  'many. Null: another call has this request_id, or this transaction is not READ COMMITTED; answer_of '
+  'tells.';
+
 create function gangq.submit(
-  task text, queue text default null, payloads jsonb[] default array['{}'::jsonb], priority integer default null,
-  gpus integer default null, vram_mb integer default null, memory_mb bigint default null, cpus numeric default null,
-  labels jsonb default null, due_at timestamptz default null, budget_s real default null,
-  max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
-  after bigint[] default '{}', wake text default 'commit', model text default null,
-  selector jsonb default null, tolerates text[] default null, wait_for_hardware boolean default false,
-  parent bigint default null, parent_token bigint default null, request_id uuid default null
+  task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
+  priority integer default null, gpus integer default null, due_at timestamptz default null,
+  after bigint[] default '{}', options jsonb default '{}'
 ) returns setof bigint language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
-  shape integer;
-  budget real;
-  attempts smallint;
-  crashes smallint;
-  trips smallint;
-  known record;
-  q gangq.queues_table;
-  awaited bigint[];
-  ids bigint[];
-  first_state text := 'pending';
+  o gangq.job_options;
+  s gangq.submission;
   number xid8;
-  base bigint;  -- see gangq.id_base
   submitter text := gangq.caller();
   login text := session_user;
-  declared gangq.task_options;
-  waits_in text;
-  rank integer;
-  served boolean;
 begin
-  if submit.parent is not null then
-    select p.submitter, p.login into submitter, login from gangq.submitter_of(submit.parent, submit.parent_token) p;
+  if options <> '{}' then
+    o := gangq.read_job_options(options);
   end if;
-  -- Most submissions ask for nothing that needs a closer look: for them this finds all there is to know.
-  -- What the caller leaves open is as workers declare the task, then as usual.
-  if (submit.priority between -1000 and 1000) is not false and submit.wake in ('commit', 'sleepers', 'never')
-    and cardinality(submit.payloads) > 0 and cardinality(submit.after) = 0 and submit.wait_for_hardware is not null
-    and num_nonnulls(submit.due_at, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips, submit.selector, submit.tolerates) = 0 then
-    select z.id, z.fits, x.name, coalesce(submit.priority, o.priority, 0),
-      coalesce(o.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = submit.task), x.budget_s),
-      coalesce(o.max_attempts, x.max_attempts), coalesce(o.max_crashes, x.max_crashes), coalesce(o.max_trips, x.max_trips),
-      (select b.base from gangq.id_base() b)
-    into shape, served, waits_in, rank, budget, attempts, crashes, trips, base
-    from (select 1) as one
-    left join gangq.task_options o on o.task = submit.task
-    join gangq.queues_table x on x.name = coalesce(submit.queue, o.queue, 'default')
-    cross join lateral gangq.shape_of(x.name, submit.task, coalesce(submit.gpus, o.gpus, 0),
-      coalesce(submit.vram_mb, case when submit.gpus = 0 then 0 else o.vram_mb end, 0), coalesce(submit.memory_mb, o.memory_mb, 0),
-      coalesce(submit.cpus, o.cpus, 0), coalesce(submit.labels, o.labels, '{}'), coalesce(submit.model, o.model), o.selector, o.tolerates) z
-    where strpos(x.name, '.') = 0 and not (x.draining or x.limited) and x.policy <> 'fair' and x.ceilings = '{}'
-      and pg_column_size(submit.payloads) <= x.max_payload_bytes
-      and (z.fits or submit.wait_for_hardware or not gangq.known_workers(x.name));
+  if o.parent is not null then
+    select p.submitter, p.login into submitter, login from gangq.submitter_of(o.parent, o.parent_token) p;
   end if;
-  if shape is not null then
-    if not (served or submit.wait_for_hardware) then
-      -- As note_unserved says it: a call would be one more statement of every submission.
-      raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they were submitted with; what it declares is for later ones', waits_in);
-    end if;
-  else
-    -- Before anything is refused: what has changed since the first call is no reason to refuse its repetition.
-    if submit.request_id is not null then
-      ids := (select a.job_ids from gangq.answer_of(login, submit.request_id, false, cardinality(submit.payloads)) a);
-      if ids is not null then
-        return query select unnest(ids);
-        return;
-      end if;
-    end if;
-    select o.* into declared from gangq.task_options o where o.task = submit.task;
-    waits_in := coalesce(submit.queue, declared.queue, 'default');
-    rank := coalesce(submit.priority, declared.priority, 0);
-    submit.vram_mb := coalesce(submit.vram_mb, case when submit.gpus = 0 then 0 else declared.vram_mb end, 0);
-    submit.gpus := coalesce(submit.gpus, declared.gpus, 0);
-    submit.memory_mb := coalesce(submit.memory_mb, declared.memory_mb, 0);
-    submit.cpus := coalesce(submit.cpus, declared.cpus, 0);
-    submit.labels := coalesce(submit.labels, declared.labels, '{}');
-    submit.model := coalesce(submit.model, declared.model);
-    submit.selector := coalesce(submit.selector, declared.selector);
-    submit.tolerates := coalesce(submit.tolerates, declared.tolerates);
-    submit.budget_s := coalesce(submit.budget_s, declared.budget_s);
-    submit.max_attempts := coalesce(submit.max_attempts, declared.max_attempts);
-    submit.max_crashes := coalesce(submit.max_crashes, declared.max_crashes);
-    submit.max_trips := coalesce(submit.max_trips, declared.max_trips);
-    if coalesce(cardinality(submit.payloads), 0) = 0 then
-      perform gangq.refuse('GQ001', 'payloads is empty', 'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
-    end if;
-    perform gangq.check_moment('due_at', submit.due_at);
-    if submit.wait_for_hardware is null then
-      perform gangq.refuse('GQ001', 'wait_for_hardware is true or false', 'Leave it out for what is usual.');
-    end if;
-    if submit.wake is null or submit.wake not in ('commit', 'sleepers', 'never') then
-      perform gangq.refuse('GQ001', format('wake is %L', submit.wake), 'It is commit, sleepers or never.');
-    end if;
-    select x as queue, z.id as shape, z.fits, ts.budget_s, (select b.base from gangq.id_base() b) as base into known
-    from gangq.queues_table x left join gangq.task_settings ts on ts.task = submit.task
-    left join lateral gangq.shape_of(x.name, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels, submit.model,
-      null, null) z on submit.selector is null and coalesce(submit.tolerates, '{}') = '{}'
-    where x.name = waits_in;
-    shape := known.shape;
-    q := known.queue;
-    base := known.base;
-    if shape is null then
-      shape := gangq.intern_shape(waits_in, submit.task, submit.gpus, submit.vram_mb, submit.memory_mb, submit.cpus, submit.labels,
-        submit.model, submit.selector, submit.tolerates, login);
-      select x.* into q from gangq.queues_table x where x.name = waits_in;  -- It may have been made only now.
-    end if;
-    -- Asked here before the function that refuses is called: that costs as much as the insert.
-    if q.draining or strpos(q.name, '.') > 0 or (rank between -1000 and 1000) is not true
-      or num_nonnulls(submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips) > 0
-      or pg_column_size(submit.payloads) > q.max_payload_bytes then
-      q := gangq.check_submission(q, rank, submit.payloads, submit.budget_s, submit.max_attempts, submit.max_crashes, submit.max_trips);
-    end if;
-    if not (known.fits is true or submit.wait_for_hardware) then
-      perform gangq.check_fit(shape, waits_in);
-    end if;
-    if q.ceilings <> '{}' or strpos(q.name, '.') > 0 then
-      perform gangq.check_ceiling(waits_in, rank, submitter, login);
-    end if;
-    if q.limited or q.policy = 'fair' or strpos(q.name, '.') > 0 then
-      shape := gangq.shape_for(shape, submitter, login);
-      perform gangq.check_limits(waits_in, 0, 1, submit.gpus, submit.memory_mb, submit.cpus);
-    end if;
-    if submit.after <> '{}' then
-      awaited := gangq.await(submit.after);
-    end if;
-    if awaited <> '{}' then
-      first_state := 'waiting';
-      ids := array(select base + nextval('gangq.job_ids'::regclass) from unnest(submit.payloads));
-    elsif submit.due_at > t then
-      first_state := 'scheduled';
-    end if;
-    budget := coalesce(submit.budget_s, known.budget_s, q.budget_s);
-    attempts := coalesce(submit.max_attempts, q.max_attempts);
-    crashes := coalesce(submit.max_crashes, q.max_crashes);
-    trips := coalesce(submit.max_trips, q.max_trips);
+  if gangq.may_be_plain(payloads, priority, due_at, after, o) then
+    select p.* into s
+    from gangq.plain_submission(task, queue, pg_column_size(payloads), priority, gpus, o) p;
   end if;
-  number := pg_current_xact_id();  -- Places are drawn by transactions that have their number already: see gangq.seen.
-  if submit.request_id is not null then
-    -- One statement, because it runs with every submission of a client. Another call with this id is waited for at the key.
-    insert into gangq.requests (request_id, login, job_ids)
-    select me.request_id, me.login, coalesce(ids, array(select base + nextval('gangq.job_ids'::regclass) from unnest(submit.payloads)))
-    from (select submit.request_id, login) as me(request_id, login)
-    where current_setting('transaction_isolation') in ('read committed', 'read uncommitted') and not exists (
-      select from gangq.requests_before b where b.request_id = me.request_id and b.login = me.login)
-    on conflict do nothing
-    returning job_ids into ids;
-    if not found then
-      return query select unnest(a.job_ids) from gangq.answer_of(login, submit.request_id, false, cardinality(submit.payloads)) a;
+  if s.shape is null then
+    s := gangq.checked_submission(task, queue, payloads, priority, gpus, due_at, after, o,
+      submitter, login);
+    if s.state is null then
+      return query select unnest(s.ids);
+      return;
+    end if;
+  elsif not (s.fits or coalesce(o.wait_for_hardware, false)) then
+    -- As note_unserved says it: a call would be one more statement of every submission.
+    raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
+  end if;
+  -- Places are drawn by transactions that have their number already: see gangq.seen.
+  number := pg_current_xact_id();
+  if o.request_id is not null then
+    s.ids := gangq.keep_request(login, o.request_id, s.base, s.ids, cardinality(payloads));
+    if s.ids is null then
+      return query select unnest(a.job_ids)
+      from gangq.answer_of(login, o.request_id, false, cardinality(payloads)) a;
       return;
     end if;
   end if;
   return query
-  insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on, priority,
-    max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
-  select coalesce(ids[p.n], base + nextval('gangq.job_ids'::regclass)), gangq.order_key(rank, gangq.next_pos(base)), t, submit.due_at,
-    shape, budget, coalesce(cardinality(awaited), 0), rank, attempts, crashes, trips, first_state, submitter, login, submit.parent, p.payload
-  from unnest(submit.payloads) with ordinality as p(payload, n)
+  insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on,
+    priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+  select coalesce(s.ids[p.n], s.base + nextval('gangq.job_ids'::regclass)),
+    gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
+    coalesce(cardinality(s.awaited), 0), s.priority, s.max_attempts, s.max_crashes, s.max_trips,
+    s.state, submitter, login, o.parent, p.payload
+  from unnest(payloads) with ordinality as p(payload, n)
   returning id;
-  if awaited <> '{}' then
-    insert into gangq.dependencies (job_id, on_job_id)
-    select i.id, a.id from unnest(ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
-  elsif first_state = 'pending' then
-    if submit.wake = 'commit' or submit.wake = 'sleepers'
-      and exists (select 1 from gangq.sleepers z where z.queues @> array[waits_in]) then
-      perform gangq.wake_sleepers(waits_in, cardinality(submit.payloads), submit.wake);
-    end if;
-  elsif first_state = 'scheduled' and submit.wake <> 'never'
-    and submit.due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
-    -- It may be due before anybody ticks again.
-    perform gangq.wake_tick(true);
+  if s.state <> 'pending' then
+    perform gangq.follow_submission(s, due_at, o.wake);
+  elsif coalesce(o.wake, 'commit') = 'commit'
+    or o.wake = 'sleepers' and exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue])
+  then
+    perform gangq.wake_sleepers(s.queue, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;
 end $$;
 comment on function gangq.submit is
-  'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a transaction they appear '
-  'when it commits. gpus, vram_mb (each), memory_mb, cpus, labels: what a worker must have free. due_at: not before. '
-  'after: jobs that must be done first; if one fails or is cancelled, these are cancelled. wake: commit (notify at '
-  'commit; right in a transaction), sleepers (only if somebody sleeps; right in autocommit), never. '
-  'model: what it needs loaded; a worker that has it is preferred, any other may take it. '
-  'selector: conditions on labels, and on host and worker, [{"key", "op", "values"}] with =, !=, in, notin, exists, absent, '
-  '<, <=, >, >=; what is compared as more or less must be a number on both sides, in text or not. tolerates: taints it may '
-  'run in spite of: key, key=value or *. What is left null is as the workers declare the task (gangq.tasks), then: queue default, '
-  'and no needs. What no worker of the queue that is known, ended ones included, could ever run is refused, unless with '
-  'wait_for_hardware; while none is known a notice (GQ100) says so. parent, parent_token: see submit_child. '
-  'request_id: a new one for each submission. A call that is repeated with it within an hour, because its answer was lost, returns the ids '
-  'of the first call and submits nothing. It waits up to 2 s for a first call under way; if that is rolled back, it submits. Each login '
-  'has ids of its own, and nothing but the kind and number of jobs is compared. Raises GQ001, GQ002, GQ004 (a draining queue), '
-  'GQ007 (a payload, or more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), '
-  '42501 (priority above the submitter''s ceiling), 55P03.';
+  'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
+  'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: not '
+  'before. after: jobs that must be done first; if one fails or is cancelled, these are cancelled. '
+  'options: what is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see '
+  '\dT+ gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
+  'queue default, and no needs. What no worker of the queue that is known, ended ones included, could '
+  'ever run is refused, unless with the option wait_for_hardware; while none is known a notice (GQ100) '
+  'says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a payload, or more new distinct '
+  'requirements than settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), 42501 '
+  '(priority above the submitter''s ceiling), 55P03.';
 
 create function gangq.declared_needs(task text) returns jsonb language sql stable set search_path = pg_catalog, pg_temp as $$
   select coalesce((
@@ -570,308 +675,413 @@ end $$;
 comment on function gangq.check_level is
   'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; spread: a host for each member.';
 
-create function gangq.submit_gang(
-  task text default null, size integer default null, queue text default null, payload jsonb default '{}', payloads jsonb[] default null,
-  priority integer default null, gpus integer default null, vram_mb integer default null, memory_mb bigint default null,
-  cpus numeric default null, labels jsonb default null, due_at timestamptz default null, budget_s real default null,
-  max_attempts integer default null, max_crashes integer default null, max_trips integer default null,
-  after bigint[] default '{}', checkpoint_mode text default null, claim_deadline_s real default null,
-  name text default null, model text default null, roles jsonb default null, require text default null, prefer text default null,
-  strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
-  tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
-  completion text default null, timeout_s real default null, timeout_style text default null, preemptible boolean default true,
-  wait_for_hardware boolean default false, parent bigint default null, parent_token bigint default null,
-  request_id uuid default null
-) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  said jsonb;
-  r record;
-  q gangq.queues_table;
-  kind integer;
-  shape integer;
-  members integer := 0;
-  least_members integer := 0;
-  names text[] := '{}';
-  shapes integer[] := '{}';
-  mosts integer[] := '{}';
-  budgets real[] := '{}';
-  one_for_all jsonb[] := '{}';
-  one_each jsonb[] := '{}';
-  placed jsonb := '[]';
-  needs record;
-  why text;
-  hint text;
-  mode text := submit_gang.checkpoint_mode;
-  awaited bigint[];
-  base bigint;  -- see gangq.id_base
-  submitter text := gangq.caller();
-  login text := session_user;
-  declared gangq.task_options;
+create function gangq.check_gang(size integer, due_at timestamptz, o gangq.gang_options) returns void
+language plpgsql immutable as $$
 begin
-  if submit_gang.parent is not null then
-    select p.submitter, p.login into submitter, login from gangq.submitter_of(submit_gang.parent, submit_gang.parent_token) p;
+  if o.roles is null and (size is null or size not between 1 and 100000) then
+    perform gangq.refuse('GQ001',
+      format('size is %s; a gang has 1 to 100000 members', coalesce(size::text, 'null')),
+      'size is the world size: how many members must start together. Or pass the option roles.');
   end if;
-  if submit_gang.request_id is not null then
-    return query select * from gangq.answer_of(login, submit_gang.request_id, true, submit_gang.size);
-    if found then
-      return;
-    end if;
-  end if;
-  -- Roles have what each one's task is declared with (read_roles); what is the gang's is as its own task says, or the first role's.
-  select o.* into declared from gangq.task_options o
-  where o.task = coalesce(submit_gang.task, case jsonb_typeof(submit_gang.roles) when 'array' then submit_gang.roles -> 0 ->> 'task' end);
-  submit_gang.queue := coalesce(submit_gang.queue, declared.queue, 'default');
-  submit_gang.priority := coalesce(submit_gang.priority, declared.priority, 0);
-  submit_gang.max_attempts := coalesce(submit_gang.max_attempts, declared.max_attempts);
-  submit_gang.max_crashes := coalesce(submit_gang.max_crashes, declared.max_crashes);
-  submit_gang.max_trips := coalesce(submit_gang.max_trips, declared.max_trips);
-  if submit_gang.roles is null and (submit_gang.size is null or submit_gang.size not between 1 and 100000) then
-    perform gangq.refuse('GQ001', format('size is %s; a gang has 1 to 100000 members', coalesce(submit_gang.size::text, 'null')),
-      'size is the world size: how many members must start together. Or pass roles.');
-  end if;
-  if submit_gang.roles is null and submit_gang.min_size not between 1 and submit_gang.size then
-    perform gangq.refuse('GQ001', format('min_size is %s of a gang of %s', submit_gang.min_size, submit_gang.size),
+  if o.roles is null and o.min_size not between 1 and size then
+    perform gangq.refuse('GQ001', format('min_size is %s of a gang of %s', o.min_size, size),
       'It is without how many members the gang does not start, 1 to size; leave it out for size.');
   end if;
-  if submit_gang.roles is not null and submit_gang.min_size is not null then
-    perform gangq.refuse('GQ001', 'both roles and min_size are given', 'Give each role that may have fewer members its own min.');
+  if o.roles is not null and o.min_size is not null then
+    perform gangq.refuse('GQ001', 'both roles and min_size are given',
+      'Give each role that may have fewer members its own min.');
   end if;
-  if mode is not null and mode not in ('each', 'rank0') then
-    perform gangq.refuse('GQ001', format('checkpoint_mode is %L', mode),
-      'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for an elastic gang.');
+  if jsonb_typeof(o.payloads) <> 'array' then
+    perform gangq.refuse('GQ001', format('payloads is %s', left(o.payloads::text, 200)),
+      'It is a JSON array with one payload per rank; payload goes to all of them.');
   end if;
-  perform gangq.check_moment('due_at', submit_gang.due_at);
-  if submit_gang.claim_deadline_s is not null and not (submit_gang.claim_deadline_s > 0 and submit_gang.claim_deadline_s <= 1e6) then
-    perform gangq.refuse('GQ001', format('claim_deadline_s is %s', submit_gang.claim_deadline_s), 'It is a positive number of seconds, a million at most.');
+  perform gangq.check_moment('due_at', due_at);
+  perform gangq.check_gang_option('checkpoint_mode', o.checkpoint_mode, '{each,rank0}',
+    'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for '
+    'an elastic gang.');
+  perform gangq.check_gang_option('timeout_style', o.timeout_style, '{requeue,hard,soft}',
+    'requeue: it backs off if no worker could hold it or its planned start is overdue, else it waits '
+    'on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
+  perform gangq.check_gang_option('strategy', o.strategy, '{pack,spread,strict_pack,strict_spread}',
+    'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.');
+  perform gangq.check_gang_option('failure_policy', o.failure_policy,
+    '{restart_gang,restart_member,shrink,fail}',
+    'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or fail.');
+  if not (o.claim_deadline_s > 0 and o.claim_deadline_s <= 1e6) then
+    perform gangq.refuse('GQ001', format('claim_deadline_s is %s', o.claim_deadline_s),
+      'It is a positive number of seconds, a million at most.');
   end if;
-  if submit_gang.timeout_s is not null and not (submit_gang.timeout_s > 0 and submit_gang.timeout_s <= 1e7) then
-    perform gangq.refuse('GQ001', format('timeout_s is %s', submit_gang.timeout_s), 'It is a positive number of seconds, 1e7 at most; null: as its queue says.');
+  if not (o.timeout_s > 0 and o.timeout_s <= 1e7) then
+    perform gangq.refuse('GQ001', format('timeout_s is %s', o.timeout_s),
+      'It is a positive number of seconds, 1e7 at most; null: as its queue says.');
   end if;
-  if submit_gang.timeout_style not in ('requeue', 'hard', 'soft') then
-    perform gangq.refuse('GQ001', format('timeout_style is %L', left(submit_gang.timeout_style, 100)),
-      'requeue: it backs off if no worker could hold it or its planned start is overdue, else it waits on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
-  end if;
-  if submit_gang.strategy is null or submit_gang.strategy not in ('pack', 'spread', 'strict_pack', 'strict_spread') then
-    perform gangq.refuse('GQ001', format('strategy is %L', left(submit_gang.strategy, 100)),
-      'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.');
-  end if;
-  if submit_gang.failure_policy is null or submit_gang.failure_policy not in ('restart_gang', 'restart_member', 'shrink', 'fail') then
-    perform gangq.refuse('GQ001', format('failure_policy is %L', left(submit_gang.failure_policy, 100)),
-      'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or fail.');
-  end if;
-  perform gangq.refuse_larger('the name of a gang', octet_length(submit_gang.name), 1000);
-  if submit_gang.apart = '' or length(submit_gang.apart) > 200 then
-    perform gangq.refuse('GQ001', format('apart is %L; it must have 1 to 200 characters', left(submit_gang.apart, 220)),
+  perform gangq.refuse_larger('the name of a gang', octet_length(o.name), 1000);
+  if o.apart = '' or length(o.apart) > 200 then
+    perform gangq.refuse('GQ001',
+      format('apart is %L; it must have 1 to 200 characters', left(o.apart, 220)),
       'Gangs of one such name never share a host; leave it out when it may.');
   end if;
-  if num_nulls(submit_gang.balanced, submit_gang.preemptible, submit_gang.wait_for_hardware) > 0 then
-    perform gangq.refuse('GQ001', 'balanced, preemptible and wait_for_hardware are true or false', 'Leave them out for what is usual.');
+end $$;
+comment on function gangq.check_gang is
+  'Internal. Validates what a gang asks for as a whole, before its roles are read. Raises GQ001, GQ007.';
+
+create function gangq.check_gang_option(option text, value text, known text[], hint text) returns void
+language plpgsql immutable as $$
+begin
+  if value <> all (known) then
+    perform gangq.refuse('GQ001', format('%s is %L', option, left(value, 100)), hint);
   end if;
-  if num_nonnulls(submit_gang.roles::text, submit_gang.require, submit_gang.prefer) > 0 then
-    -- Shared, so that submitters do not wait for each other, and configure takes no level away before this gang can be seen.
-    perform from gangq.settings c for share;
-  end if;
-  said := jsonb_build_object('task', submit_gang.task, 'gpus', submit_gang.gpus, 'vram_mb', submit_gang.vram_mb,
-    'memory_mb', submit_gang.memory_mb, 'cpus', submit_gang.cpus, 'labels', submit_gang.labels, 'selector', submit_gang.selector,
-    'tolerates', submit_gang.tolerates, 'model', submit_gang.model, 'strategy', submit_gang.strategy, 'balanced', submit_gang.balanced);
-  for r in select * from gangq.read_roles(coalesce(submit_gang.roles, jsonb_build_array(jsonb_strip_nulls(
-    jsonb_build_object('name', 'member', 'count', submit_gang.size, 'min', submit_gang.min_size)))), said)
+end $$;
+comment on function gangq.check_gang_option is 'Internal. Raises GQ001 for none of these; null passes.';
+
+-- The roles of a gang, each an element of these arrays, in rank order.
+create type gangq.gang_members as (
+  names text[],
+  shapes integer[],
+  mosts integer[],
+  budgets real[],
+  one_for_all jsonb[],
+  one_each jsonb[],
+  placed jsonb,
+  least_members integer,
+  members integer
+);
+comment on type gangq.gang_members is
+  'The roles of a gang that is submitted, in rank order: how many members each has at most, their '
+  'shape, budget and payload (one_for_all) or array of payloads (one_each). placed: as intern_kind '
+  'takes them. least_members, members: how many there are in all, at least and at most.';
+
+create function gangq.intern_members(
+  task text, size integer, queue text, payload jsonb, gpus integer, o gangq.gang_options,
+  submitter text, login text
+) returns gangq.gang_members language plpgsql as $$
+#variable_conflict use_variable
+declare
+  m gangq.gang_members := row('{}', '{}', '{}', '{}', '{}', '{}', '[]', 0, 0);
+  r record;
+  shape integer;
+  why text;
+  hint text;
+begin
+  for r in
+    select x.* from gangq.read_roles(
+      coalesce(o.roles, jsonb_build_array(jsonb_strip_nulls(
+        jsonb_build_object('name', 'member', 'count', size, 'min', o.min_size)))),
+      jsonb_build_object('task', task, 'gpus', gpus, 'vram_mb', o.vram_mb, 'memory_mb', o.memory_mb,
+        'cpus', o.cpus, 'labels', o.labels, 'selector', o.selector, 'tolerates', o.tolerates,
+        'model', o.model, 'strategy', o.strategy, 'balanced', o.balanced)) x
   loop
-    if r.name = any (names) then
-      perform gangq.refuse('GQ001', format('two roles are called %s', r.name), 'Names of roles are unique in a gang; members of one role are its count.');
+    if r.name = any (m.names) then
+      perform gangq.refuse('GQ001', format('two roles are called %s', r.name),
+        'Names of roles are unique in a gang; members of one role are its count.');
     end if;
-    if submit_gang.payloads is not null and num_nonnulls(r.payload, r.payloads) > 0 then
-      perform gangq.refuse('GQ001', format('both the gang and its role %s have payloads', r.name), 'Pass them in one of the two places.');
+    if o.payloads is not null and num_nonnulls(r.payload, r.payloads) > 0 then
+      perform gangq.refuse('GQ001', format('both the gang and its role %s have payloads', r.name),
+        'Pass them in one of the two places.');
     end if;
     begin
-      -- A pass looks at so many gangs of each kind: who waits at his limit must not keep those of others out of its sight.
+      -- A pass looks at so many gangs of each kind: those of a submitter at its limit must not keep
+      -- it from those of others.
       shape := gangq.shape_for(
-        gangq.intern_shape(submit_gang.queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model,
+        gangq.intern_shape(queue, r.task, r.gpus, r.vram_mb, r.memory_mb, r.cpus, r.labels, r.model,
           r.selector, r.tolerates, login), submitter, login);
     exception
       when sqlstate 'GQ001' then
         get stacked diagnostics why = message_text, hint = pg_exception_hint;
-        perform gangq.refuse('GQ001', case when submit_gang.roles is null then '' else format('role %s: ', r.name) end || why, hint);
+        perform gangq.refuse('GQ001',
+          case when o.roles is null then '' else format('role %s: ', r.name) end || why, hint);
     end;
-    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
-    perform gangq.check_level('the gang', submit_gang.require, submit_gang.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
-    placed := placed || jsonb_build_array(jsonb_build_object('name', r.name, 'shape', shape, 'min', r.least_members, 'max', r.most,
-      'strategy', r.strategy, 'require', r.require, 'prefer', r.prefer, 'balanced', r.balanced));
-    names := names || r.name;
-    shapes := shapes || shape;
-    mosts := mosts || r.most;
-    budgets := budgets || coalesce(r.budget_s, submit_gang.budget_s, (select o.budget_s from gangq.task_options o where o.task = r.task),
+    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer,
+      r.strategy = 'strict_spread' and r.least_members > 1);
+    perform gangq.check_level('the gang', o.require, o.prefer,
+      r.strategy = 'strict_spread' and r.least_members > 1);
+    m.placed := m.placed || jsonb_build_array(jsonb_build_object('name', r.name, 'shape', shape,
+      'min', r.least_members, 'max', r.most, 'strategy', r.strategy, 'require', r.require,
+      'prefer', r.prefer, 'balanced', r.balanced));
+    m.names := m.names || r.name;
+    m.shapes := m.shapes || shape;
+    m.mosts := m.mosts || r.most;
+    m.budgets := m.budgets || coalesce(r.budget_s, o.budget_s,
+      (select d.budget_s from gangq.task_options d where d.task = r.task),
       (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
-    one_for_all := one_for_all || array[coalesce(r.payload, submit_gang.payload)];
-    one_each := one_each || array[r.payloads];
-    least_members := least_members + r.least_members;
-    members := members + r.most;
+    m.one_for_all := m.one_for_all || array[coalesce(r.payload, payload, '{}')];
+    m.one_each := m.one_each || array[r.payloads];
+    m.least_members := m.least_members + r.least_members;
+    m.members := m.members + r.most;
   end loop;
-  if members > 100000 or members <> submit_gang.size then
-    perform gangq.refuse('GQ001', format('the roles have %s members in all%s', members, coalesce(', and size is ' || submit_gang.size, '')),
+  return m;
+end $$;
+comment on function gangq.intern_members is
+  'Internal. Reads the roles of a gang, or its size, and interns what their members need. Raises '
+  'GQ001, GQ002, GQ007.';
+
+create function gangq.check_members(size integer, m gangq.gang_members, o gangq.gang_options)
+returns void language plpgsql immutable as $$
+begin
+  if m.members > 100000 or m.members <> size then
+    perform gangq.refuse('GQ001',
+      format('the roles have %s members in all%s', m.members, coalesce(', and size is ' || size, '')),
       'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
   end if;
-  if submit_gang.payloads is not null and cardinality(submit_gang.payloads) <> members then
-    perform gangq.refuse('GQ001', format('%s payloads for a gang of %s', cardinality(submit_gang.payloads), members),
+  if jsonb_array_length(o.payloads) <> m.members then
+    perform gangq.refuse('GQ001',
+      format('%s payloads for a gang of %s', jsonb_array_length(o.payloads), m.members),
       'Pass one payload per rank, or payload for all of them.');
   end if;
-  if least_members < members and mode = 'each' then
-    perform gangq.refuse('GQ001', 'checkpoint_mode is each, and the gang may run with fewer members than it has',
-      'Parts saved by one number of members cannot be restored by another: use rank0, or leave it out.');
+  if m.least_members < m.members and o.checkpoint_mode = 'each' then
+    perform gangq.refuse('GQ001',
+      'checkpoint_mode is each, and the gang may run with fewer members than it has',
+      'Parts saved by one number of members cannot be restored by another: use rank0, or leave it '
+      'out.');
   end if;
-  if least_members = members and submit_gang.failure_policy = 'shrink' then
-    perform gangq.refuse('GQ001', 'failure_policy is shrink, and no role may have fewer members than its count',
+  if m.least_members = m.members and o.failure_policy = 'shrink' then
+    perform gangq.refuse('GQ001',
+      'failure_policy is shrink, and no role may have fewer members than its count',
       'Say with how many it can go on: min of a role, or min_size.');
   end if;
-  if submit_gang.completion <> all (names) then
-    perform gangq.refuse('GQ001', format('completion names %L, which is no role of the gang', left(submit_gang.completion, 120)),
-      format('Its roles are %s; leave it out when all members have to be done.', array_to_string(names, ', ')));
+  if o.completion <> all (m.names) then
+    perform gangq.refuse('GQ001',
+      format('completion names %L, which is no role of the gang', left(o.completion, 120)),
+      format('Its roles are %s; leave it out when all members have to be done.',
+        array_to_string(m.names, ', ')));
   end if;
-  select x.* into q from gangq.queues_table x where x.name = submit_gang.queue;
-  q := gangq.check_submission(q, submit_gang.priority,
-    coalesce(submit_gang.payloads, array_remove(one_for_all, null) || array(
-      select p.payload from unnest(one_each) as e(list) cross join lateral jsonb_array_elements(e.list) as p(payload))),
-    submit_gang.budget_s, submit_gang.max_attempts, submit_gang.max_crashes, submit_gang.max_trips);
-  perform gangq.check_ceiling(submit_gang.queue, submit_gang.priority, submitter, login);
-  kind := gangq.intern_kind(submit_gang.queue, placed, submit_gang.require, submit_gang.prefer, submit_gang.apart);
-  select sum(k.min_members * s.gpus::bigint)::bigint as gpus, sum(k.min_members * s.memory_mb)::bigint as memory_mb, sum(k.min_members * s.cpus) as cpus
-  into needs from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id where k.kind_id = kind;
-  perform gangq.check_limits(submit_gang.queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
+end $$;
+comment on function gangq.check_members is
+  'Internal. Validates a gang''s options against the members it has. Raises GQ001.';
+
+create function gangq.check_gang_fit(kind integer, queue text, least_members integer, wait boolean)
+returns text language plpgsql as $$
+declare
+  needs record;
+  note text;
+  why text;
+begin
+  select sum(k.min_members * s.gpus::bigint)::bigint as gpus,
+    sum(k.min_members * s.memory_mb)::bigint as memory_mb, sum(k.min_members * s.cpus) as cpus
+  into needs
+  from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
+  where k.kind_id = kind;
+  perform gangq.check_limits(queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
   note := gangq.kind_infeasible(kind);
-  if note is not null and not submit_gang.wait_for_hardware then
+  if note is not null and not wait then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then
-      perform gangq.refuse('GQ001', why, 'Ask for less, start the workers first, or say wait_for_hardware => true (--wait-for-hardware) if they are still to come.');
+      perform gangq.refuse('GQ001', why, 'Ask for less, start the workers first, or pass the option '
+        'wait_for_hardware (--wait-for-hardware) if they are still to come.');
     end if;
   end if;
-  awaited := gangq.await(submit_gang.after);
+  return note;
+end $$;
+comment on function gangq.check_gang_fit is
+  'Internal. Refuses (GQ001) a gang above a limit of its queue, or one that the workers known could '
+  'never hold unless it waits for others. Returns why those registered now could not; null: they could.';
+
+create function gangq.write_gang(
+  g gangq.live_gangs, m gangq.gang_members, q gangq.queues_table, o gangq.gang_options,
+  job_ids bigint[], awaited bigint[]
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts,
+    max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s, submitted_at, not_before,
+    failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name,
+    note, submitter, login)
+  select g.id, g.order_key, g.kind_id, m.shapes[1], m.members, g.priority,
+    coalesce(o.max_attempts, q.max_attempts), coalesce(o.max_crashes, q.max_crashes),
+    coalesce(o.max_trips, q.max_trips),
+    case when awaited <> '{}' then 'waiting' else 'blocked' end,
+    coalesce(o.checkpoint_mode, case when m.least_members < m.members then 'rank0' else 'each' end),
+    coalesce(o.claim_deadline_s, c.claim_deadline_s), g.submitted_at, g.not_before,
+    coalesce(o.failure_policy, 'restart_gang'), o.completion, coalesce(o.preemptible, true),
+    -- A role without one runs under the installation's: the longest is known only if one is set.
+    case when num_nonnulls(q.budget_s, (select max(b.budget_s) from unnest(m.budgets) as b(budget_s))) > 0
+      then (
+        select max(coalesce(b.budget_s, q.budget_s,
+          case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end))
+        from unnest(m.budgets, m.shapes) as b(budget_s, shape)
+        join gangq.shapes s on s.id = b.shape) end,
+    w.timeout_s, coalesce(o.timeout_style, q.timeout_style, 'requeue'),
+    greatest(g.submitted_at, g.not_before) + make_interval(secs => w.timeout_s), o.name, g.note,
+    g.submitter, g.login
+  from gangq.settings c
+  cross join lateral (
+    select coalesce(o.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
+  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
+    waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+  select job_ids[r.rank + 1], x.order_key, x.id, r.rank, r.role, x.submitted_at, r.shape,
+    coalesce(r.budget_s, q.budget_s), cardinality(awaited), x.priority, x.max_attempts,
+    x.max_crashes, x.max_trips, x.state, x.submitter, x.login, o.parent,
+    coalesce(o.payloads -> r.rank, r.list -> r.nth, r.payload)
+  from gangq.live_gangs x cross join (
+    select k.n as role, k.shape, k.budget_s, k.payload, k.list, i.nth,
+      (row_number() over (order by k.n, i.nth) - 1)::integer as rank
+    from unnest(m.shapes, m.mosts, m.budgets, m.one_for_all, m.one_each) with ordinality
+      as k(shape, most, budget_s, payload, list, n)
+    cross join lateral generate_series(0, k.most - 1) as i(nth)) r
+  where x.id = g.id
+  order by r.rank;
+  insert into gangq.dependencies (job_id, on_job_id)
+  select i.id, a.id
+  from unnest(job_ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
+end $$;
+comment on function gangq.write_gang is
+  'Internal. Writes a gang, its members by rank, and the live jobs they wait for.';
+
+create function gangq.make_gang(
+  task text, size integer, queue text, payload jsonb, gpus integer, after bigint[],
+  o gangq.gang_options, g gangq.live_gangs
+) returns table (gang_id bigint, job_ids bigint[], note text)
+language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+  m gangq.gang_members;
+  q gangq.queues_table;
+  awaited bigint[];
+  base bigint;  -- see gangq.id_base
+begin
+  perform gangq.check_gang(size, g.not_before, o);
+  if num_nonnulls(o.roles::text, o.require, o.prefer) > 0 then
+    -- Shared, so that submitters do not wait for each other, and configure takes no level away before
+    -- this gang can be seen.
+    perform from gangq.settings c for share;
+  end if;
+  m := gangq.intern_members(task, size, queue, payload, gpus, o, g.submitter, g.login);
+  perform gangq.check_members(size, m, o);
+  select x.* into q from gangq.queues_table x where x.name = make_gang.queue;
+  q := gangq.check_submission(q, g.priority,
+    case when o.payloads is null then array_remove(m.one_for_all, null) end || array(
+      select p.payload from unnest(m.one_each || array[o.payloads]) as e(list)
+      cross join lateral jsonb_array_elements(e.list) as p(payload)),
+    o.budget_s, o.max_attempts, o.max_crashes, o.max_trips);
+  perform gangq.check_ceiling(queue, g.priority, g.submitter, g.login);
+  g.kind_id := gangq.intern_kind(queue, m.placed, o.require, o.prefer, o.apart);
+  note := gangq.check_gang_fit(g.kind_id, queue, m.least_members, coalesce(o.wait_for_hardware, false));
+  awaited := gangq.await(after);
   base := (select b.base from gangq.id_base() b);
   gang_id := base + nextval('gangq.gang_ids'::regclass);
-  job_ids := array(select base + nextval('gangq.job_ids'::regclass) from generate_series(1, members));
-  if submit_gang.request_id is not null then
+  job_ids := array(
+    select base + nextval('gangq.job_ids'::regclass) from generate_series(1, m.members));
+  if o.request_id is not null then
     insert into gangq.requests (request_id, login, gang_id, job_ids, note)
-    values (submit_gang.request_id, login, submit_gang.gang_id, submit_gang.job_ids, submit_gang.note)
+    values (o.request_id, g.login, make_gang.gang_id, make_gang.job_ids, make_gang.note)
     on conflict do nothing;
     if not found then
-      return query select * from gangq.answer_of(login, submit_gang.request_id, true, members);
+      return query select * from gangq.answer_of(g.login, o.request_id, true, m.members);
       return;
     end if;
   end if;
-  insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s,
-    submitted_at, not_before, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name, note, submitter, login)
-  select submit_gang.gang_id, gangq.order_key(submit_gang.priority, gangq.next_pos(base)), kind, shapes[1], members, submit_gang.priority,
-    coalesce(submit_gang.max_attempts, q.max_attempts), coalesce(submit_gang.max_crashes, q.max_crashes),
-    coalesce(submit_gang.max_trips, q.max_trips), case when awaited <> '{}' then 'waiting' else 'blocked' end,
-    coalesce(mode, case when least_members < members then 'rank0' else 'each' end), coalesce(submit_gang.claim_deadline_s, c.claim_deadline_s),
-    t, submit_gang.due_at, submit_gang.failure_policy, submit_gang.completion, submit_gang.preemptible,
-    -- A role without one runs under the installation's: the longest is known only if one is set.
-    case when num_nonnulls(q.budget_s, (select max(b.budget_s) from unnest(budgets) as b(budget_s))) > 0 then (
-      select max(coalesce(b.budget_s, q.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end))
-      from unnest(budgets, shapes) as b(budget_s, shape) join gangq.shapes s on s.id = b.shape) end,
-    w.timeout_s, coalesce(submit_gang.timeout_style, q.timeout_style, 'requeue'),
-    greatest(t, submit_gang.due_at) + make_interval(secs => w.timeout_s), submit_gang.name, submit_gang.note, submitter, login
-  from gangq.settings c
-  cross join lateral (select coalesce(submit_gang.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
-  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s, waits_on, priority,
-    max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
-  select submit_gang.job_ids[m.rank + 1], g.order_key, g.id, m.rank, m.role, t, m.shape, coalesce(m.budget_s, q.budget_s),
-    cardinality(awaited), g.priority, g.max_attempts, g.max_crashes, g.max_trips, g.state, g.submitter, g.login, submit_gang.parent,
-    case when submit_gang.payloads is null then coalesce(m.list -> m.nth, m.payload) else submit_gang.payloads[m.rank + 1] end
-  from gangq.live_gangs g cross join (
-    select k.n as role, k.shape, k.budget_s, k.payload, k.list, s.nth, row_number() over (order by k.n, s.nth) - 1 as rank
-    from unnest(shapes, mosts, budgets, one_for_all, one_each) with ordinality as k(shape, most, budget_s, payload, list, n)
-    cross join lateral generate_series(0, k.most - 1) as s(nth)) m
-  where g.id = submit_gang.gang_id
-  order by m.rank;
-  if awaited <> '{}' then
-    insert into gangq.dependencies (job_id, on_job_id)
-    select i.id, a.id from unnest(job_ids) as i(id) cross join (select distinct d.id from unnest(awaited) as d(id)) a;
-  end if;
-  perform gangq.log_event(t, 'submit', gang_id, 0, reason => note, data => jsonb_build_object('size', members)
-    || case when least_members < members then jsonb_build_object('min_size', least_members) else '{}' end);
+  g.id := gang_id;
+  g.note := note;
+  g.order_key := gangq.order_key(g.priority, gangq.next_pos(base));
+  perform gangq.write_gang(g, m, q, o, job_ids, awaited);
+  perform gangq.log_event(g.submitted_at, 'submit', gang_id, 0, reason => note,
+    data => jsonb_strip_nulls(jsonb_build_object('size', m.members,
+      'min_size', nullif(m.least_members, m.members))));
   perform gangq.wake_tick();
   return next;
 end $$;
+comment on function gangq.make_gang is
+  'Internal. Checks and writes a gang; g: who submits it, when, with which priority. Returns and raises '
+  'what submit_gang does.';
+
+create function gangq.submit_gang(
+  task text default null, size integer default null, queue text default null,
+  payload jsonb default '{}', priority integer default null, gpus integer default null,
+  due_at timestamptz default null, after bigint[] default '{}', options jsonb default '{}'
+) returns table (gang_id bigint, job_ids bigint[], note text)
+language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+  o gangq.gang_options;
+  g gangq.live_gangs;
+  d gangq.task_options;
+begin
+  o := gangq.read_options('submit_gang', coalesce(options, '{}'), o);
+  g.submitted_at := gangq.now();
+  g.not_before := due_at;
+  g.submitter := gangq.caller();
+  g.login := session_user;
+  if o.parent is not null then
+    select p.submitter, p.login into g.submitter, g.login
+    from gangq.submitter_of(o.parent, o.parent_token) p;
+  end if;
+  if o.request_id is not null then
+    return query select * from gangq.answer_of(g.login, o.request_id, true, size);
+    if found then
+      return;
+    end if;
+  end if;
+  -- Roles have what each one's task is declared with (read_roles). What is the gang's is as its own
+  -- task says, or the first role's.
+  select x.* into d from gangq.task_options x
+  where x.task = coalesce(submit_gang.task,
+    case jsonb_typeof(o.roles) when 'array' then o.roles -> 0 ->> 'task' end);
+  priority := coalesce(priority, d.priority, 0);
+  perform gangq.check_priority(priority);
+  g.priority := priority;
+  o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
+  o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
+  o.max_trips := coalesce(o.max_trips, d.max_trips);
+  o.strategy := coalesce(o.strategy, 'pack');
+  o.balanced := coalesce(o.balanced, false);
+  return query select x.* from gangq.make_gang(task, size, coalesce(queue, d.queue, 'default'),
+    payload, gpus, after, o, g) x;
+end $$;
 comment on function gangq.submit_gang is
-  'Submits a gang: members that start together or not at all, written as blocked in one transaction. size members alike, '
-  'ranks 0 to size-1, with min_size of them enough to start; or roles, ranks in their order: [{"name", "count", "min", "task", '
-  '"payload", "payloads", "gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "strategy", "require", "prefer", '
-  '"balanced", "budget_s"}], where what a role does not say is the gang''s. Each member needs gpus, vram_mb, memory_mb, cpus and '
-  'labels for itself; selector and tolerates as in submit. What neither says is as the workers declare the task. strategy: pack, spread, strict_pack, strict_spread. require, prefer: a '
-  'topology level of which all must, or should, share one domain. apart: gangs of one such name never share a host. '
-  'failure_policy: restart_gang, restart_member, shrink, fail. completion: the role whose end is the gang''s. timeout_s, '
-  'timeout_style (requeue, hard, soft): how long it may wait while eligible, and what then (requeue does nothing to a gang that waits for capacity). preemptible: whether others may '
-  'displace it. checkpoint_mode: each or rank0 (what an elastic gang has). note is set when the workers registered now could '
-  'never hold it, with the numbers; it then waits for better ones. What all workers known, ended ones included, could not hold '
-  'is taken only with wait_for_hardware. parent, parent_token: see submit_child_gang. request_id: as in submit. '
-  'Raises GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501, 55P03.';
+  'Submits a gang: members that start together or not at all, written as blocked in one transaction. '
+  'size members alike, ranks 0 to size-1, or the option roles; payload goes to each of them, or the '
+  'option payloads one to each. Each member needs gpus devices, and what the options say, for itself; '
+  'see \dT+ gangq.gang_options. What is left null is as the workers declare the task. due_at, after: '
+  'as in submit. note is set when the workers registered now could never hold it, with the numbers; it '
+  'then waits for better ones. What all workers known, ended ones included, could not hold is taken '
+  'only with the option wait_for_hardware. Raises GQ001 (also what exceeds a limit of its queue or all '
+  'hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501, 55P03.';
 
 create function gangq.submit_child(
-  job_id bigint, token bigint, task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
-  priority integer default null, gpus integer default null, vram_mb integer default null,
-  memory_mb bigint default null, cpus numeric default null, labels jsonb default null,
-  due_at timestamptz default null, budget_s real default null, max_attempts integer default null,
-  max_crashes integer default null, max_trips integer default null, after bigint[] default '{}',
-  wake text default 'commit', model text default null, selector jsonb default null, tolerates text[] default null,
-  wait_for_hardware boolean default false, request_id uuid default null
-) returns setof bigint
-language plpgsql as $$
-#variable_conflict use_column
+  job_id bigint, token bigint, task text, queue text default null,
+  payloads jsonb[] default array['{}'::jsonb], priority integer default null,
+  gpus integer default null, due_at timestamptz default null, after bigint[] default '{}',
+  options jsonb default '{}'
+) returns setof bigint language plpgsql as $$
+#variable_conflict use_variable
 begin
-  return query select gangq.submit(
-    task => submit_child.task, queue => submit_child.queue, payloads => submit_child.payloads,
-    priority => submit_child.priority, gpus => submit_child.gpus, vram_mb => submit_child.vram_mb,
-    memory_mb => submit_child.memory_mb, cpus => submit_child.cpus, labels => submit_child.labels,
-    due_at => submit_child.due_at, budget_s => submit_child.budget_s, max_attempts => submit_child.max_attempts,
-    max_crashes => submit_child.max_crashes, max_trips => submit_child.max_trips, after => submit_child.after,
-    wake => submit_child.wake, model => submit_child.model, selector => submit_child.selector,
-    tolerates => submit_child.tolerates, wait_for_hardware => submit_child.wait_for_hardware,
-    parent => submit_child.job_id, parent_token => submit_child.token, request_id => submit_child.request_id);
+  return query select gangq.submit(task => task, queue => queue, payloads => payloads,
+    priority => priority, gpus => gpus, due_at => due_at, after => after,
+    options => gangq.for_parent(options, job_id, token));
 end $$;
 comment on function gangq.submit_child is
-  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '
-  'job''s; the children keep its id as parent. Raises what submit raises, and GQ003 when the claim is over.';
+  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and '
+  'whose limits count, is the job''s; the children keep its id as parent. Raises what submit raises, '
+  'and GQ003 when the claim is over.';
 
 create function gangq.submit_child_gang(
-  job_id bigint, token bigint, task text default null, size integer default null, queue text default null,
-  payload jsonb default '{}', payloads jsonb[] default null, priority integer default null, gpus integer default null,
-  vram_mb integer default null, memory_mb bigint default null, cpus numeric default null, labels jsonb default null,
-  due_at timestamptz default null, budget_s real default null, max_attempts integer default null,
-  max_crashes integer default null, max_trips integer default null, after bigint[] default '{}',
-  checkpoint_mode text default null, claim_deadline_s real default null, name text default null,
-  model text default null, roles jsonb default null, require text default null, prefer text default null,
-  strategy text default 'pack', balanced boolean default false, apart text default null, selector jsonb default null,
-  tolerates text[] default null, min_size integer default null, failure_policy text default 'restart_gang',
-  completion text default null, timeout_s real default null, timeout_style text default null,
-  preemptible boolean default true, wait_for_hardware boolean default false, request_id uuid default null
-) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql as $$
-#variable_conflict use_column
+  job_id bigint, token bigint, task text default null, size integer default null,
+  queue text default null, payload jsonb default '{}', priority integer default null,
+  gpus integer default null, due_at timestamptz default null, after bigint[] default '{}',
+  options jsonb default '{}'
+) returns table (gang_id bigint, job_ids bigint[], note text) language plpgsql as $$
+#variable_conflict use_variable
 begin
-  return query select s.gang_id, s.job_ids, s.note from gangq.submit_gang(
-    task => submit_child_gang.task, size => submit_child_gang.size, queue => submit_child_gang.queue,
-    payload => submit_child_gang.payload, payloads => submit_child_gang.payloads,
-    priority => submit_child_gang.priority, gpus => submit_child_gang.gpus, vram_mb => submit_child_gang.vram_mb,
-    memory_mb => submit_child_gang.memory_mb, cpus => submit_child_gang.cpus, labels => submit_child_gang.labels,
-    due_at => submit_child_gang.due_at, budget_s => submit_child_gang.budget_s,
-    max_attempts => submit_child_gang.max_attempts, max_crashes => submit_child_gang.max_crashes,
-    max_trips => submit_child_gang.max_trips, after => submit_child_gang.after,
-    checkpoint_mode => submit_child_gang.checkpoint_mode, claim_deadline_s => submit_child_gang.claim_deadline_s,
-    name => submit_child_gang.name, model => submit_child_gang.model, roles => submit_child_gang.roles,
-    require => submit_child_gang.require, prefer => submit_child_gang.prefer, strategy => submit_child_gang.strategy,
-    balanced => submit_child_gang.balanced, apart => submit_child_gang.apart, selector => submit_child_gang.selector,
-    tolerates => submit_child_gang.tolerates, min_size => submit_child_gang.min_size,
-    failure_policy => submit_child_gang.failure_policy, completion => submit_child_gang.completion,
-    timeout_s => submit_child_gang.timeout_s, timeout_style => submit_child_gang.timeout_style,
-    preemptible => submit_child_gang.preemptible, wait_for_hardware => submit_child_gang.wait_for_hardware,
-    parent => submit_child_gang.job_id, parent_token => submit_child_gang.token, request_id => submit_child_gang.request_id) s;
+  return query select x.* from gangq.submit_gang(task => task, size => size, queue => queue,
+    payload => payload, priority => priority, gpus => gpus, due_at => due_at, after => after,
+    options => gangq.for_parent(options, job_id, token)) x;
 end $$;
 comment on function gangq.submit_child_gang is
-  'As submit_gang, for the job that holds this claim, called by its worker. The submitter recorded, and whose limits count, is the '
-  'job''s; the children keep its id as parent. Raises what submit_gang raises, and GQ003 when the claim is over.';
+  'As submit_gang, for the job that holds this claim, called by its worker. The submitter recorded, '
+  'and whose limits count, is the job''s; the children keep its id as parent. Raises what submit_gang '
+  'raises, and GQ003 when the claim is over.';
+
+-- Without a parent the worker would submit in its own name, which it may not.
+create function gangq.for_parent(options jsonb, job_id bigint, token bigint) returns jsonb
+language plpgsql stable as $$
+begin
+  if job_id is null then
+    perform gangq.refuse_stale(job_id, token);
+  end if;
+  return coalesce(options, '{}') || jsonb_build_object('parent', job_id, 'parent_token', token);
+end $$;
+comment on function gangq.for_parent is
+  'Internal. The options with the claim that is submitted for. Raises GQ002 without one.';
 
 -- What set_priority and cancel work on. A call for one job or one gang waits for it, as other verbs do. A call for several waits
 -- for nobody and locks some hundreds of rows at most: it must not hold up others for as long as its transaction is open.
@@ -938,9 +1148,7 @@ declare
   missing bigint;
   batch record;
 begin
-  if set_priority.priority is null or set_priority.priority not between -1000 and 1000 then
-    perform gangq.refuse('GQ001', format('priority is %s; it must be -1000 to 1000', coalesce(set_priority.priority::text, 'null')), 'Higher runs first; the default is 0.');
-  end if;
+  perform gangq.check_priority(set_priority.priority);
   perform gangq.check_owner('reprioritise', set_priority.job_ids, set_priority.gang_ids);
   perform gangq.check_ceiling(n.queue, set_priority.priority, gangq.caller(), session_user) from (
     select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (set_priority.job_ids)

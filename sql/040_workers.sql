@@ -67,124 +67,180 @@ end $$;
 comment on function gangq.declare_tasks is
   'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. Raises GQ001.';
 
-create function gangq.register_worker(
-  name text, host text, queues text[], kind text default 'inline', slots integer default null, prefetch integer default 1,
-  memory_mb bigint default 0, cpus numeric default 0, labels jsonb default '{}', tasks text[] default null,
-  devices jsonb default '[]', address text default null, boot_id text default null, pid bigint default null,
-  identity jsonb default '{}', lease_s real default null, taints text[] default '{}', task_options jsonb default null
-) returns table (
-  incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real, ack_timeout_s real,
-  tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[], registered_at timestamptz
-) language plpgsql as $$
-#variable_conflict use_column
+create function gangq.check_worker(
+  name text, host text, queues text[], kind text, slots integer, devices jsonb,
+  o gangq.worker_options
+) returns void language plpgsql stable as $$
 declare
-  t timestamptz := gangq.now();
-  s gangq.settings;
-  other record;
-  unlawful record;
+  wrong record;
   unknown_queue text;
-  device record;
-  ids bigint[];
-  predecessor record;
 begin
-  select x.* into s from gangq.settings x;
-  select w.what, w.said into unlawful
-  from (values ('name', register_worker.name), ('host', register_worker.host),
-    ('address', coalesce(register_worker.address, register_worker.host))) as w(what, said)
+  select w.what, w.said into wrong
+  from (values ('name', name), ('host', host), ('address', coalesce(o.address, host))) as w(what, said)
   where (w.said ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$') is not true limit 1;
   if found then
     perform gangq.refuse('GQ001',
-      format('the %s of a worker cannot be %L', unlawful.what, coalesce(left(unlawful.said, 80), '')),
-      format('1 to 200 letters, digits, and . _ @ : - (no - first). Pass another %s, for example %s => ''host-1''.',
-        unlawful.what, unlawful.what));
+      format('the %s of a worker cannot be %L', wrong.what, coalesce(left(wrong.said, 80), '')),
+      format('1 to 200 letters, digits, and . _ @ : - (no - first). Pass another %s, for example host-1.',
+        wrong.what));
   end if;
-  perform gangq.refuse_larger(format('%s of worker %s', w.what, register_worker.name), w.bytes, w.most)
-  from (values ('labels', pg_column_size(register_worker.labels), 8192), ('identity', pg_column_size(register_worker.identity), 65536),
-    ('devices', pg_column_size(register_worker.devices), 1048576), ('tasks', pg_column_size(register_worker.tasks), 262144),
-    ('queues', pg_column_size(register_worker.queues), 262144), ('taints', pg_column_size(register_worker.taints), 65536),
-    ('boot_id', octet_length(register_worker.boot_id), 200)) as w(what, bytes, most);
-  if coalesce(cardinality(register_worker.queues), 0) = 0 then
-    perform gangq.refuse('GQ001', format('worker %L serves no queue', register_worker.name), 'Pass queues => array[''default''].');
+  perform gangq.refuse_larger(format('%s of worker %s', w.what, name), w.bytes, w.most)
+  from (values ('labels', pg_column_size(o.labels), 8192),
+    ('identity', pg_column_size(o.identity), 65536), ('devices', pg_column_size(devices), 1048576),
+    ('tasks', pg_column_size(o.tasks), 262144), ('queues', pg_column_size(queues), 262144),
+    ('taints', pg_column_size(o.taints), 65536),
+    ('boot_id', octet_length(o.boot_id), 200)) as w(what, bytes, most);
+  if coalesce(cardinality(queues), 0) = 0 then
+    perform gangq.refuse('GQ001', format('worker %L serves no queue', name),
+      'Pass queues => array[''default''].');
   end if;
-  select w.q into unknown_queue from unnest(register_worker.queues) as w(q)
+  select w.q into unknown_queue from unnest(queues) as w(q)
   where not exists (select 1 from gangq.queues_table x where x.name = w.q) limit 1;
   if found then
     perform gangq.refuse('GQ002', format('queue %L does not exist', unknown_queue),
-      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).', unknown_queue, unknown_queue));
+      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).',
+        unknown_queue, unknown_queue));
   end if;
-  -- A device that no slot can use lies idle.
-  register_worker.slots := coalesce(register_worker.slots,
-    case when register_worker.kind = 'command' and jsonb_typeof(register_worker.devices) = 'array'
-      then greatest(1, jsonb_array_length(register_worker.devices)) else 1 end);
-  if register_worker.kind = 'inline' and register_worker.slots <> 1 then
-    perform gangq.refuse('GQ001', format('worker %L asks for %s slots and runs handlers inline', register_worker.name, register_worker.slots),
-      'An inline worker has one slot. Start one worker per slot, or a command worker (kind => ''command'').');
+  if kind = 'inline' and slots <> 1 then
+    perform gangq.refuse('GQ001',
+      format('worker %L asks for %s slots and runs handlers inline', name, slots),
+      'An inline worker has one slot. Start one worker per slot, or a command worker '
+      '(kind => ''command'').');
   end if;
-  if not register_worker.lease_s <= 1e6 then
-    perform gangq.refuse('GQ001', format('lease_s is %s', register_worker.lease_s), 'A worker''s own lease is a million seconds at most; null: the installation''s.');
+  if not o.lease_s <= 1e6 then
+    perform gangq.refuse('GQ001', format('lease_s is %s', o.lease_s),
+      'A worker''s own lease is a million seconds at most; null: the installation''s.');
   end if;
-  perform gangq.check_lease(coalesce(register_worker.lease_s, s.lease_s), s.lease_margin_s, s.grace_s, s.heartbeat_s);
-  if jsonb_typeof(coalesce(register_worker.devices, '[]')) <> 'array' then
-    perform gangq.refuse('GQ001', 'devices must be a JSON array', 'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
+  if jsonb_typeof(devices) <> 'array' then
+    perform gangq.refuse('GQ001', 'devices must be a JSON array',
+      'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
   end if;
-  perform gangq.lock_name(register_worker.name);
+end $$;
+comment on function gangq.check_worker is
+  'Internal. Validates what a worker registers with. Raises GQ001, GQ002, GQ007.';
+
+create function gangq.refuse_taken(name text, t timestamptz) returns void language plpgsql as $$
+declare
+  other record;
+begin
   select i.*, l.expires_at, l.renewed_at into other
   from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-  where i.name = register_worker.name and i.ended_at is null;
-  if found then
-    raise exception using errcode = 'GQ006',
-      message = format('worker %L is registered from host %s (pid %s) and was heard %s s ago', other.name, other.host,
-        coalesce(other.pid::text, '?'), round(extract(epoch from t - other.renewed_at)::numeric, 1)),
-      hint = format('Give this one another name, stop the other, or wait %s s for its lease to end and a tick to judge it.',
-        greatest(0, ceil(extract(epoch from other.expires_at - t)))),
-      detail = jsonb_build_object('incarnation', other.id, 'host', other.host, 'boot_id', other.boot_id, 'pid', other.pid,
-        'identity', case when gangq.may_report(other.login) then other.identity end, 'silent_s', extract(epoch from t - other.renewed_at),
-        'lease_left_s', extract(epoch from other.expires_at - t))::text;
+  where i.name = refuse_taken.name and i.ended_at is null;
+  if not found then
+    return;
   end if;
-  incarnation := (select b.base from gangq.id_base() b) + nextval('gangq.incarnation_ids'::regclass);
-  -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
-  select i.quarantined, i.operator_taints into predecessor from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
-  insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus, queues, tasks, labels,
-    boot_id, pid, identity, registered_at, quarantined, taints, operator_taints, task_options)
-  values (register_worker.incarnation, register_worker.name, register_worker.host, coalesce(register_worker.address, register_worker.host),
-    register_worker.kind, register_worker.slots, register_worker.prefetch, register_worker.memory_mb, register_worker.cpus,
-    register_worker.queues, register_worker.tasks, register_worker.labels, register_worker.boot_id, register_worker.pid,
-    register_worker.identity, t, predecessor.quarantined,
-    gangq.check_taints(register_worker.taints, 'taints', false) || coalesce(predecessor.operator_taints, '{}'), coalesce(predecessor.operator_taints, '{}'),
-    register_worker.task_options);
-  perform gangq.declare_tasks(register_worker.task_options, register_worker.name, t);
-  insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
-  values (register_worker.incarnation, t + make_interval(secs => coalesce(register_worker.lease_s, s.lease_s)), t,
-    coalesce(register_worker.lease_s, s.lease_s));
+  raise exception using errcode = 'GQ006',
+    message = format('worker %L is registered from host %s (pid %s) and was heard %s s ago',
+      other.name, other.host, coalesce(other.pid::text, '?'),
+      round(extract(epoch from t - other.renewed_at)::numeric, 1)),
+    hint = format('Give this one another name, stop the other, or wait %s s for its lease to end and '
+      'a tick to judge it.', greatest(0, ceil(extract(epoch from other.expires_at - t)))),
+    detail = jsonb_build_object('incarnation', other.id, 'host', other.host,
+      'boot_id', other.boot_id, 'pid', other.pid,
+      'identity', case when gangq.may_report(other.login) then other.identity end,
+      'silent_s', extract(epoch from t - other.renewed_at),
+      'lease_left_s', extract(epoch from other.expires_at - t))::text;
+end $$;
+comment on function gangq.refuse_taken is
+  'Internal. Raises GQ006 if a live incarnation has this name, saying what proves it dead.';
+
+create function gangq.register_devices(incarnation bigint, host text, devices jsonb, t timestamptz)
+returns bigint[] language plpgsql as $$
+#variable_conflict use_column
+declare
+  device record;
+  ids bigint[];
+begin
   for device in
-    select d.uuid, d.index, coalesce(d.vram_mb, 0) as vram_mb, coalesce(d.model, '') as model, coalesce(d.source, 'declared') as source
-    from jsonb_to_recordset(register_worker.devices) as d(uuid text, index integer, vram_mb integer, model text, source text)
+    select d.uuid, d.index, coalesce(d.vram_mb, 0) as vram_mb, coalesce(d.model, '') as model,
+      coalesce(d.source, 'declared') as source
+    from jsonb_to_recordset(devices) as d(
+      uuid text, index integer, vram_mb integer, model text, source text)
     order by d.uuid
   loop
     if coalesce(device.uuid, '') = '' or device.index is null then
-      perform gangq.refuse('GQ001', 'a device needs uuid and index', 'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
+      perform gangq.refuse('GQ001', 'a device needs uuid and index',
+        'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
     end if;
     insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, seen_at)
-    values (device.uuid, register_worker.host, device.index, device.vram_mb, device.model, device.source, t)
-    on conflict (uuid) do update set host = excluded.host, index = excluded.index, vram_mb = excluded.vram_mb,
-      model = excluded.model, source = excluded.source, seen_at = excluded.seen_at
-    -- What a live worker offers is as that worker said, whoever else claims to see it.
-    where not exists (select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
+    values (device.uuid, register_devices.host, device.index, device.vram_mb, device.model,
+      device.source, t)
+    on conflict (uuid) do update set host = excluded.host, index = excluded.index,
+      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
+      seen_at = excluded.seen_at
+    -- What a live worker offers is as that worker said, whichever other worker claims to see it.
+    where not exists (
+      select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   end loop;
   insert into gangq.device_claimants (device_id, incarnation)
-  select r.id, register_worker.incarnation from gangq.device_registry r
-  where r.uuid in (select d.uuid from jsonb_to_recordset(register_worker.devices) as d(uuid text));
-  ids := array(select c.device_id from gangq.device_claimants c where c.incarnation = register_worker.incarnation);
+  select r.id, register_devices.incarnation from gangq.device_registry r
+  where r.uuid in (select d.uuid from jsonb_to_recordset(devices) as d(uuid text));
+  ids := array(
+    select c.device_id from gangq.device_claimants c
+    where c.incarnation = register_devices.incarnation);
   perform gangq.offer_devices(ids);
+  return ids;
+end $$;
+comment on function gangq.register_devices is
+  'Internal. Records the devices that an incarnation sees and returns their ids. Raises GQ001.';
+
+create function gangq.register_worker(
+  name text, host text, queues text[], kind text default 'inline', slots integer default null,
+  memory_mb bigint default 0, cpus numeric default 0, devices jsonb default '[]',
+  options jsonb default '{}'
+) returns table (
+  incarnation bigint, lease_granted_s real, heartbeat_s real, lease_margin_s real, grace_s real,
+  ack_timeout_s real, tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[],
+  registered_at timestamptz
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+  o gangq.worker_options;
+  s gangq.settings;
+  ids bigint[];
+  predecessor record;
+begin
+  registered_at := gangq.now();
+  o := gangq.read_options('register_worker', coalesce(register_worker.options, '{}'), o);
+  o.task_options := nullif(o.task_options, 'null');
+  select x.* into s from gangq.settings x;
+  -- A device that no slot can use lies idle.
+  slots := coalesce(slots, case when kind = 'command' and jsonb_typeof(devices) = 'array'
+    then greatest(1, jsonb_array_length(devices)) else 1 end);
+  perform gangq.check_worker(name, host, queues, kind, slots, devices, o);
+  lease_granted_s := coalesce(o.lease_s, s.lease_s);
+  perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
+  perform gangq.lock_name(name);
+  perform gangq.refuse_taken(name, registered_at);
+  incarnation := (select b.base from gangq.id_base() b) + nextval('gangq.incarnation_ids'::regclass);
+  -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
+  select i.quarantined, i.operator_taints into predecessor
+  from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
+  insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus,
+    queues, tasks, labels, boot_id, pid, identity, registered_at, quarantined, taints,
+    operator_taints, task_options)
+  values (register_worker.incarnation, register_worker.name, register_worker.host,
+    coalesce(o.address, register_worker.host), register_worker.kind, register_worker.slots,
+    coalesce(o.prefetch, 1), register_worker.memory_mb, register_worker.cpus,
+    register_worker.queues, o.tasks, coalesce(o.labels, '{}'), o.boot_id, o.pid,
+    coalesce(o.identity, '{}'), register_worker.registered_at, predecessor.quarantined,
+    gangq.check_taints(coalesce(o.taints, '{}'), 'taints', false)
+      || coalesce(predecessor.operator_taints, '{}'),
+    coalesce(predecessor.operator_taints, '{}'), o.task_options);
+  perform gangq.declare_tasks(o.task_options, name, registered_at);
+  insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
+  values (register_worker.incarnation, registered_at + make_interval(secs => lease_granted_s),
+    registered_at, lease_granted_s);
+  ids := gangq.register_devices(incarnation, host, devices, registered_at);
   withheld := array(
     select r.uuid from gangq.device_registry r
     where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
       or exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine'))
     order by r.uuid);
-  perform gangq.log_event(t, 'register', incarnation => incarnation, data => jsonb_build_object(
-    'host', register_worker.host, 'slots', register_worker.slots, 'devices', cardinality(ids), 'withheld', withheld));
+  perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
+    data => jsonb_build_object('host', host, 'slots', slots, 'devices', cardinality(ids),
+      'withheld', withheld));
   perform gangq.wake_tick();
-  lease_granted_s := coalesce(register_worker.lease_s, s.lease_s);
   heartbeat_s := s.heartbeat_s;
   lease_margin_s := s.lease_margin_s;
   grace_s := s.grace_s;
@@ -192,23 +248,23 @@ begin
   tick_s := s.tick_s;
   log_bytes := s.log_bytes;
   checkpoint_bytes := s.checkpoint_bytes;
-  registered_at := t;
   return next;
 exception
-  when check_violation or not_null_violation or invalid_text_representation or invalid_parameter_value
-    or numeric_value_out_of_range then
+  when check_violation or not_null_violation or invalid_text_representation
+    or invalid_parameter_value or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
-      'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not negative; labels a JSON object.');
+      'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not '
+      'negative; labels a JSON object.');
 end $$;
 comment on function gangq.register_worker is
-  'A worker starts: records what it offers and returns its incarnation, which every other worker verb carries, and the '
-  'installation''s numbers. The lease runs from now. Devices that another live incarnation offers, or that are '
-  'quarantined, come back in withheld; the former are offered as soon as that incarnation has ended. '
-  'slots: null is one for each device, for kind inline one. taints: key or key=value, each keeps off what does not tolerate '
-  'it; those an operator has set (set_taints) are added. task_options: {"train": {"gpus": 1, "queue": "gpu"}}, what each task is '
-  'declared with, for submissions that do not say; the newest registration wins. '
-  'The incarnation belongs to the login that registers it: no other, but its members and admins, reports for it. '
-  'Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead, to its login).';
+  'A worker starts: records what it offers and returns its incarnation, which every other worker verb '
+  'carries, and the installation''s numbers. The lease runs from now. Devices that another live '
+  'incarnation offers, or that are quarantined, come back in withheld; the former are offered as soon '
+  'as that incarnation has ended. slots: null is one for each device, for kind inline one. '
+  'options: labels, taints, tasks and more, see \dT+ gangq.worker_options. The incarnation belongs to '
+  'the login that registers it: no other, but its members and admins, reports for it. Raises GQ001, '
+  'GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead, to '
+  'its login), GQ007.';
 
 -- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
 -- it. An incarnation whose registration was held up may be older than the one that offers: it takes nothing away.

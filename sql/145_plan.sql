@@ -356,6 +356,7 @@ language plpgsql stable as $$
 declare
   -- No sequence gets there.
   first_unused constant integer := 2147000000;
+  known text[];
   wrong text;
   given jsonb;
   g record;
@@ -371,12 +372,16 @@ begin
   if jsonb_typeof(spec) is distinct from 'object' then
     perform gangq.refuse('GQ001', format('submit is %s', left(coalesce(spec::text, 'null'), 200)), 'It is an object of the parameters of submit_gang: {"task": "train", "size": 4, "gpus": 1}.');
   end if;
+  known := array(
+    select u.name from pg_proc p cross join unnest(p.proargnames[: p.pronargs]) as u(name)
+    where p.oid = 'gangq.submit_gang'::regproc and u.name <> 'options'
+    union
+    select a.name from gangq.settable('gangq.gang_options'::regtype) a
+    order by 1);
   select k.key into wrong from jsonb_object_keys(spec) as k(key)
-  where not exists (
-    select 1 from pg_catalog.pg_proc p where p.proname = 'submit_gang' and p.pronamespace = 'gangq'::regnamespace and k.key = any (p.proargnames[: p.pronargs]))
-  order by k.key limit 1;
+  where k.key <> all (known) order by k.key limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('submit names %L, which is no parameter of submit_gang', wrong), 'See \df gangq.submit_gang for what it takes.');
+    perform gangq.refuse_unknown_key('submit_gang', 'argument or option', wrong, known);
   end if;
   given := '{"queue": "default", "priority": 0, "gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}, "strategy": "pack", "balanced": false}'
     || jsonb_strip_nulls(spec);

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 # What gangq's client sends on a connection of its own: only who sleeps is notified.
-_SUBMIT = "select gangq.submit('noop', wake => 'sleepers')"
+_SUBMIT = "select gangq.submit('noop', options => '{\"wake\": \"sleepers\"}')"
 
 
 async def _client(dsn: str, go: mmap.mmap) -> None:

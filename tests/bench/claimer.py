@@ -90,6 +90,7 @@ def submit(owner: psycopg.Connection, jobs: int) -> None:
     for first in range(0, jobs, 100_000):
         owner.execute(
             "select count(*) from gangq.submit("
-            "'noop', payloads => array_fill('{}'::jsonb, array[%s]), wake => 'never')",
+            "'noop', payloads => array_fill('{}'::jsonb, array[%s]), "
+            'options => \'{"wake": "never"}\')',
             (min(100_000, jobs - first),),
         )

@@ -79,7 +79,7 @@ def _scheduled(jobs: int) -> Callable[[psycopg.Connection], None]:
     def fill(owner: psycopg.Connection) -> None:
         owner.execute(
             "select count(*) from gangq.submit('noop', payloads => array_fill('{}'::jsonb, array[%s]), "
-            "due_at => clock_timestamp() + interval '1 day', wake => 'never')",
+            "due_at => clock_timestamp() + interval '1 day', options => '{\"wake\": \"never\"}')",
             (jobs,),
         )
 
@@ -91,8 +91,8 @@ def _blocked(members: int) -> Callable[[psycopg.Connection], None]:
 
     def fill(owner: psycopg.Connection) -> None:
         owner.execute(
-            "select count(*) from (select gangq.submit_gang('noop', 100, gpus => 8, wait_for_hardware => true) "
-            "from generate_series(1, %s)) g",
+            "select count(*) from (select gangq.submit_gang('noop', 100, gpus => 8, "
+            "options => '{\"wait_for_hardware\": true}') from generate_series(1, %s)) g",
             (members // 100,),
         )
 

@@ -42,7 +42,8 @@ end $$;
 create function bench.waiting(count integer, size integer, gpus integer, kinds integer) returns void language sql as $$
   select bench.copies(g.gang_id, waiting.count / waiting.kinds)
   from generate_series(1, waiting.kinds) k
-  cross join lateral gangq.submit_gang(task => 'train', size => waiting.size, gpus => waiting.gpus, memory_mb => 1000 + k, budget_s => 3600) g
+  cross join lateral gangq.submit_gang(task => 'train', size => waiting.size, gpus => waiting.gpus,
+    options => jsonb_build_object('memory_mb', 1000 + k, 'budget_s', 3600)) g
 $$;
 
 -- Every slot of every worker runs a member of a gang, a gang a worker; they started up to an hour ago.
@@ -52,7 +53,7 @@ declare
   per_worker integer := (select min(i.slots) from gangq.incarnations i);
 begin
   perform bench.copies(g.gang_id, (select count(*)::integer from gangq.incarnations))
-  from gangq.submit_gang(task => 'train', size => per_worker, budget_s => 7200) g;
+  from gangq.submit_gang(task => 'train', size => per_worker, options => '{"budget_s": 7200}') g;
   create temporary table seats on commit drop as
   select g.id as gang_id, i.id as incarnation, t - make_interval(secs => 3600 * random()) as began
   from (select x.id, row_number() over (order by x.id) as n from gangq.live_gangs x where x.state = 'blocked') g

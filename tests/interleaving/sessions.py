@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from sql.drive import with_settings
+from sql.drive import with_options, with_settings
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
@@ -37,6 +37,11 @@ def call(conn: psycopg.Connection[Any], verb: str, **arguments: Any) -> list[Row
     """Call one function of the schema with named arguments and return its rows; a plain value too."""
     if verb in ("set_queue", "configure"):
         arguments = with_settings(verb, arguments)
+    elif verb in ("submit", "submit_gang", "submit_child", "submit_child_gang", "register_worker"):
+        taken = conn.execute(
+            "select proargnames[:pronargs] from pg_proc where oid = %s::regproc", [f"gangq.{verb}"]
+        ).fetchone()
+        arguments = with_options(arguments, next(iter(taken.values() if isinstance(taken, dict) else taken)))
     named = ", ".join(f"{name} => %({name})s" for name in arguments)
     adapted = {
         name: Jsonb(value) if isinstance(value, dict) or name == "devices" else value

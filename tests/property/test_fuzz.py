@@ -99,9 +99,9 @@ class World:
             if row["name"] is not None:
                 arguments[row["name"]] = row["type"]
 
-        # Each setting is an argument here, of the type of its column.
-        self.settings: dict[str, set[str]] = {}
-        for verb, table in (("configure", "settings"), ("set_queue", "queues_table")):
+        # Each setting and each option is an argument here, of the type of its column.
+        self.members: dict[str, set[str]] = {}
+        for verb, (_, table) in OBJECTS.items():
             columns = {
                 row["attname"]: row["type"]
                 for row in db.execute(
@@ -110,8 +110,9 @@ class World:
                     (f"gangq.{table}",),
                 )
             }
-            del columns["singleton" if verb == "configure" else "name"]
-            self.settings[verb] = set(columns)
+            for key in {"configure": ["singleton"], "set_queue": ["name"]}.get(verb, ()):
+                del columns[key]
+            self.members[verb] = set(columns)
             self.signatures[verb].update(columns)
 
     # Calling --------------------------------------------------------------------------------------------------
@@ -125,16 +126,17 @@ class World:
         given = sql.SQL(", ").join(
             sql.SQL("{} => {}::{}").format(sql.Identifier(name), sql.Placeholder(name), sql.SQL(types[name]))
             for name in named
-            if name not in self.settings.get(verb, ())
+            if name not in self.members.get(verb, ())
         )
-        if verb in self.settings and "settings" not in named:
+        members = [name for name in named if name in self.members.get(verb, ())]
+        whole = OBJECTS[verb][0] if verb in OBJECTS else ""
+        if (members or whole == "settings") and whole not in named:
             pairs = sql.SQL(", ").join(
                 sql.SQL("{}, {}::{}").format(name, sql.Placeholder(name), sql.SQL(types[name]))
-                for name in named
-                if name in self.settings[verb]
+                for name in members
             )
             comma = sql.SQL(", " if given.as_string() else "")
-            given = given + comma + sql.SQL("settings => jsonb_build_object({})").format(pairs)
+            given = given + comma + sql.SQL("{} => jsonb_build_object({})").format(sql.Identifier(whole), pairs)
         query = sql.SQL("select * from gangq.{}({})").format(sql.Identifier(verb), given)
         return self.db.execute(query, named).fetchall()
 
@@ -502,6 +504,17 @@ KEEPS_WHAT_IT_IS_TOLD = {
 }  # fmt: skip
 """What these accept is looked at again by every tick, so all of it must work after each single call."""
 
+
+OBJECTS = {
+    "configure": ("settings", "settings"),
+    "set_queue": ("settings", "queues_table"),
+    "submit": ("options", "job_options"),
+    "submit_child": ("options", "job_options"),
+    "submit_gang": ("options", "gang_options"),
+    "submit_child_gang": ("options", "gang_options"),
+    "register_worker": ("options", "worker_options"),
+}
+"""The argument that is one JSON object, and the row type that its members come from."""
 
 SOAK = os.environ.get("GANGQ_SOAK") == "1"
 NUMBERS = {"integer", "bigint", "real", "numeric", "timestamp with time zone", "interval"}

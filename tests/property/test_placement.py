@@ -236,14 +236,14 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
             ]
             db.execute(
                 "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, "
-                "memory_mb => %s, cpus => %s, labels => %s, devices => %s)",
+                "memory_mb => %s, cpus => %s, options => %s, devices => %s)",
                 (
                     f"w{host}-{n}",
                     f"h{host}",
                     dice.randint(1, 4),
                     dice.choice([4, 8]),
                     dice.choice([2, 4]),
-                    Jsonb(rack),
+                    Jsonb({"labels": rack}),
                     Jsonb(devices),
                 ),
             )
@@ -276,16 +276,21 @@ def some_gang(db: Connection, dice: random.Random) -> bool:
     try:
         with db.transaction():
             db.execute(
-                "select gangq.submit_gang('work', queue => %s, priority => %s, budget_s => %s::real, roles => %s, "
-                "require => %s, prefer => %s, apart => %s, checkpoint_mode => 'rank0', wait_for_hardware => true)",
+                "select gangq.submit_gang('work', queue => %s, priority => %s, options => %s)",
                 (
                     dice.choice(["a", "a.b", "a.c", "d"]),
                     dice.choice([0, 0, 5]),
-                    dice.choice([10.0, 100.0, 1000.0]),
-                    Jsonb(roles),
-                    require,
-                    prefer,
-                    dice.choice([None, "x"]),
+                    Jsonb(
+                        {
+                            "budget_s": dice.choice([10.0, 100.0, 1000.0]),
+                            "roles": roles,
+                            "require": require,
+                            "prefer": prefer,
+                            "apart": dice.choice([None, "x"]),
+                            "checkpoint_mode": "rank0",
+                            "wait_for_hardware": True,
+                        }
+                    ),
                 ),
             )
     except psycopg.Error as e:

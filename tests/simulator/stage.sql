@@ -62,7 +62,7 @@ begin
       as s(size, budget_s, queue, submitter, priority, n) order by s.n
   loop
     submitted := submitted || (select x.gang_id from gangq.submit_gang(task => 'work', size => g.size, queue => g.queue,
-      priority => g.priority, budget_s => g.budget_s) x);
+      priority => g.priority, options => jsonb_build_object('budget_s', g.budget_s)) x);
     if g.submitter <> '' then
       update gangq.live_gangs x set submitter = g.submitter where x.id = submitted[cardinality(submitted)];
       update gangq.live_jobs x set submitter = g.submitter where x.gang_id = submitted[cardinality(submitted)];

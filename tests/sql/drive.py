@@ -7,6 +7,7 @@ incarnation and the token, so that a test reads as what a worker says and not as
 from __future__ import annotations
 
 import contextlib
+import math
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -39,6 +40,20 @@ def with_settings(verb: str, named: Row) -> Row:
     """The arguments of set_queue or configure as they are called: what is no argument is a setting."""
     plain = {name: value for name, value in named.items() if verb == "set_queue" and name == "name"}
     return {**plain, "settings": {name: value for name, value in named.items() if name not in plain}}
+
+
+def with_options(named: Row, arguments: Iterable[str]) -> Row:
+    """The arguments of a verb as it is called: what is none of these is an option."""
+    given = {name: value for name, value in named.items() if name in arguments}
+    options = {name: _plain(value) for name, value in named.items() if name not in arguments}
+    return {**given, "options": {**given.get("options", {}), **options}} if options else given
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, or as the text of what JSON does not have."""
+    if isinstance(value, uuid.UUID) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value.obj if isinstance(value, Jsonb) else value
 
 
 def gpus(*vram_mb: int, prefix: str = "G", source: str = "nvml") -> list[Row]:
@@ -101,6 +116,8 @@ class Q:
         types = Q._signatures.get(verb, {})
         if "settings" in types:
             named = with_settings(verb, named)
+        elif "options" in types:
+            named = with_options(named, types)
         arguments = ", ".join(f"{name} => %({name})s::{types[name]}" for name in named)
         values = {name: _json(value, types[name]) for name, value in named.items()}
         return self.db.execute(f"select * from gangq.{verb}({arguments})", values).fetchall()

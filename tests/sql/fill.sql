@@ -1,22 +1,22 @@
 -- 100,000 jobs in every state, for test_plans.py, which replaces :many and :workers. Triggers are off: it is fast.
 set session_replication_role = replica;
 select gangq.set_queue('gpu'), gangq.set_queue('elsewhere');
-select count(*) from gangq.submit('fits', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
-select count(*) from gangq.submit('warm', model => 'm', payloads => array_fill('{}'::jsonb, array[:many / 30]), wake => 'never');
+select count(*) from gangq.submit('fits', payloads => array_fill('{}'::jsonb, array[:many]), options => '{"wake": "never"}');
+select count(*) from gangq.submit('warm', payloads => array_fill('{}'::jsonb, array[:many / 30]), options => '{"model": "m", "wake": "never"}');
 update gangq.live_jobs j set submitted_at = (select min(x.submitted_at) from gangq.live_jobs x)
 from gangq.shapes s where s.id = j.shape_id and s.model = 'm';
-select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8, vram_mb => 90000,
-  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('too large', queue => 'gpu', gpus => 8,
+  payloads => array_fill('{}'::jsonb, array[:many]), options => '{"vram_mb": 90000, "wake": "never"}');
 select count(*) from gangq.submit('later', due_at => clock_timestamp() + interval '1 day',
-  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+  payloads => array_fill('{}'::jsonb, array[:many]), options => '{"wake": "never"}');
 select count(*) from gangq.submit('follows', after => array[(select max(j.id) from gangq.live_jobs j)],
-  payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+  payloads => array_fill('{}'::jsonb, array[:many]), options => '{"wake": "never"}');
 select count(*) from (
   select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, :many / 100) n) x;
 select count(*) from (
   select gangq.register_worker('busy' || n, 'host' || n / 8, '{elsewhere}', kind => 'command', slots => 400)
   from generate_series(1, :workers) n) x;
-select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{}'::jsonb, array[:many]), wake => 'never');
+select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{}'::jsonb, array[:many]), options => '{"wake": "never"}');
 update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(0),
   incarnation = (select min(i.id) from gangq.incarnations i) + j.id % :workers
 from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';

@@ -195,7 +195,7 @@ def test_the_report_waits_for_nobody_who_only_the_claim_would_wait_for(q: Q, dsn
         "gang": "select 1 from gangq.live_gangs for update",
         "member": "select 1 from gangq.live_jobs where state = 'reserved' for update",
         "queue": "select 1 from gangq.queues_table for no key update",
-        "sleeper": "select * from gangq.submit('work', wake => 'sleepers')",
+        "sleeper": "select * from gangq.submit('work', options => '{\"wake\": \"sleepers\"}')",
     }[what]
     request = uuid.uuid4()
     with held(dsn, lock):

@@ -19,7 +19,8 @@ CROWDS = {
 def test_a_gang_that_fits_is_placed_however_many_that_do_not_come_before_it(q: Q, crowd: str) -> None:
     needs = CROWDS[crowd]
     q.sql(
-        f"select gangq.submit_gang('huge', {needs['size']}, gpus => 8, cpus => {needs['cpus']}, priority => 9)"
+        f"select gangq.submit_gang('huge', {needs['size']}, gpus => 8, priority => 9, "
+        f"options => jsonb_build_object('cpus', {needs['cpus']}))"
         f" from generate_series(1, {CROWD}) n"
     )
     gang = q.submit_gang(2, priority=-9)

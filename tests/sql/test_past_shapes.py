@@ -69,9 +69,11 @@ def test_a_claim_among_100000_past_shapes_costs_what_it_costs_without_them(q: Q)
 
 CALLS = {
     "submit": "select gangq.submit('work')",
-    "submit what is new": "select gangq.submit('work', labels => '{\"new\": 1}', wait_for_hardware => true)",
-    "submit with a selector": 'select gangq.submit(\'work\', selector => \'[{"key": "a", "op": "absent"}]\')',
-    "submit_gang": "select * from gangq.submit_gang('work', 2, strategy => 'spread')",
+    "submit what is new": "select gangq.submit('work', options => "
+    '\'{"labels": {"new": 1}, "wait_for_hardware": true}\')',
+    "submit with a selector": "select gangq.submit('work', options => "
+    '\'{"selector": [{"key": "a", "op": "absent"}]}\')',
+    "submit_gang": "select * from gangq.submit_gang('work', 2, options => '{\"strategy\": \"spread\"}')",
     "submit to a fair queue": "select gangq.submit('work', queue => 'fair')",
     "tick": "select * from gangq.tick(true)",
     "waiting": "select * from gangq.waiting",
@@ -123,10 +125,12 @@ def test_a_claim_that_finds_nothing_reads_no_past_shape(q: Q) -> None:
 
 def test_a_claim_visits_every_shape_that_waits_and_takes_the_best(q: Q) -> None:
     worker = q.worker(memory_mb=1)
-    q.sql("select gangq.submit('fits', memory_mb => 1, priority => n) from generate_series(1, 3) n")
     q.sql(
-        "select gangq.submit('too large', memory_mb => 1 + n, priority => 9, wait_for_hardware => true) "
-        "from generate_series(1, 300) n"
+        "select gangq.submit('fits', priority => n, options => '{\"memory_mb\": 1}') from generate_series(1, 3) n"
+    )
+    q.sql(
+        "select gangq.submit('too large', priority => 9, "
+        "options => jsonb_build_object('memory_mb', 1 + n, 'wait_for_hardware', true)) from generate_series(1, 300) n"
     )
     best = q.submit("last of all", memory_mb=1, priority=8)
     assert worker.take().job_id == best

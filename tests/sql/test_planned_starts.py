@@ -503,8 +503,8 @@ def test_a_kind_that_fits_nowhere_is_planned_once_in_a_pass(q: Q) -> None:
     q.submit(count=8, gpus=1)
     assert len(worker.claim()) == 8
     q.sql(
-        "select gangq.submit_gang('t', 8, gpus => 1, vram_mb => 90000, wait_for_hardware => true) "
-        "from generate_series(1, 100)"
+        "select gangq.submit_gang('t', 8, gpus => 1, "
+        'options => \'{"vram_mb": 90000, "wait_for_hardware": true}\') from generate_series(1, 100)'
     )
     q.submit_gang(8, gpus=1)
     with q.db.transaction():

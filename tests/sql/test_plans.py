@@ -7,6 +7,8 @@ measured from outside, so that what its inner statements read is counted too: bu
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,9 @@ def _scans(conn: psycopg.Connection[Any]) -> dict[str, int]:
 def idle(full: str) -> str:
     """The same database, with one idle worker registered."""
     with psycopg.connect(full, autocommit=True) as conn:
-        conn.execute("select gangq.register_worker('idle', 'host0', '{default,gpu}', prefetch => 100)")
+        conn.execute(
+            "select gangq.register_worker('idle', 'host0', '{default,gpu}', options => '{\"prefetch\": 100}')"
+        )
         conn.execute(
             "select gangq.set_queue('lab', '{\"maximum\": {\"jobs\": 500}}'), "
             "gangq.set_queue('lab.limited', '{\"submitter_maximum\": {\"jobs\": 400}}')"
@@ -126,8 +130,8 @@ def idle(full: str) -> str:
             "select count(*) from gangq.submit('t', 'lab.limited', array_fill('{}'::jsonb, array[30000]))"
         )
         conn.execute(
-            "select gangq.register_worker('limited', 'host0', '{lab.limited}', prefetch => 100), "
-            "gangq.register_worker('promised', 'host0', '{default,gpu}', prefetch => 100)"
+            "select gangq.register_worker('limited', 'host0', '{lab.limited}', options => '{\"prefetch\": 100}'), "
+            "gangq.register_worker('promised', 'host0', '{default,gpu}', options => '{\"prefetch\": 100}')"
         )
         conn.execute(
             "insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots) "
@@ -145,6 +149,15 @@ def idle(full: str) -> str:
 
 
 _MOVED, _KEPT, _NEW = (f"{n:032d}" for n in (7, MANY + 7, 2 * MANY + 7))
+
+
+def _asked(request_id: str, **more: Any) -> str:
+    """The options of a submission, as a text that is formatted later."""
+    return (
+        json.dumps({"request_id": str(uuid.UUID(request_id)), **more}).replace("{", "{{").replace("}", "}}")
+    )
+
+
 """Ids of calls whose answers are in requests_before, in requests, and nowhere."""
 
 
@@ -182,11 +195,11 @@ _MOVED, _KEPT, _NEW = (f"{n:032d}" for n in (7, MANY + 7, 2 * MANY + 7))
         ("select * from gangq.register_worker('another', 'host0', '{{default,gpu}}')", 200),
         ("select * from gangq.cordon(host => 'host0')", 200),
         ("select * from gangq.submit('fits')", 120),
-        ("select * from gangq.submit('fits', model => 'm')", 150),
-        (f"select * from gangq.submit('fits', request_id => '{_NEW}')", 150),
-        (f"select * from gangq.submit('fits', request_id => '{_KEPT}')", 120),
-        (f"select * from gangq.submit('fits', request_id => '{_MOVED}')", 120),
-        (f"select * from gangq.submit('other', request_id => '{_MOVED}')", 120),
+        ("select * from gangq.submit('fits', options => '{{\"model\": \"m\"}}')", 150),
+        (f"select * from gangq.submit('fits', options => '{_asked(_NEW)}')", 150),
+        (f"select * from gangq.submit('fits', options => '{_asked(_KEPT)}')", 120),
+        (f"select * from gangq.submit('fits', options => '{_asked(_MOVED)}')", 120),
+        (f"select * from gangq.submit('other', options => '{_asked(_MOVED)}')", 120),
         ("select * from gangq.submit('fits', after => array[{job}])", 40),
         ("select * from gangq.watch_terms('fits')", 20),
         ("select * from gangq.retry(job_ids => array[1000001000])", 200),
@@ -195,12 +208,13 @@ _MOVED, _KEPT, _NEW = (f"{n:032d}" for n in (7, MANY + 7, 2 * MANY + 7))
             800,
         ),
         (
-            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true)",
+            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, "
+            "options => '{{\"wait_for_hardware\": true}}')",
             600,
         ),
         (
-            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, wait_for_hardware => true, "
-            f"request_id => '{_NEW}')",
+            "select * from gangq.submit_gang('train', 4, queue => 'gpu', gpus => 8, "
+            f"options => '{_asked(_NEW, wait_for_hardware=True)}')",
             650,
         ),
         ("select * from gangq.cancel(array[{job}])", 150),

@@ -25,8 +25,9 @@ def logins(q: Q, dsn: str) -> Iterator[dict[str, Q]]:
 
 def submit_distinct(q: Q, count: int, *, first: int = 0, queue: str = "default") -> None:
     q.sql(
-        "select gangq.submit('work', queue => %(queue)s, labels => jsonb_build_object('n', n), "
-        "wait_for_hardware => true) from generate_series(%(first)s::integer, %(last)s::integer) n",
+        "select gangq.submit('work', queue => %(queue)s, "
+        "options => jsonb_build_object('labels', jsonb_build_object('n', n), 'wait_for_hardware', true)) "
+        "from generate_series(%(first)s::integer, %(last)s::integer) n",
         queue=queue,
         first=first + 1,
         last=first + count,
@@ -52,10 +53,10 @@ def test_gangs_and_single_jobs_are_counted_together(q: Q, logins: dict[str, Q]) 
     q.call("configure", new_shapes_per_day=2)
     s1 = logins["s1"]
     submit_distinct(s1, 1)
-    roles = '[{"name": "a", "count": 1, "gpus": 1}, {"name": "b", "count": 1, "gpus": 2}]'
+    roles = [{"name": "a", "count": 1, "gpus": 1}, {"name": "b", "count": 1, "gpus": 2}]
     with refused(TOO_LARGE, "2 new combinations"):
-        s1.sql(f"select gangq.submit_gang('work', roles => '{roles}', wait_for_hardware => true)")
-    s1.sql("select gangq.submit_gang('work', 2, gpus => 1, wait_for_hardware => true)")
+        s1.submit_gang(task="work", roles=roles, wait_for_hardware=True)
+    s1.submit_gang(2, task="work", gpus=1, wait_for_hardware=True)
     with refused(TOO_LARGE, "2 new combinations"):
         submit_distinct(s1, 1, first=1)
 
@@ -106,8 +107,9 @@ def test_what_a_job_submits_is_charged_to_the_login_of_the_job(q: Q, logins: dic
     logins["s1"].submit()
     claim = worker.take()
     children = (
-        "select gangq.submit_child(%(job)s, %(token)s, 'work', labels => jsonb_build_object('n', n), "
-        "wait_for_hardware => true) from generate_series(1, %(count)s::integer) n"
+        "select gangq.submit_child(%(job)s, %(token)s, 'work', "
+        "options => jsonb_build_object('labels', jsonb_build_object('n', n), 'wait_for_hardware', true)) "
+        "from generate_series(1, %(count)s::integer) n"
     )
     with refused(TOO_LARGE, "s1_test has submitted 2 new combinations"):
         logins["w1"].sql(children, job=claim.job_id, token=claim.token, count=2)

@@ -91,7 +91,7 @@ def test_a_name_is_free_again_only_once_its_ended_lease_was_judged(q: Q) -> None
         ({"prefetch": 0}, INVALID),
         ({"memory_mb": -1}, INVALID),
         ({"cpus": -1}, INVALID),
-        ({"labels": None}, INVALID),
+        ({"labels": "h100"}, INVALID),
         ({"labels": []}, INVALID),
         ({"devices": {}}, INVALID),
         ({"devices": [{"index": 0}]}, INVALID),

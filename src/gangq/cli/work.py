@@ -19,6 +19,7 @@ from gangq.cli.output import Column, gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import calls
+from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.errors import NotFound
 
@@ -254,7 +255,8 @@ def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
         raise click.UsageError(
             f'--spec {file.name} must be a JSON object, e.g. {{"task": "train", "size": 4}}'
         )
-    known = set(inspect.signature(calls.submit_gang).parameters) - {
+    known = {*inspect.signature(calls.submit_gang).parameters, *SubmitGangOptions.__annotations__} - {
+        "options",
         "connection",
         "due_at",
         "request_id",

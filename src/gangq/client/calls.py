@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,8 +22,14 @@ from psycopg.rows import dict_row, tuple_row
 
 from gangq.client import rows
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
-from gangq.client.roles import Role, encode_roles
-from gangq.client.selectors import Selector, as_selector
+from gangq.client.options import (
+    RegisterOptions,
+    SubmitGangOptions,
+    SubmitOptions,
+    as_json,
+    encode_options,
+    texts,
+)
 from gangq.client.settings import InstallationSettings, QueueSettings
 from gangq.errors import Busy, InvalidInput, NotFound
 
@@ -60,37 +67,33 @@ Steps = Generator["Query[Any] | float", Any, R]
 _TYPES: dict[str, str] = {
     **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations"), "bigint[]"),
     **dict.fromkeys(
-        ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "pid", "trigger_job", "turn"),
+        ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn"),
         "bigint",
     ),
     **dict.fromkeys(("ports", "seqs"), "integer[]"),
     **dict.fromkeys(
-        ("priority", "gpus", "vram_mb", "size", "slots", "prefetch", "max_jobs", "max_attempts",
-         "max_crashes", "max_trips", "max_gangs", "most", "code", "min_size", "budget_ms", "port", "epoch"),
+        ("priority", "gpus", "size", "slots", "max_jobs", "max_gangs", "most", "code", "budget_ms", "port", "epoch"),
         "integer",
     ),
     **dict.fromkeys(
-        ("task", "queue", "wake", "name", "checkpoint_mode", "reason", "host", "kind", "address",
-         "boot_id", "device_uuid", "worker", "cause", "model", "device_class", "class", "require",
-         "prefer", "strategy", "apart", "failure_policy", "completion", "timeout_style"),
+        ("task", "queue", "name", "reason", "host", "kind", "device_uuid",
+         "worker", "cause", "model", "device_class", "class"),
         "text",
     ),
-    **dict.fromkeys(("queues", "tasks", "chunks", "notify_only", "tolerates", "taints"), "text[]"),
+    **dict.fromkeys(("queues", "chunks", "notify_only", "taints"), "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(
-        ("payload", "labels", "devices", "identity", "error", "evidence", "readings", "detail", "roles",
-         "selector", "changes", "settings", "task_options"),
+        ("payload", "devices", "error", "evidence", "readings", "detail", "changes", "settings", "options"),
         "jsonb",
     ),
     **dict.fromkeys(
-        ("budget_s", "lease_s", "claim_deadline_s", "stall_timeout_s", "exit_in_s", "load_grace_s",
-         "health_window_s", "long_phase_s", "longest_s", "timeout_s"),
+        ("budget_s", "stall_timeout_s", "exit_in_s", "load_grace_s",
+         "health_window_s", "long_phase_s", "longest_s"),
         "real",
     ),
     **dict.fromkeys(
         ("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "forget", "notify",
-         "convicted", "report_only", "ok", "preemptible", "drain", "balanced", "wait_for_hardware",
-         "durable"),
+         "convicted", "report_only", "ok", "drain", "durable"),
         "boolean",
     ),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
@@ -248,13 +251,6 @@ def _settings(given: Mapping[str, object]) -> str:
     return dumps(plain, "settings")
 
 
-def _texts(values: Sequence[str] | None, what: str) -> list[str] | None:
-    # A str is a sequence of str: queues="gpu" would register the queues g, p and u.
-    if isinstance(values, str):
-        raise InvalidInput(f"{what} is {values!r}: pass a list of strings, e.g. [{values!r}]")
-    return None if values is None else list(values)
-
-
 def _new_request_id() -> str:
     """A UUID of version 7: it begins with the time, so that those of one time are neighbours in the index.
 
@@ -277,36 +273,28 @@ def submit(
     payloads: Sequence[object] = _ONE_EMPTY,
     priority: int | None = None,
     gpus: int | None = None,
-    vram_mb: int | None = None,
-    memory_mb: int | None = None,
-    cpus: float | None = None,
-    labels: Mapping[str, Any] | None = None,
     due_at: datetime | None = None,
-    budget_s: float | None = None,
-    max_attempts: int | None = None,
-    max_crashes: int | None = None,
-    max_trips: int | None = None,
     after: Sequence[int | Awaited] | None = None,
-    model: str | None = None,
-    selector: Selector | None = None,
-    tolerates: Sequence[str] | None = None,
-    wait_for_hardware: bool = False,
-    request_id: UUID | str | None = None,
     connection: object | None = None,
+    **options: Unpack[SubmitOptions],
 ) -> Query[list[int]]:
     """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
 
-    `vram_mb` is per GPU, `budget_s` wall-clock seconds, `model` what it needs loaded (a worker that has it is
-    preferred, any other may take it). `selector`: conditions on the worker, such as "gpu=h100,!spot" (see
-    `gangq.parse_selector`). `tolerates`: taints it may run in spite of: "key", "key=value", "*".
-    What is None is as the workers declare the task, then as usual: queue default, priority 0, no needs.
-    `wait_for_hardware`: take it though no known worker of the queue could ever run it, because one is still to come.
-    `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
-    nothing. Without `connection` a call has one by itself, and is sent again, once and before its time is up, where
+    `options`: see `gangq.client.options.SubmitOptions`. What is None is as the workers declare the task, then as
+    usual: queue default, priority 0, no needs.
+
+    Without `connection` a call has a `request_id` by itself, and is sent again, once and before its time is up, where
     its connection breaks before the answer. Pass your own to repeat a call yourself after `DatabaseUnreachable`.
     Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy` (a call with this
     `request_id` is under way), `WrongIsolation` (a `request_id` in a transaction that is not READ COMMITTED).
     """
+    said = encode_options(options)
+    # Our own connection commits at once: notify only if somebody sleeps now. In a caller's transaction that look
+    # would be stale by the time it commits.
+    if connection is None:
+        said["wake"] = '"sleepers"'
+        # The caller's own transaction says what came of it: whether it was committed.
+        said.setdefault("request_id", f'"{_new_request_id()}"')
     text, given = _call(
         "submit",
         "submit",
@@ -316,25 +304,9 @@ def submit(
             "payloads": None if payloads is _ONE_EMPTY else dumps_each(payloads, "payloads"),
             "priority": priority,
             "gpus": gpus,
-            "vram_mb": vram_mb,
-            "memory_mb": memory_mb,
-            "cpus": cpus,
-            "labels": _json(labels, "labels"),
             "due_at": _aware(due_at),
-            "budget_s": budget_s,
-            "max_attempts": max_attempts,
-            "max_crashes": max_crashes,
-            "max_trips": max_trips,
             "after": awaited_ids(after),
-            "model": model,
-            "selector": _json(as_selector(selector), "selector"),
-            "tolerates": _texts(tolerates, "tolerates"),
-            "wait_for_hardware": wait_for_hardware or None,
-            # Our own connection commits at once: notify only if somebody sleeps now. In a caller's
-            # transaction that look would be stale by the time it commits.
-            "wake": "sleepers" if connection is None else "commit",
-            # The caller's own transaction says what came of it: whether it was committed.
-            "request_id": _new_request_id() if request_id is None and connection is None else request_id,
+            "options": as_json(said),
         },
     )
     return Query(
@@ -345,7 +317,7 @@ def submit(
         connection,
         tuple_row,
         often=True,
-        repeatable="request_id" in given,
+        repeatable="request_id" in said,
     )
 
 
@@ -355,64 +327,25 @@ def submit_gang(
     size: int | None = None,
     queue: str | None = None,
     payload: object | None = None,
-    payloads: Sequence[object] | None = None,
     priority: int | None = None,
     gpus: int | None = None,
-    vram_mb: int | None = None,
-    memory_mb: int | None = None,
-    cpus: float | None = None,
-    labels: Mapping[str, Any] | None = None,
     due_at: datetime | None = None,
-    budget_s: float | None = None,
-    max_attempts: int | None = None,
-    max_crashes: int | None = None,
-    max_trips: int | None = None,
     after: Sequence[int | Awaited] | None = None,
-    checkpoint_mode: str | None = None,
-    claim_deadline_s: float | None = None,
-    name: str | None = None,
-    model: str | None = None,
-    roles: Sequence[Role | Mapping[str, Any]] | None = None,
-    require: str | None = None,
-    prefer: str | None = None,
-    strategy: str | None = None,
-    balanced: bool = False,
-    apart: str | None = None,
-    selector: Selector | None = None,
-    tolerates: Sequence[str] | None = None,
-    min_size: int | None = None,
-    failure_policy: str | None = None,
-    completion: str | None = None,
-    timeout_s: float | None = None,
-    timeout_style: str | None = None,
-    preemptible: bool = True,
-    wait_for_hardware: bool = False,
-    request_id: UUID | str | None = None,
     connection: object | None = None,
+    **options: Unpack[SubmitGangOptions],
 ) -> Query[rows.GangSubmitted]:
     """Submit a gang: members that start together or not at all; resources are per member.
 
+    - `size` members alike, or the option `roles`: ranks in their order, where what a role does not say is as given
+      here. `payload` goes to every member, or the option `payloads` one to each rank.
+    - `options`: see `gangq.client.options.SubmitGangOptions`.
     - What is None is as the workers declare the task, then as usual; roles have each one's task's.
-    - `size` members alike, `min_size` of them enough to start [size]; or `roles`, ranks in their order, where
-      what a role does not say is as given here.
-    - `payload` goes to every member, or `payloads` one to each rank. `model`: what each member needs loaded.
-      `selector`, `tolerates`: as in `submit`.
-    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
-      `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
-      `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
-    - `checkpoint_mode`: "each" or "rank0" [each; elastic gangs have rank0].
-    - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
-      (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
-    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then:
-      requeue (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail),
-      soft (single jobs). `preemptible`: whether others may displace it.
-    - `wait_for_hardware`: take it though no workers known could hold it, because they are still to come.
-    - `request_id`: as in `submit`.
 
     With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or all
     hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
     """
-    if payload is not None and payloads is not None:
+    roles = options.get("roles")
+    if payload is not None and options.get("payloads") is not None:
         raise InvalidInput(
             "both payload and payloads are given: payload for all ranks alike, or payloads for each"
         )
@@ -420,10 +353,13 @@ def submit_gang(
         raise InvalidInput(
             "a gang has either a size or roles: size=4 for members alike, or roles=[Role(...), ...]"
         )
-    if roles is not None and min_size is not None:
+    if roles is not None and options.get("min_size") is not None:
         raise InvalidInput(
             "both roles and min_size are given: give the roles that may have fewer members their own min"
         )
+    said = encode_options(options)
+    if connection is None:
+        said.setdefault("request_id", f'"{_new_request_id()}"')
     query = _row(
         "submit_gang",
         rows.GangSubmitted,
@@ -432,51 +368,31 @@ def submit_gang(
         size=size,
         queue=queue,
         payload=_json(payload, "payload"),
-        payloads=_jsons(payloads, "payloads"),
         priority=priority,
         gpus=gpus,
-        vram_mb=vram_mb,
-        memory_mb=memory_mb,
-        cpus=cpus,
-        labels=_json(labels, "labels"),
         due_at=_aware(due_at),
-        budget_s=budget_s,
-        max_attempts=max_attempts,
-        max_crashes=max_crashes,
-        max_trips=max_trips,
         after=awaited_ids(after),
-        checkpoint_mode=checkpoint_mode,
-        claim_deadline_s=claim_deadline_s,
-        name=name,
-        model=model,
-        roles=encode_roles(roles),
-        require=require,
-        prefer=prefer,
-        strategy=strategy,
-        # Defaults are left out, so that an older schema answers too.
-        balanced=balanced or None,
-        apart=apart,
-        selector=_json(as_selector(selector), "selector"),
-        tolerates=_texts(tolerates, "tolerates"),
-        min_size=min_size,
-        failure_policy=failure_policy,
-        completion=completion,
-        timeout_s=timeout_s,
-        timeout_style=timeout_style,
-        preemptible=None if preemptible else False,
-        wait_for_hardware=wait_for_hardware or None,
-        request_id=_new_request_id() if request_id is None and connection is None else request_id,
+        options=as_json(said),
     )
-    return replace(query, repeatable="request_id" in query.params)
+    return replace(query, repeatable="request_id" in said)
 
 
 def _child(verb: Callable[..., Query[Any]], arguments: Mapping[str, object]) -> dict[str, object]:
     """What a job sent, as arguments: it may send anything."""
-    known = {*inspect.signature(verb).parameters, "wake"} - {"connection"}
-    unknown = sorted(set(arguments) - known)
+    known = inspect.signature(verb).parameters.keys() - {"connection"}
+    unknown = sorted(arguments.keys() - known)
     if unknown:
         raise InvalidInput(f"{verb.__name__} has no argument {unknown[0]!r}")
-    return {**arguments, "request_id": arguments.get("request_id") or _new_request_id()}
+    options = arguments.get("options")
+    try:
+        options = json.loads(options) if isinstance(options, str) else options
+    except ValueError as problem:
+        raise InvalidInput(f"the options of {verb.__name__} are not JSON: {problem}") from problem
+    if not isinstance(options, dict | None):
+        raise InvalidInput(f"the options of {verb.__name__} are no JSON object")
+    options = options or {}
+    said = {**options, "request_id": options.get("request_id") or _new_request_id()}
+    return {**arguments, "options": dumps(said, "options")}
 
 
 def submit_child(*, job_id: int, token: int, arguments: Mapping[str, object]) -> Query[list[int]]:
@@ -583,7 +499,7 @@ def set_task(
         load_grace_s=load_grace_s,
         health_window_s=health_window_s,
         long_phase_s=long_phase_s,
-        notify_only=_texts(notify_only, "notify_only"),
+        notify_only=texts(notify_only, "notify_only"),
         forget=forget,
     )
 
@@ -598,26 +514,15 @@ def register_worker(
     queues: Sequence[str],
     kind: str = "inline",
     slots: int | None = None,
-    prefetch: int = 1,
     memory_mb: int = 0,
     cpus: float = 0,
-    labels: Mapping[str, Any] | None = None,
-    tasks: Sequence[str] | None = None,
     devices: Sequence[Mapping[str, Any]] = (),
-    address: str | None = None,
-    boot_id: str | None = None,
-    pid: int | None = None,
-    identity: Mapping[str, Any] | None = None,
-    lease_s: float | None = None,
-    taints: Sequence[str] | None = None,
-    task_options: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Unpack[RegisterOptions],
 ) -> Query[rows.Registration]:
     """Register a start of a worker; every later word of it carries the incarnation this returns.
 
-    `slots` [one for each device; kind inline has one]: how many jobs run at once.
-    `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
-    (`set_taints`). `task_options`: per task, what it is declared with; submissions that do not say take it, and the
-    newest registration wins.
+    `slots` [one for each device; kind inline has one]: how many jobs run at once. `options`: see
+    `gangq.client.options.RegisterOptions`.
     Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
     """
     return _row(
@@ -625,22 +530,13 @@ def register_worker(
         rows.Registration,
         name=name,
         host=host,
-        queues=_texts(queues, "queues"),
+        queues=texts(queues, "queues"),
         kind=kind,
         slots=slots,
-        prefetch=prefetch,
         memory_mb=memory_mb,
         cpus=cpus,
-        labels=_json(labels, "labels"),
-        tasks=_texts(tasks, "tasks"),
         devices=dumps([dict(d) for d in devices], "devices"),
-        address=address,
-        boot_id=boot_id,
-        pid=pid,
-        identity=_json(identity, "identity"),
-        lease_s=lease_s,
-        taints=_texts(taints, "taints") or None,
-        task_options=_json(task_options, "task_options"),
+        options=as_json(encode_options(options)),
     )
 
 
@@ -926,7 +822,7 @@ def trip(
         code=int(code),
         error=dumps(error, "error"),
         evidence=_json(evidence, "evidence"),
-        devices=_texts(devices, "devices"),
+        devices=texts(devices, "devices"),
         exit_in_s=exit_in_s,
         class_=class_,
     )
@@ -1017,7 +913,7 @@ def set_taints(*, worker: str, taints: Sequence[str]) -> Query[None]:
     By name, also after a restart. A taint ("key" or "key=value") keeps off every job that does not tolerate it; what
     runs goes on. For gangq_admin. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
     """
-    return _void("set_taints", worker=worker, taints=_texts(taints, "taints"))
+    return _void("set_taints", worker=worker, taints=texts(taints, "taints"))
 
 
 def unquarantine(*, device_uuid: str | None = None, worker: str | None = None) -> Query[None]:

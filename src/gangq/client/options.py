@@ -1,0 +1,153 @@
+r"""What `submit`, `submit_gang` and `register_worker` take beside their everyday arguments, by name.
+
+What each means and its type: `\dT+ gangq.job_options`, `gangq.gang_options` and `gangq.worker_options` in psql.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from json.encoder import encode_basestring_ascii
+from typing import Any, TypedDict
+from uuid import UUID
+
+from gangq.client.encoding import dumps
+from gangq.client.roles import Role, encode_roles
+from gangq.client.selectors import Selector, as_selector
+from gangq.errors import InvalidInput
+
+
+class _Options(TypedDict, total=False):
+    vram_mb: int | None
+    memory_mb: int | None
+    cpus: float | None
+    labels: Mapping[str, Any] | None
+    selector: Selector | None
+    tolerates: Sequence[str] | None
+    model: str | None
+    wait_for_hardware: bool | None
+    budget_s: float | None
+    max_attempts: int | None
+    max_crashes: int | None
+    max_trips: int | None
+    request_id: UUID | str | None
+
+
+class SubmitOptions(_Options, total=False):
+    """Of jobs. None is as if it were left out.
+
+    - `vram_mb` (MiB on each GPU), `memory_mb`, `cpus`, `labels` (which the worker must carry): what a job needs.
+    - `selector`: conditions on the worker, such as "gpu=h100,!spot" (see `gangq.parse_selector`). `tolerates`: taints
+      it may run in spite of: "key", "key=value", "*".
+    - `model`: what it needs loaded; a worker that has it is preferred, any other may take it.
+    - `wait_for_hardware`: take it though no known worker of the queue could ever run it: one is still to come.
+    - `budget_s`: wall-clock seconds of an attempt. `max_attempts`, `max_crashes`, `max_trips`: then it fails.
+    - `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
+      nothing.
+    """
+
+
+class SubmitGangOptions(_Options, total=False):
+    """Of a gang. None is as if it were left out. What `SubmitOptions` says holds for each member.
+
+    - `payloads`: one to each rank. `roles`: in place of a size. `min_size`: how many of size are enough to start
+      [size]. `name` of the gang.
+    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+      `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
+      `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
+    - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
+      (elastic: the others go on), fail. `completion`: the role whose end is the gang's [all].
+    - `checkpoint_mode`: "each" or "rank0" [each; elastic gangs have rank0]. `claim_deadline_s`: how long it may stay
+      reserved.
+    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then: requeue
+      (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail), soft (single
+      jobs). `preemptible` [True]: whether others may displace it.
+    """
+
+    payloads: Sequence[object] | None
+    roles: Sequence[Role | Mapping[str, Any]] | None
+    min_size: int | None
+    name: str | None
+    strategy: str | None
+    require: str | None
+    prefer: str | None
+    balanced: bool | None
+    apart: str | None
+    failure_policy: str | None
+    completion: str | None
+    checkpoint_mode: str | None
+    claim_deadline_s: float | None
+    timeout_s: float | None
+    timeout_style: str | None
+    preemptible: bool | None
+
+
+class RegisterOptions(TypedDict, total=False):
+    """Of a worker. None is as if it were left out.
+
+    - `prefetch` [1]: how many jobs beyond its slots it may hold. `labels` it carries. `tasks` it can run [any].
+    - `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
+      (`set_taints`).
+    - `task_options`: per task, what it is declared with; submissions that do not say take it, and the newest
+      registration wins.
+    - `address` [the host]: where members of a gang reach it. `boot_id`, `pid`, `identity`: what proves it dead later.
+      `lease_s`: its own lease [the installation's].
+    """
+
+    prefetch: int | None
+    labels: Mapping[str, Any] | None
+    taints: Sequence[str] | None
+    tasks: Sequence[str] | None
+    task_options: Mapping[str, Mapping[str, Any]] | None
+    address: str | None
+    boot_id: str | None
+    pid: int | None
+    identity: Mapping[str, Any] | None
+    lease_s: float | None
+
+
+_USUAL = {"wait_for_hardware": False, "balanced": False, "preemptible": True}
+
+
+def encode_options(options: Mapping[str, object]) -> dict[str, str]:
+    """Return each option as JSON text, without those that say what is usual. Raises `InvalidInput`,
+    `NotSerializable`.
+    """
+    return {
+        name: _encode(name, value)
+        for name, value in options.items()
+        if value is not None and _USUAL.get(name) is not value
+    }
+
+
+def as_json(encoded: Mapping[str, str]) -> str | None:
+    """Return options that are JSON text each as one JSON object; None for none."""
+    members = ",".join(f"{encode_basestring_ascii(name)}:{text}" for name, text in encoded.items())
+    return f"{{{members}}}" if members else None
+
+
+def _encode(name: str, value: Any) -> str:
+    if name == "roles":
+        return encode_roles(value) or "null"
+    if name == "selector":
+        value = as_selector(value)
+    elif name in ("tolerates", "taints", "tasks"):
+        value = texts(value, name)
+    elif name == "payloads":
+        return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
+    elif isinstance(value, UUID):
+        value = str(value)
+    elif isinstance(value, Decimal):
+        value = float(value)
+    elif isinstance(value, Mapping):
+        value = dict(value)
+    elif hasattr(value, "item"):  # a number of numpy
+        value = value.item()
+    return dumps(value, name)
+
+
+def texts(values: Sequence[str] | None, what: str) -> list[str] | None:
+    """Return strings as a list. Raises `InvalidInput` for a str, which is a sequence of its letters."""
+    if isinstance(values, str):
+        raise InvalidInput(f"{what} is {values!r}: pass a list of strings, e.g. [{values!r}]")
+    return None if values is None else list(values)

@@ -1,0 +1,191 @@
+"""What submit, submit_gang and register_worker take beside their everyday arguments: one JSON object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drive import INVALID, MISSING, NOT_ALLOWED, Q, a_role, refused
+from psycopg.types.json import Jsonb
+
+CALLS: dict[str, str] = {
+    "submit": "select * from gangq.submit('work', options => %(options)s)",
+    "submit_gang": "select * from gangq.submit_gang('work', 2, options => %(options)s)",
+    "register_worker": "select * from gangq.register_worker('w1', 'h', '{default}', options => %(options)s)",
+}
+TYPES = {"submit": "job_options", "submit_gang": "gang_options", "register_worker": "worker_options"}
+FITTING: dict[str, Any] = {
+    "integer": 3,
+    "bigint": 5_000_000_000,
+    "numeric": 0.5,
+    "real": 60.5,
+    "text": "each",
+    "text[]": ["a"],
+    "boolean": True,
+    "uuid": "01910000-0000-7000-8000-000000000001",
+}
+verbs = pytest.mark.parametrize("verb", sorted(CALLS))
+
+
+def ask(q: Q, verb: str, options: Any) -> list[dict[str, Any]]:
+    return q.sql(CALLS[verb], options=Jsonb(options))
+
+
+def options_of(q: Q, verb: str) -> dict[str, str]:
+    rows = q.sql(
+        "select name, type::text from gangq.settable(%(type)s::regtype)", type=f"gangq.{TYPES[verb]}"
+    )
+    return {row["name"]: row["type"] for row in rows}
+
+
+@verbs
+def test_an_unknown_option_is_refused_by_name_with_the_nearest_that_there_are(
+    untouched: Q, verb: str
+) -> None:
+    for known in options_of(untouched, verb):
+        wrong = f"{known[0]}{known}"
+        for value in (1, None):
+            with refused(INVALID, f"{verb} has no option '{wrong}'") as error:
+                ask(untouched, verb, {wrong: value})
+            near, _, listed = str(error.value.diag.message_hint).partition("? ")
+            assert known in near.removeprefix("Did you mean ").split(", ")
+            assert listed.startswith("There are ")
+
+
+@verbs
+def test_an_argument_among_the_options_is_refused_and_the_hint_says_where_it_belongs(
+    untouched: Q, verb: str
+) -> None:
+    arguments = untouched.value(
+        "select proargnames[:pronargs] from pg_proc where oid = %(verb)s::regproc", verb=f"gangq.{verb}"
+    )
+    assert arguments.pop() == "options"
+    assert len(arguments) <= 8
+    for name in arguments:
+        with refused(INVALID, f"{name} is no option of {verb}") as error:
+            ask(untouched, verb, {name: 1})
+        assert f"gangq.{verb}({name} => ...)" in error.value.diag.message_hint
+
+
+@verbs
+@pytest.mark.parametrize("options", [[], [{"cpus": 1}], "cpus", 3, True, None])
+def test_options_that_are_no_object_are_refused(untouched: Q, verb: str, options: Any) -> None:
+    with refused(INVALID, f"the options of {verb} are ") as error:
+        ask(untouched, verb, options)
+    assert "one JSON object" in error.value.diag.message_hint
+
+
+@verbs
+def test_an_option_of_another_type_is_refused_by_name(untouched: Q, verb: str) -> None:
+    for name, kind in options_of(untouched, verb).items():
+        if kind == "jsonb":
+            continue  # What it must hold is checked by what reads it.
+        fitting = FITTING[kind]
+        for wrong in (7, "7", True, ["a"], [7], [None], {"a": 1}):
+            if type(wrong) is type(fitting) and wrong not in ([7], [None]):
+                continue
+            if isinstance(wrong, int) and not isinstance(wrong, bool) and isinstance(fitting, float):
+                continue
+            with refused(INVALID, f"{verb}: {name} cannot be ") as error:
+                ask(untouched, verb, {name: wrong})
+            assert "JSON" in error.value.diag.message_hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_mb": 1.5},
+        {"memory_mb": 2**63},
+        {"max_attempts": 1e300},
+        {"budget_s": 1e300},
+        {"request_id": "mine"},
+        {"request_id": "mine", "wake": "sleepers"},
+        {"parent": -1.5},
+    ],
+)
+def test_a_number_or_uuid_that_its_type_cannot_hold_is_refused_by_name(
+    untouched: Q, options: dict[str, Any]
+) -> None:
+    name = next(iter(options))
+    with refused(
+        INVALID, f"submit: {name} cannot be {'1.5' if name == 'memory_mb' and options[name] == 1.5 else ''}"
+    ):
+        ask(untouched, "submit", options)
+
+
+@verbs
+def test_null_stands_for_an_option_that_is_not_given(q: Q, verb: str) -> None:
+    nulls = dict.fromkeys(options_of(q, verb))
+    ask(q, verb, {})
+    q.sql("update gangq.incarnations set ended_at = gangq.now(), state = 'retired' where name = 'w1'")
+    ask(q, verb, nulls)
+    table = {"submit": "live_jobs", "submit_gang": "live_gangs", "register_worker": "incarnations"}[verb]
+    passing = "{id,order_key,submitted_at,registered_at,timeout_at,ended_at,state,note}"
+    rows = q.sql(f"select to_jsonb(x) - %(passing)s::text[] as row from gangq.{table} x", passing=passing)
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert q.sql(
+        CALLS[verb].replace("'w1'", "'w2'"), options=None
+    )  # nor are options that are null themselves
+
+
+def test_a_null_inside_an_option_is_kept(q: Q) -> None:
+    q.submit(labels={"a": None}, wait_for_hardware=True)
+    assert q.value("select labels from gangq.shapes") == {"a": None}
+    gang = q.submit_gang(2, payloads=[None, 1])
+    assert [row["payload"] for row in gang.members] == [None, 1]
+
+
+def test_a_whole_number_may_be_written_as_any_other(q: Q) -> None:
+    job = q.value("""select gangq.submit('work', options => '{"memory_mb": 64e3, "vram_mb": 0.0}')""")
+    assert (q.job(job)["memory_mb"], q.job(job)["vram_mb"]) == (64000, 0)
+
+
+def test_every_option_of_a_job_is_kept(q: Q) -> None:
+    worker = q.worker(labels={"gpu": "h100"}, memory_mb=100, cpus=8, taints=["spot"])
+    job = q.submit(
+        memory_mb=50, cpus=0.5, labels={"gpu": "h100"}, tolerates=["spot"], model="m", budget_s=60.5,
+        selector=[{"key": "gpu", "op": "exists"}], max_attempts=2, max_crashes=4, max_trips=5, wake="never",
+    )  # fmt: skip
+    row = q.sql(
+        "select s.memory_mb, s.cpus, s.labels, s.tolerates, s.model, s.selector, j.budget_s, j.max_attempts, "
+        "j.max_crashes, j.max_trips from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id"
+    )
+    assert row == [
+        {
+            "memory_mb": 50, "cpus": 0.5, "labels": {"gpu": "h100"}, "tolerates": ["spot"], "model": "m",
+            "selector": [{"key": "gpu", "op": "exists", "values": []}], "budget_s": 60.5, "max_attempts": 2,
+            "max_crashes": 4, "max_trips": 5,
+        }
+    ]  # fmt: skip
+    assert worker.take().job_id == job
+
+
+def test_a_worker_submits_for_no_job_only_where_it_names_one(q: Q) -> None:
+    """A child without a parent would be a job in the worker's own name, which it may not submit."""
+    worker = q.worker()
+    q.submit()
+    claim = worker.take()
+    for verb, more in (("submit_child", {}), ("submit_child_gang", {"size": 2})):
+        with refused(MISSING, "job null"):
+            q.call(verb, job_id=None, token=claim.token, task="leaf", **more)
+    other = q.submit()
+    parent = {"parent": None, "parent_token": None}
+    (child,) = q.call("submit_child", job_id=claim.job_id, token=claim.token, task="leaf", **parent)
+    assert q.job(child["submit_child"])["parent"] == claim.job_id
+    with refused(INVALID, "the options of submit"):
+        q.sql(
+            "select gangq.submit_child(%(job)s, %(token)s, 'leaf', options => '[]')",
+            job=claim.job_id,
+            token=claim.token,
+        )
+    assert q.sql(
+        "select gangq.submit_child(%(job)s, %(token)s, 'leaf', options => null)",
+        job=claim.job_id,
+        token=claim.token,
+    )
+    with q.db.transaction(force_rollback=True):
+        role = a_role(q.db, "submits_test", "gangq_submitter")
+        q.sql(f"set local role {role}")
+        with refused(NOT_ALLOWED, "may not submit for job"), q.db.transaction():
+            q.submit(parent=other, parent_token=1)
