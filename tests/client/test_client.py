@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Any, get_args, get_type_hints
 
@@ -29,6 +31,7 @@ from sqlalchemy.orm import Session
 from gangq import schema
 from gangq.client import AsyncClient, Client, calls, rows
 from gangq.client.encoding import dumps
+from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.sent import send
 from gangq.client.settings import InstallationSettings, QueueSettings
 from gangq.embedded import Server
@@ -147,12 +150,78 @@ def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_
     }
     parameters = inspect.signature(calls.submit).parameters.values()
     ours = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
-    assert calls.submit(task="t", **ours).params.keys() == {"task", "wake", "request_id"}
+    assert sent(task="t", **ours) == ({"task", "options"}, {"wake", "request_id"})
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == {
         name: theirs[name] for name in ours
     }
     other = {name: "other" if name == "queue" else [{}, {}] if name == "payloads" else 1 for name in ours}
-    assert calls.submit(task="t", **other).params.keys() == {"task", "wake", "request_id", *ours}
+    assert sent(task="t", **other) == ({"task", "options", *ours}, {"wake", "request_id"})
+
+
+def sent(**given: Any) -> tuple[set[str], set[str]]:
+    """The arguments and the options that a submission sends."""
+    params = calls.submit(**given).params
+    return set(params), set(json.loads(params.get("options", "{}")))
+
+
+def test_an_option_that_is_usual_is_not_sent() -> None:
+    usual: dict[str, Any] = {**dict.fromkeys(SubmitOptions.__annotations__), "wait_for_hardware": False}
+    assert sent(task="t", **usual)[1] == {"wake", "request_id"}
+    connection = object()
+    assert sent(task="t", connection=connection, **usual) == ({"task"}, set())
+    assert sent(task="t", connection=connection, cpus=0)[1] == {"cpus"}
+    gang = calls.submit_gang(task="t", size=2, connection=connection, balanced=False, preemptible=True)
+    assert gang.params == {"task": "t", "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"cpus": float("nan")}, "cpus has nan"),
+        ({"budget_s": float("inf")}, "budget_s has inf"),
+        ({"labels": {"gpu": object()}}, "labels has object"),
+        ({"tolerates": "spot"}, "tolerates is 'spot'"),
+        ({"memory_mb": object()}, "memory_mb has object"),
+    ],
+)
+def test_an_option_that_is_no_json_is_refused_by_name_before_it_is_sent(options: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        calls.submit(task="t", **options)
+
+
+def test_the_database_refuses_an_option_that_there_is_not(client: Client) -> None:
+    with pytest.raises(InvalidInput, match=r"submit has no option 'memory_md'.*Did you mean memory_mb"):
+        client.submit(task="t", memory_md=1)  # type: ignore[call-arg]
+
+
+def test_numbers_of_other_kinds_are_numbers(client: Client) -> None:
+    class Scalar:
+        """As numpy's."""
+
+        def item(self) -> int:
+            return 7
+
+    (job,) = client.submit(task="t", memory_mb=Scalar(), cpus=Decimal("0.5"), vram_mb=16e3, gpus=1)  # type: ignore[arg-type]
+    row = client.job(id=job)
+    assert (row.memory_mb, row.cpus, row.vram_mb) == (7, 0.5, 16000)
+
+
+@pytest.mark.parametrize(
+    ("options", "type_name"),
+    [
+        (SubmitOptions, "gangq.job_options"),
+        (SubmitGangOptions, "gangq.gang_options"),
+        (RegisterOptions, "gangq.worker_options"),
+    ],
+)
+def test_every_option_is_one_of_the_sql_function(
+    db: psycopg.Connection[Any], options: type, type_name: str
+) -> None:
+    theirs = {
+        row["name"]
+        for row in db.execute("select name from gangq.settable(%s::regtype)", (type_name,)).fetchall()
+    }
+    assert get_type_hints(options).keys() == theirs - {"wake", "parent", "parent_token"}
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,9 @@ class World:
                 for name in members
             )
             comma = sql.SQL(", " if given.as_string() else "")
-            given = given + comma + sql.SQL("{} => jsonb_build_object({})").format(sql.Identifier(whole), pairs)
+            given = (
+                given + comma + sql.SQL("{} => jsonb_build_object({})").format(sql.Identifier(whole), pairs)
+            )
         query = sql.SQL("select * from gangq.{}({})").format(sql.Identifier(verb), given)
         return self.db.execute(query, named).fetchall()
 

@@ -1,4 +1,4 @@
-"""The whole schema as text, one line a column, constraint, index, view and function: what a change of it shows."""
+"""The whole schema as text, a line for each column, constraint, index, view, type and function: what a change shows."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ select c.relname as name,
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'v' group by c.relname order by c.relname
 """
+_TYPES = """
+select c.relname as name,
+  string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' order by a.attnum) as columns
+from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
+where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'c' group by c.relname order by c.relname
+"""
 _FUNCTIONS = """
 select p.proname || '(' || pg_get_function_arguments(p.oid) || ')' as name,
   coalesce(pg_get_function_result(p.oid), '') as result,
@@ -70,6 +76,8 @@ def dump(conn: psycopg.Connection[Any]) -> str:
         out += [f"  {line}" for (line,) in [*rows(_RULES, oid, oid), *rows(_TRIGGERS, oid)]]
     for name, columns in rows(_VIEWS):
         out.append(f"view {name}: {columns}")
+    for name, columns in rows(_TYPES):
+        out.append(f"type {name}: {columns}")
     for name, result, how in rows(_FUNCTIONS):
         out += [f"function {name}", f"  {result}", f"  {how}"]
     return "\n".join(out) + "\n"
