@@ -16,7 +16,6 @@ create type gangq.job_options as (
   max_crashes integer,
   max_trips integer,
   wake text,
-  request_id uuid,
   parent bigint,
   parent_token bigint
 );
@@ -32,10 +31,6 @@ comment on type gangq.job_options is
   'it fails. '
   'wake: commit (notify at commit; right in a transaction, the default), sleepers (only if a worker '
   'sleeps; right in autocommit), never. '
-  'request_id: a new one for each submission. A call that is repeated with it within an hour, because '
-  'its answer was lost, returns the ids of the first call and submits nothing. It waits up to 2 s for '
-  'a first call that has not ended; if that is rolled back, it submits. Each login has ids of its own, '
-  'and only the kind and the number of jobs are compared. '
   'parent, parent_token: the claim that submit_child submits for. '
   'What is absent or null is as the workers declare the task, then the queue''s default or no need.';
 
@@ -79,8 +74,8 @@ comment on type gangq.gang_options is
   '"prefer", "balanced", "budget_s"}], ranks in their order; what a role does not say is the gang''s. '
   'min_size: how many of size are enough to start. name: of the gang. '
   'vram_mb, memory_mb, cpus, labels, selector, tolerates, model: what each member needs, as in '
-  'job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, request_id, '
-  'parent and parent_token. '
+  'job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, parent and '
+  'parent_token. request_id: as in submit. '
   'strategy: pack (the default), spread, strict_pack, strict_spread. require, prefer: a topology level '
   'of which all must, or should, share one domain. balanced: evenly many on each host used. '
   'apart: gangs of one such name never share a host. '
@@ -178,27 +173,6 @@ end $$;
 comment on function gangq.read_options is
   'Internal. The options of a verb as a row of the type of o; null stands for absent. Raises GQ001 for '
   'an option that there is not, or of another type.';
-
--- Of its own, because it runs with every submission of a client, which says wake and request_id.
-create function gangq.read_job_options(options jsonb) returns gangq.job_options
-language plpgsql stable as $$
-declare
-  o gangq.job_options;
-begin
-  if options - '{wake,request_id}'::text[] = '{}'
-    and (jsonb_typeof(options -> 'wake') = 'string') is not false
-    and (jsonb_typeof(options -> 'request_id') = 'string') is not false
-  then
-    o.wake := options ->> 'wake';
-    o.request_id := options ->> 'request_id';
-    return o;
-  end if;
-  return gangq.read_options('submit', options, o);
-exception
-  when data_exception then
-    return gangq.read_options('submit', options, null::gangq.job_options);
-end $$;
-comment on function gangq.read_job_options is 'Internal. The options of submit. Raises GQ001.';
 
 create function gangq.refuse_option(verb text, option text, type regtype) returns void
 language plpgsql stable as $$

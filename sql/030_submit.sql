@@ -231,7 +231,7 @@ create function gangq.known_workers(queue text) returns boolean language sql sta
 $$;
 comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
 
-create function gangq.unserved(queue text) returns text language sql immutable as $$
+create function gangq.unserved(queue text) returns text language sql stable as $$
   select format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they '
     'were submitted with; what it declares is for later ones', unserved.queue)
 $$;
@@ -346,8 +346,7 @@ returns gangq.job_options language sql immutable as $$
     coalesce((o).tolerates, (d).tolerates), coalesce((o).model, (d).model),
     coalesce((o).wait_for_hardware, false), coalesce((o).budget_s, (d).budget_s),
     coalesce((o).max_attempts, (d).max_attempts), coalesce((o).max_crashes, (d).max_crashes),
-    coalesce((o).max_trips, (d).max_trips), coalesce((o).wake, 'commit'), (o).request_id, (o).parent,
-    (o).parent_token)::gangq.job_options
+    coalesce((o).max_trips, (d).max_trips), coalesce((o).wake, 'commit'), (o).parent, (o).parent_token)::gangq.job_options
 $$;
 comment on function gangq.as_declared is
   'Internal. Options with what they leave open as workers declare the task, then as usual. A job that '
@@ -371,7 +370,7 @@ comment on function gangq.check_call is
 
 create function gangq.checked_submission(
   task text, queue text, payloads jsonb[], priority integer, gpus integer, due_at timestamptz,
-  after bigint[], o gangq.job_options, submitter text, login text
+  after bigint[], request_id uuid, o gangq.job_options, submitter text, login text
 ) returns gangq.submission language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -382,8 +381,8 @@ declare
 begin
   -- Before anything is refused: what has changed since is no reason to refuse a repetition.
   s.ids := (
-    select a.job_ids from gangq.answer_of(login, o.request_id, false, cardinality(payloads)) a
-    where o.request_id is not null);
+    select a.job_ids from gangq.answer_of(login, request_id, false, cardinality(payloads)) a
+    where request_id is not null);
   if s.ids is not null then
     return s;
   end if;
@@ -459,32 +458,10 @@ comment on function gangq.follow_submission is
   'Internal. After jobs were written that are not pending: records what they wait for, or asks for a '
   'tick when they are due soon.';
 
-create function gangq.keep_request(login text, request_id uuid, base bigint, ids bigint[], jobs integer)
-returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_variable
-begin
-  -- One statement, because every submission of a client runs it. It waits at the key for another call
-  -- with this id.
-  insert into gangq.requests as r (request_id, login, job_ids)
-  select request_id, login,
-    coalesce(ids, array(select base + nextval('gangq.job_ids'::regclass) from generate_series(1, jobs)))
-  where current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
-    and not exists (
-      select from gangq.requests_before b
-      where b.request_id = keep_request.request_id and b.login = keep_request.login)
-  on conflict do nothing
-  returning r.job_ids into ids;
-  return case when found then ids end;
-end $$;
-comment on function gangq.keep_request is
-  'Internal. Keeps the ids of this call under its request_id and returns them; ids null: it draws so '
-  'many. Null: another call has this request_id, or this transaction is not READ COMMITTED; answer_of '
-  'tells.';
-
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
   priority integer default null, gpus integer default null, due_at timestamptz default null,
-  after bigint[] default '{}', options jsonb default '{}'
+  after bigint[] default '{}', request_id uuid default null, options jsonb default '{}'
 ) returns setof bigint language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -495,34 +472,47 @@ declare
   submitter text := gangq.caller();
   login text := session_user;
 begin
-  if options <> '{}' then
-    o := gangq.read_job_options(options);
-  end if;
-  if o.parent is not null then
-    select p.submitter, p.login into submitter, login from gangq.submitter_of(o.parent, o.parent_token) p;
+  -- What every submission runs is written out or inlined here: a call costs up to 4 us, an exception
+  -- block 6, and the whole of it 60. The first are the options of a client that asks for nothing else.
+  if options = '{"wake": "sleepers"}' then
+    o.wake := 'sleepers';
+  elsif options <> '{}' then
+    o := gangq.read_options('submit', options, o);
+    if o.parent is not null then
+      select p.submitter, p.login into submitter, login
+      from gangq.submitter_of(o.parent, o.parent_token) p;
+    end if;
   end if;
   if gangq.may_be_plain(payloads, priority, due_at, after, o) then
     select p.* into s
     from gangq.plain_submission(task, queue, pg_column_size(payloads), priority, gpus, o) p;
   end if;
   if s.shape is null then
-    s := gangq.checked_submission(task, queue, payloads, priority, gpus, due_at, after, o,
-      submitter, login);
+    s := gangq.checked_submission(task, queue, payloads, priority, gpus, due_at, after,
+      request_id, o, submitter, login);
     if s.state is null then
       return query select unnest(s.ids);
       return;
     end if;
   elsif not (s.fits or coalesce(o.wait_for_hardware, false)) then
-    -- As note_unserved says it: a call would be one more statement of every submission.
     raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
   end if;
   -- Places are drawn by transactions that have their number already: see gangq.seen.
   number := pg_current_xact_id();
-  if o.request_id is not null then
-    s.ids := gangq.keep_request(login, o.request_id, s.base, s.ids, cardinality(payloads));
-    if s.ids is null then
+  if submit.request_id is not null then
+    -- It waits at the key for another call with this id.
+    insert into gangq.requests as r (request_id, login, job_ids)
+    select me.request_id, me.login, coalesce(s.ids,
+      array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads)))
+    from (select submit.request_id, login) as me(request_id, login)
+    where current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
+      and not exists (
+        select from gangq.requests_before b where (b.request_id, b.login) = (me.request_id, me.login))
+    on conflict do nothing
+    returning r.job_ids into s.ids;
+    if not found then
       return query select unnest(a.job_ids)
-      from gangq.answer_of(login, o.request_id, false, cardinality(payloads)) a;
+      from gangq.answer_of(login, submit.request_id, false, cardinality(payloads)) a;
       return;
     end if;
   end if;
@@ -547,6 +537,10 @@ comment on function gangq.submit is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
   'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: not '
   'before. after: jobs that must be done first; if one fails or is cancelled, these are cancelled. '
+  'request_id: a new one for each submission. A call that is repeated with it within an hour, because '
+  'its answer was lost, returns the ids of the first call and submits nothing. It waits up to 2 s for '
+  'a first call that has not ended; if that is rolled back, it submits. Each login has ids of its own, '
+  'and only the kind and the number of jobs are compared. '
   'options: what is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see '
   '\dT+ gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
   'queue default, and no needs. What no worker of the queue that is known, ended ones included, could '
@@ -1041,12 +1035,12 @@ create function gangq.submit_child(
   job_id bigint, token bigint, task text, queue text default null,
   payloads jsonb[] default array['{}'::jsonb], priority integer default null,
   gpus integer default null, due_at timestamptz default null, after bigint[] default '{}',
-  options jsonb default '{}'
+  request_id uuid default null, options jsonb default '{}'
 ) returns setof bigint language plpgsql as $$
 #variable_conflict use_variable
 begin
   return query select gangq.submit(task => task, queue => queue, payloads => payloads,
-    priority => priority, gpus => gpus, due_at => due_at, after => after,
+    priority => priority, gpus => gpus, due_at => due_at, after => after, request_id => request_id,
     options => gangq.for_parent(options, job_id, token));
 end $$;
 comment on function gangq.submit_child is

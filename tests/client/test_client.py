@@ -150,12 +150,12 @@ def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_
     }
     parameters = inspect.signature(calls.submit).parameters.values()
     ours = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
-    assert sent(task="t", **ours) == ({"task", "options"}, {"wake", "request_id"})
+    assert sent(task="t", **ours) == ({"task", "request_id", "options"}, {"wake"})
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == {
         name: theirs[name] for name in ours
     }
     other = {name: "other" if name == "queue" else [{}, {}] if name == "payloads" else 1 for name in ours}
-    assert sent(task="t", **other) == ({"task", "options", *ours}, {"wake", "request_id"})
+    assert sent(task="t", **other) == ({"task", "request_id", "options", *ours}, {"wake"})
 
 
 def sent(**given: Any) -> tuple[set[str], set[str]]:
@@ -166,7 +166,7 @@ def sent(**given: Any) -> tuple[set[str], set[str]]:
 
 def test_an_option_that_is_usual_is_not_sent() -> None:
     usual: dict[str, Any] = {**dict.fromkeys(SubmitOptions.__annotations__), "wait_for_hardware": False}
-    assert sent(task="t", **usual)[1] == {"wake", "request_id"}
+    assert sent(task="t", **usual)[1] == {"wake"}
     connection = object()
     assert sent(task="t", connection=connection, **usual) == ({"task"}, set())
     assert sent(task="t", connection=connection, cpus=0)[1] == {"cpus"}

@@ -1,4 +1,4 @@
-"""The whole schema as text, a line for each column, constraint, index, view, type and function: what a change shows."""
+"""The whole schema as text, a line for each column, constraint, index, view, type and function."""
 
 from __future__ import annotations
 

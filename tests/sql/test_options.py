@@ -98,8 +98,6 @@ def test_an_option_of_another_type_is_refused_by_name(untouched: Q, verb: str) -
         {"memory_mb": 2**63},
         {"max_attempts": 1e300},
         {"budget_s": 1e300},
-        {"request_id": "mine"},
-        {"request_id": "mine", "wake": "sleepers"},
         {"parent": -1.5},
     ],
 )

@@ -312,9 +312,7 @@ def test_a_submission_left_open_only_puts_off_the_turn(q: Q, request_id: uuid.UU
 
 
 def test_a_prepared_submission_goes_on_across_the_turn(q: Q) -> None:
-    q.sql(
-        "prepare again (uuid) as select gangq.submit('work', options => jsonb_build_object('request_id', $1))"
-    )
+    q.sql("prepare again (uuid) as select gangq.submit('work', request_id => $1)")
     ids = [uuid.uuid4() for _ in range(4)]
     answers = []
     for each in ids:

@@ -275,6 +275,7 @@ def submit(
     gpus: int | None = None,
     due_at: datetime | None = None,
     after: Sequence[int | Awaited] | None = None,
+    request_id: UUID | str | None = None,
     connection: object | None = None,
     **options: Unpack[SubmitOptions],
 ) -> Query[list[int]]:
@@ -283,18 +284,19 @@ def submit(
     `options`: see `gangq.client.options.SubmitOptions`. What is None is as the workers declare the task, then as
     usual: queue default, priority 0, no needs.
 
-    Without `connection` a call has a `request_id` by itself, and is sent again, once and before its time is up, where
+    `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
+    nothing. Without `connection` a call has one by itself, and is sent again, once and before its time is up, where
     its connection breaks before the answer. Pass your own to repeat a call yourself after `DatabaseUnreachable`.
     Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy` (a call with this
     `request_id` is under way), `WrongIsolation` (a `request_id` in a transaction that is not READ COMMITTED).
     """
-    said = encode_options(options)
+    said = encode_options(options) if options else {}
     # Our own connection commits at once: notify only if somebody sleeps now. In a caller's transaction that look
     # would be stale by the time it commits.
     if connection is None:
         said["wake"] = '"sleepers"'
         # The caller's own transaction says what came of it: whether it was committed.
-        said.setdefault("request_id", f'"{_new_request_id()}"')
+        request_id = request_id or _new_request_id()
     text, given = _call(
         "submit",
         "submit",
@@ -306,6 +308,7 @@ def submit(
             "gpus": gpus,
             "due_at": _aware(due_at),
             "after": awaited_ids(after),
+            "request_id": request_id,
             "options": as_json(said),
         },
     )
@@ -317,7 +320,7 @@ def submit(
         connection,
         tuple_row,
         often=True,
-        repeatable="request_id" in said,
+        repeatable=request_id is not None,
     )
 
 
@@ -391,8 +394,11 @@ def _child(verb: Callable[..., Query[Any]], arguments: Mapping[str, object]) -> 
     if not isinstance(options, dict | None):
         raise InvalidInput(f"the options of {verb.__name__} are no JSON object")
     options = options or {}
-    said = {**options, "request_id": options.get("request_id") or _new_request_id()}
-    return {**arguments, "options": dumps(said, "options")}
+    said = arguments if "request_id" in known else options
+    asked = {"request_id": said.get("request_id") or _new_request_id()}
+    if said is arguments:
+        return {**arguments, **asked, "options": dumps(options, "options")}
+    return {**arguments, "options": dumps({**options, **asked}, "options")}
 
 
 def submit_child(*, job_id: int, token: int, arguments: Mapping[str, object]) -> Query[list[int]]:

@@ -30,7 +30,6 @@ class _Options(TypedDict, total=False):
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
-    request_id: UUID | str | None
 
 
 class SubmitOptions(_Options, total=False):
@@ -42,8 +41,6 @@ class SubmitOptions(_Options, total=False):
     - `model`: what it needs loaded; a worker that has it is preferred, any other may take it.
     - `wait_for_hardware`: take it though no known worker of the queue could ever run it: one is still to come.
     - `budget_s`: wall-clock seconds of an attempt. `max_attempts`, `max_crashes`, `max_trips`: then it fails.
-    - `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
-      nothing.
     """
 
 
@@ -62,6 +59,7 @@ class SubmitGangOptions(_Options, total=False):
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then: requeue
       (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail), soft (single
       jobs). `preemptible` [True]: whether others may displace it.
+    - `request_id`: as in `submit`.
     """
 
     payloads: Sequence[object] | None
@@ -80,6 +78,7 @@ class SubmitGangOptions(_Options, total=False):
     timeout_s: float | None
     timeout_style: str | None
     preemptible: bool | None
+    request_id: UUID | str | None
 
 
 class RegisterOptions(TypedDict, total=False):
@@ -127,6 +126,10 @@ def as_json(encoded: Mapping[str, str]) -> str | None:
 
 
 def _encode(name: str, value: Any) -> str:
+    if value is True:
+        return "true"
+    if type(value) is int and abs(value) < 1 << 63:  # What most options are; dumps takes ten times as long.
+        return str(value)
     if name == "roles":
         return encode_roles(value) or "null"
     if name == "selector":
