@@ -123,18 +123,6 @@ language plpgsql stable as $$
 declare
   said record;
 begin
-  begin
-    o := jsonb_populate_record(o, options);
-    -- What reads back as it was written has the right types, but for arrays: they may hold a null.
-    if jsonb_strip_nulls(to_jsonb(o)) = options
-      and not jsonb_path_exists(options, 'strict $.* ? (@.type() == "array")')
-    then
-      return o;
-    end if;
-  exception
-    when data_exception then null;  -- said below, by the option's name
-  end;
-  o := null;
   if jsonb_typeof(options) <> 'object' then
     perform gangq.refuse('GQ001', format('the options of %s are %s', verb, left(options::text, 200)),
       'Pass them as one JSON object: options => ''{"memory_mb": 16000}''.');

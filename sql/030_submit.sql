@@ -477,7 +477,16 @@ begin
   if options = '{"wake": "sleepers"}' then
     o.wake := 'sleepers';
   elsif options <> '{}' then
-    o := gangq.read_options('submit', options, o);
+    begin
+      -- What reads back as it was written has the right types. An array may hold a null.
+      o := jsonb_populate_record(o, options);
+      if jsonb_strip_nulls(to_jsonb(o)) <> options or o.tolerates is not null then
+        o := gangq.read_options('submit', options, null::gangq.job_options);
+      end if;
+    exception
+      when data_exception then
+        o := gangq.read_options('submit', options, null::gangq.job_options);
+    end;
     if o.parent is not null then
       select p.submitter, p.login into submitter, login
       from gangq.submitter_of(o.parent, o.parent_token) p;
