@@ -1,8 +1,8 @@
 -- What administrators set: configure, set_task; set_queue is with the queues.
 -- Locks: configure the row of settings; submit_gang shares it where a gang names a topology level.
 
-create function gangq.settable(of_type regtype) returns table (name text, type regtype, needed boolean)
-language sql stable as $$
+create function gangq.settable(of_type regtype)
+returns table (name text, type regtype, needed boolean) language sql stable as $$
   select a.attname::text, a.atttypid::regtype, a.attnotnull
   from pg_attribute a join pg_type t on t.typrelid = a.attrelid
   where t.oid = of_type and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''

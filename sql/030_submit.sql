@@ -217,8 +217,8 @@ begin
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
   if why is not null then
-    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or pass the option wait_for_hardware '
-      '(--wait-for-hardware) if one is still to come.');
+    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or pass the '
+      'option wait_for_hardware (--wait-for-hardware) if one is still to come.');
   end if;
   update gangq.shapes s set fits = true
   where s.id = (select z.id from gangq.shapes z where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
@@ -232,8 +232,8 @@ $$;
 comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
 
 create function gangq.unserved(queue text) returns text language sql stable as $$
-  select format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they '
-    'were submitted with; what it declares is for later ones', unserved.queue)
+  select format('no worker of queue %s is known yet: jobs wait until one starts, with the needs '
+    'they were submitted with; what it declares is for later ones', unserved.queue)
 $$;
 comment on function gangq.unserved is 'Internal. The text of the notice GQ100.';
 
@@ -275,7 +275,7 @@ comment on function gangq.answer_of is
   'Internal. What the call with this request_id has answered this login; no row: there was none within the hour. '
   'Raises GQ001 if that was no gang (of_gang) or had another number of jobs (null: any), GQ008.';
 
--- What is known of a submission once it may be made. fits: a worker that could run it has been known.
+-- fits: a worker that could run it has been known.
 create type gangq.submission as (
   queue text,
   shape integer,
@@ -291,9 +291,10 @@ create type gangq.submission as (
   ids bigint[]
 );
 comment on type gangq.submission is
-  'What is known of a submission once it may be made: where its jobs wait, their shape and limits, the '
-  'state they begin in, the live jobs they wait for, and their ids if those are drawn already. state '
-  'null: it was made before, by a call with the same request_id, and ids are the answer.';
+  'What is known of a submission once it may be made: where its jobs wait, their shape and '
+  'limits, the state they begin in, the live jobs they wait for, and their ids if those are drawn '
+  'already. state null: it was made before, by a call with the same request_id, and ids are the '
+  'answer.';
 
 -- In one statement, and inlined into submit's. A submission that needs a closer look finds no row:
 -- of a shape that is new, or in a queue that has limits, a parent, ceilings or a fair order.
@@ -321,8 +322,8 @@ create function gangq.plain_submission(
     and (z.fits or (o).wait_for_hardware or not gangq.known_workers(x.name))
 $$;
 comment on function gangq.plain_submission is
-  'Internal. All there is to know of a submission that asks for nothing unusual; no row: it does, or '
-  'no submission has asked for this before.';
+  'Internal. All there is to know of a submission that asks for nothing unusual; no row: it does, '
+  'or no submission has asked for this before.';
 
 -- Inlined, too: what it says no to is not worth the attempt.
 create function gangq.may_be_plain(
@@ -346,11 +347,12 @@ returns gangq.job_options language sql immutable as $$
     coalesce((o).tolerates, (d).tolerates), coalesce((o).model, (d).model),
     coalesce((o).wait_for_hardware, false), coalesce((o).budget_s, (d).budget_s),
     coalesce((o).max_attempts, (d).max_attempts), coalesce((o).max_crashes, (d).max_crashes),
-    coalesce((o).max_trips, (d).max_trips), coalesce((o).wake, 'commit'), (o).parent, (o).parent_token)::gangq.job_options
+    coalesce((o).max_trips, (d).max_trips), coalesce((o).wake, 'commit'), (o).parent,
+    (o).parent_token)::gangq.job_options
 $$;
 comment on function gangq.as_declared is
-  'Internal. Options with what they leave open as workers declare the task, then as usual. A job that '
-  'asks for no device needs no memory on one, whatever is declared.';
+  'Internal. Options with what they leave open as workers declare the task, then as usual. A job '
+  'that asks for no device needs no memory on one, whatever is declared.';
 
 create function gangq.check_call(payloads jsonb[], due_at timestamptz, wake text) returns void
 language plpgsql immutable as $$
@@ -436,11 +438,11 @@ begin
   return s;
 end $$;
 comment on function gangq.checked_submission is
-  'Internal. What is known of a submission after every check, its shape interned. Raises what submit '
-  'raises.';
+  'Internal. What is known of a submission after every check, its shape interned. Raises what '
+  'submit raises.';
 
-create function gangq.follow_submission(s gangq.submission, due_at timestamptz, wake text) returns void
-language plpgsql as $$
+create function gangq.follow_submission(s gangq.submission, due_at timestamptz, wake text)
+returns void language plpgsql as $$
 begin
   if s.awaited <> '{}' then
     insert into gangq.dependencies (job_id, on_job_id)
@@ -455,8 +457,8 @@ begin
   end if;
 end $$;
 comment on function gangq.follow_submission is
-  'Internal. After jobs were written that are not pending: records what they wait for, or asks for a '
-  'tick when they are due soon.';
+  'Internal. After jobs were written that are not pending: records what they wait for, or asks '
+  'for a tick when they are due soon.';
 
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
@@ -472,8 +474,8 @@ declare
   submitter text := gangq.caller();
   login text := session_user;
 begin
-  -- What every submission runs is written out or inlined here: a call costs up to 4 us, an exception
-  -- block 6, and the whole of it 60. The first are the options of a client that asks for nothing else.
+  -- What every submission runs is written out or inlined here: a call of a function costs up to
+  -- 4 us, and the whole of it 60. The first are the options of a client that asks for nothing else.
   if options = '{"wake": "sleepers"}' then
     o.wake := 'sleepers';
   elsif options <> '{}' then
@@ -516,7 +518,8 @@ begin
     from (select submit.request_id, login) as me(request_id, login)
     where current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
       and not exists (
-        select from gangq.requests_before b where (b.request_id, b.login) = (me.request_id, me.login))
+        select from gangq.requests_before b
+        where b.request_id = me.request_id and b.login = me.login)
     on conflict do nothing
     returning r.job_ids into s.ids;
     if not found then
@@ -537,26 +540,27 @@ begin
   if s.state <> 'pending' then
     perform gangq.follow_submission(s, due_at, o.wake);
   elsif coalesce(o.wake, 'commit') = 'commit'
-    or o.wake = 'sleepers' and exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue])
+    or o.wake = 'sleepers'
+      and exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue])
   then
     perform gangq.wake_sleepers(s.queue, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;
 end $$;
 comment on function gangq.submit is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
-  'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: not '
-  'before. after: jobs that must be done first; if one fails or is cancelled, these are cancelled. '
-  'request_id: a new one for each submission. A call that is repeated with it within an hour, because '
-  'its answer was lost, returns the ids of the first call and submits nothing. It waits up to 2 s for '
-  'a first call that has not ended; if that is rolled back, it submits. Each login has ids of its own, '
-  'and only the kind and the number of jobs are compared. '
-  'options: what is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see '
-  '\dT+ gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
-  'queue default, and no needs. What no worker of the queue that is known, ended ones included, could '
-  'ever run is refused, unless with the option wait_for_hardware; while none is known a notice (GQ100) '
-  'says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a payload, or more new distinct '
-  'requirements than settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), 42501 '
-  '(priority above the submitter''s ceiling), 55P03.';
+  'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: '
+  'not before. after: jobs that must be done first; if one fails or is cancelled, these are '
+  'cancelled. request_id: a new one for each submission. A call that is repeated with it within '
+  'an hour, because its answer was lost, returns the ids of the first call and submits nothing. '
+  'It waits up to 2 s for a first call that has not ended; if that is rolled back, it submits. '
+  'Each login has ids of its own, and only the kind and the number of jobs are compared. options: '
+  'what is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see \dT+ '
+  'gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
+  'queue default, and no needs. What no worker of the queue that is known, ended ones included, '
+  'could ever run is refused, unless with the option wait_for_hardware; while none is known a '
+  'notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a payload, or '
+  'more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id needs '
+  'READ COMMITTED), 42501 (priority above the submitter''s ceiling), 55P03.';
 
 create function gangq.declared_needs(task text) returns jsonb language sql stable set search_path = pg_catalog, pg_temp as $$
   select coalesce((
@@ -678,8 +682,8 @@ end $$;
 comment on function gangq.check_level is
   'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; spread: a host for each member.';
 
-create function gangq.check_gang(size integer, due_at timestamptz, o gangq.gang_options) returns void
-language plpgsql immutable as $$
+create function gangq.check_gang(size integer, due_at timestamptz, o gangq.gang_options)
+returns void language plpgsql immutable as $$
 begin
   if o.roles is null and (size is null or size not between 1 and 100000) then
     perform gangq.refuse('GQ001',
@@ -703,13 +707,15 @@ begin
     'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for '
     'an elastic gang.');
   perform gangq.check_gang_option('timeout_style', o.timeout_style, '{requeue,hard,soft}',
-    'requeue: it backs off if no worker could hold it or its planned start is overdue, else it waits '
-    'on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
+    'requeue: it backs off if no worker could hold it or its planned start is overdue, else it '
+    'waits on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
   perform gangq.check_gang_option('strategy', o.strategy, '{pack,spread,strict_pack,strict_spread}',
-    'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.');
+    'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each '
+    'member.');
   perform gangq.check_gang_option('failure_policy', o.failure_policy,
     '{restart_gang,restart_member,shrink,fail}',
-    'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or fail.');
+    'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or '
+    'fail.');
   if not (o.claim_deadline_s > 0 and o.claim_deadline_s <= 1e6) then
     perform gangq.refuse('GQ001', format('claim_deadline_s is %s', o.claim_deadline_s),
       'It is a positive number of seconds, a million at most.');
@@ -726,16 +732,18 @@ begin
   end if;
 end $$;
 comment on function gangq.check_gang is
-  'Internal. Validates what a gang asks for as a whole, before its roles are read. Raises GQ001, GQ007.';
+  'Internal. Validates what a gang asks for as a whole, before its roles are read. Raises GQ001, '
+  'GQ007.';
 
-create function gangq.check_gang_option(option text, value text, known text[], hint text) returns void
-language plpgsql immutable as $$
+create function gangq.check_gang_option(option text, value text, known text[], hint text)
+returns void language plpgsql immutable as $$
 begin
   if value <> all (known) then
     perform gangq.refuse('GQ001', format('%s is %L', option, left(value, 100)), hint);
   end if;
 end $$;
-comment on function gangq.check_gang_option is 'Internal. Raises GQ001 for none of these; null passes.';
+comment on function gangq.check_gang_option is
+  'Internal. Raises GQ001 for none of these; null passes.';
 
 -- The roles of a gang, each an element of these arrays, in rank order.
 create type gangq.gang_members as (
@@ -823,7 +831,8 @@ returns void language plpgsql immutable as $$
 begin
   if m.members > 100000 or m.members <> size then
     perform gangq.refuse('GQ001',
-      format('the roles have %s members in all%s', m.members, coalesce(', and size is ' || size, '')),
+      format('the roles have %s members in all%s', m.members,
+        coalesce(', and size is ' || size, '')),
       'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
   end if;
   if jsonb_array_length(o.payloads) <> m.members then
@@ -869,15 +878,16 @@ begin
   if note is not null and not wait then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then
-      perform gangq.refuse('GQ001', why, 'Ask for less, start the workers first, or pass the option '
-        'wait_for_hardware (--wait-for-hardware) if they are still to come.');
+      perform gangq.refuse('GQ001', why, 'Ask for less, start the workers first, or pass the '
+        'option wait_for_hardware (--wait-for-hardware) if they are still to come.');
     end if;
   end if;
   return note;
 end $$;
 comment on function gangq.check_gang_fit is
-  'Internal. Refuses (GQ001) a gang above a limit of its queue, or one that the workers known could '
-  'never hold unless it waits for others. Returns why those registered now could not; null: they could.';
+  'Internal. Refuses (GQ001) a gang above a limit of its queue, or one that the workers known '
+  'could never hold unless it waits for others. Returns why those registered now could not; null: '
+  'they could.';
 
 create function gangq.write_gang(
   g gangq.live_gangs, m gangq.gang_members, q gangq.queues_table, o gangq.gang_options,
@@ -897,8 +907,8 @@ begin
     coalesce(o.claim_deadline_s, c.claim_deadline_s), g.submitted_at, g.not_before,
     coalesce(o.failure_policy, 'restart_gang'), o.completion, coalesce(o.preemptible, true),
     -- A role without one runs under the installation's: the longest is known only if one is set.
-    case when num_nonnulls(q.budget_s, (select max(b.budget_s) from unnest(m.budgets) as b(budget_s))) > 0
-      then (
+    case
+      when num_nonnulls(q.budget_s, (select max(b.s) from unnest(m.budgets) as b(s))) > 0 then (
         select max(coalesce(b.budget_s, q.budget_s,
           case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end))
         from unnest(m.budgets, m.shapes) as b(budget_s, shape)
@@ -910,7 +920,8 @@ begin
   cross join lateral (
     select coalesce(o.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
-    waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+    waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent,
+    payload)
   select job_ids[r.rank + 1], x.order_key, x.id, r.rank, r.role, x.submitted_at, r.shape,
     coalesce(r.budget_s, q.budget_s), cardinality(awaited), x.priority, x.max_attempts,
     x.max_crashes, x.max_trips, x.state, x.submitter, x.login, o.parent,
@@ -944,8 +955,8 @@ declare
 begin
   perform gangq.check_gang(size, g.not_before, o);
   if num_nonnulls(o.roles::text, o.require, o.prefer) > 0 then
-    -- Shared, so that submitters do not wait for each other, and configure takes no level away before
-    -- this gang can be seen.
+    -- Shared, so that submitters do not wait for each other, and configure takes no level away
+    -- before this gang can be seen.
     perform from gangq.settings c for share;
   end if;
   m := gangq.intern_members(task, size, queue, payload, gpus, o, g.submitter, g.login);
@@ -958,7 +969,8 @@ begin
     o.budget_s, o.max_attempts, o.max_crashes, o.max_trips);
   perform gangq.check_ceiling(queue, g.priority, g.submitter, g.login);
   g.kind_id := gangq.intern_kind(queue, m.placed, o.require, o.prefer, o.apart);
-  note := gangq.check_gang_fit(g.kind_id, queue, m.least_members, coalesce(o.wait_for_hardware, false));
+  note := gangq.check_gang_fit(g.kind_id, queue, m.least_members,
+    coalesce(o.wait_for_hardware, false));
   awaited := gangq.await(after);
   base := (select b.base from gangq.id_base() b);
   gang_id := base + nextval('gangq.gang_ids'::regclass);
@@ -984,8 +996,8 @@ begin
   return next;
 end $$;
 comment on function gangq.make_gang is
-  'Internal. Checks and writes a gang; g: who submits it, when, with which priority. Returns and raises '
-  'what submit_gang does.';
+  'Internal. Checks and writes a gang; g: who submits it, when, with which priority. Returns and '
+  'raises what submit_gang does.';
 
 create function gangq.submit_gang(
   task text default null, size integer default null, queue text default null,
@@ -1031,14 +1043,15 @@ begin
     payload, gpus, after, o, g) x;
 end $$;
 comment on function gangq.submit_gang is
-  'Submits a gang: members that start together or not at all, written as blocked in one transaction. '
-  'size members alike, ranks 0 to size-1, or the option roles; payload goes to each of them, or the '
-  'option payloads one to each. Each member needs gpus devices, and what the options say, for itself; '
-  'see \dT+ gangq.gang_options. What is left null is as the workers declare the task. due_at, after: '
-  'as in submit. note is set when the workers registered now could never hold it, with the numbers; it '
-  'then waits for better ones. What all workers known, ended ones included, could not hold is taken '
-  'only with the option wait_for_hardware. Raises GQ001 (also what exceeds a limit of its queue or all '
-  'hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501, 55P03.';
+  'Submits a gang: members that start together or not at all, written as blocked in one '
+  'transaction. size members alike, ranks 0 to size-1, or the option roles; payload goes to each '
+  'of them, or the option payloads one to each. Each member needs gpus devices, and what the '
+  'options say, for itself; see \dT+ gangq.gang_options. What is left null is as the workers '
+  'declare the task. due_at, after: as in submit. note is set when the workers registered now '
+  'could never hold it, with the numbers; it then waits for better ones. What all workers known, '
+  'ended ones included, could not hold is taken only with the option wait_for_hardware. Raises '
+  'GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining '
+  'queue), GQ007, GQ008, 42501, 55P03.';
 
 create function gangq.submit_child(
   job_id bigint, token bigint, task text, queue text default null,
@@ -1053,9 +1066,9 @@ begin
     options => gangq.for_parent(options, job_id, token));
 end $$;
 comment on function gangq.submit_child is
-  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and '
-  'whose limits count, is the job''s; the children keep its id as parent. Raises what submit raises, '
-  'and GQ003 when the claim is over.';
+  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, '
+  'and whose limits count, is the job''s; the children keep its id as parent. Raises what submit '
+  'raises, and GQ003 when the claim is over.';
 
 create function gangq.submit_child_gang(
   job_id bigint, token bigint, task text default null, size integer default null,
@@ -1070,9 +1083,9 @@ begin
     options => gangq.for_parent(options, job_id, token)) x;
 end $$;
 comment on function gangq.submit_child_gang is
-  'As submit_gang, for the job that holds this claim, called by its worker. The submitter recorded, '
-  'and whose limits count, is the job''s; the children keep its id as parent. Raises what submit_gang '
-  'raises, and GQ003 when the claim is over.';
+  'As submit_gang, for the job that holds this claim, called by its worker. The submitter '
+  'recorded, and whose limits count, is the job''s; the children keep its id as parent. Raises '
+  'what submit_gang raises, and GQ003 when the claim is over.';
 
 -- Without a parent the worker would submit in its own name, which it may not.
 create function gangq.for_parent(options jsonb, job_id bigint, token bigint) returns jsonb

@@ -76,13 +76,14 @@ declare
   unknown_queue text;
 begin
   select w.what, w.said into wrong
-  from (values ('name', name), ('host', host), ('address', coalesce(o.address, host))) as w(what, said)
+  from (values ('name', name), ('host', host), ('address', coalesce(o.address, host)))
+    as w(what, said)
   where (w.said ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$') is not true limit 1;
   if found then
     perform gangq.refuse('GQ001',
       format('the %s of a worker cannot be %L', wrong.what, coalesce(left(wrong.said, 80), '')),
-      format('1 to 200 letters, digits, and . _ @ : - (no - first). Pass another %s, for example host-1.',
-        wrong.what));
+      format('1 to 200 letters, digits, and . _ @ : - (no - first). Pass another %s, for example '
+        'host-1.', wrong.what));
   end if;
   perform gangq.refuse_larger(format('%s of worker %s', w.what, name), w.bytes, w.most)
   from (values ('labels', pg_column_size(o.labels), 8192),
@@ -133,8 +134,8 @@ begin
     message = format('worker %L is registered from host %s (pid %s) and was heard %s s ago',
       other.name, other.host, coalesce(other.pid::text, '?'),
       round(extract(epoch from t - other.renewed_at)::numeric, 1)),
-    hint = format('Give this one another name, stop the other, or wait %s s for its lease to end and '
-      'a tick to judge it.', greatest(0, ceil(extract(epoch from other.expires_at - t)))),
+    hint = format('Give this one another name, stop the other, or wait %s s for its lease to end '
+      'and a tick to judge it.', greatest(0, ceil(extract(epoch from other.expires_at - t)))),
     detail = jsonb_build_object('incarnation', other.id, 'host', other.host,
       'boot_id', other.boot_id, 'pid', other.pid,
       'identity', case when gangq.may_report(other.login) then other.identity end,
@@ -212,7 +213,8 @@ begin
   perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
   perform gangq.lock_name(name);
   perform gangq.refuse_taken(name, registered_at);
-  incarnation := (select b.base from gangq.id_base() b) + nextval('gangq.incarnation_ids'::regclass);
+  incarnation := (select b.base from gangq.id_base() b)
+    + nextval('gangq.incarnation_ids'::regclass);
   -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
   select i.quarantined, i.operator_taints into predecessor
   from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
@@ -257,14 +259,14 @@ exception
       'negative; labels a JSON object.');
 end $$;
 comment on function gangq.register_worker is
-  'A worker starts: records what it offers and returns its incarnation, which every other worker verb '
-  'carries, and the installation''s numbers. The lease runs from now. Devices that another live '
-  'incarnation offers, or that are quarantined, come back in withheld; the former are offered as soon '
-  'as that incarnation has ended. slots: null is one for each device, for kind inline one. '
-  'options: labels, taints, tasks and more, see \dT+ gangq.worker_options. The incarnation belongs to '
-  'the login that registers it: no other, but its members and admins, reports for it. Raises GQ001, '
-  'GQ002, GQ006 (a live incarnation has this name; the error''s detail says what proves it dead, to '
-  'its login), GQ007.';
+  'A worker starts: records what it offers and returns its incarnation, which every other worker '
+  'verb carries, and the installation''s numbers. The lease runs from now. Devices that another '
+  'live incarnation offers, or that are quarantined, come back in withheld; the former are '
+  'offered as soon as that incarnation has ended. slots: null is one for each device, for kind '
+  'inline one. options: labels, taints, tasks and more, see \dT+ gangq.worker_options. The '
+  'incarnation belongs to the login that registers it: no other, but its members and admins, '
+  'reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s '
+  'detail says what proves it dead, to its login), GQ007.';
 
 -- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
 -- it. An incarnation whose registration was held up may be older than the one that offers: it takes nothing away.
