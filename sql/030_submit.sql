@@ -217,8 +217,8 @@ begin
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
   if why is not null then
-    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or pass the '
-      'option wait_for_hardware (--wait-for-hardware) if one is still to come.');
+    perform gangq.refuse('GQ001', why, 'Correct it, start a worker that can run it first, or pass '
+      'the option wait_for_hardware (--wait-for-hardware) if one is still to come.');
   end if;
   update gangq.shapes s set fits = true
   where s.id = (select z.id from gangq.shapes z where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
