@@ -107,7 +107,7 @@ begin
   end if;
 end $$;
 comment on function gangq.require_read_committed is
-  'Internal. claim, admit and tick count capacity after taking a lock; an older snapshot would count wrongly.';
+  'Internal. claim, apply and tick count capacity after taking a lock; an older snapshot would count wrongly.';
 
 -- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One index column
 -- then serves ORDER BY and range conditions both, and a gang's place can be compared with a job's.
@@ -229,4 +229,4 @@ begin
 end $$;
 comment on function gangq.wake_tick is
   'Internal. When a gang waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
-  'process delays nothing. Never runs admit itself.';
+  'process delays nothing. Never decides itself.';

@@ -1,4 +1,4 @@
--- What a gang asks for, interned: gangs alike in queue, roles and placement are one kind, and admission judges kinds.
+-- What a gang asks for, interned: gangs alike in queue, roles and placement are one kind, and a pass judges kinds.
 -- Takes no locks.
 
 -- Shapes are kept for ever, so those with a pending job are found by hopping along the index of claims, not by reading them all.

@@ -1,4 +1,4 @@
--- The board: everything one admission pass decides from, read once, in one snapshot. What decides, explains, plans ahead
+-- The board: everything that explain and plan decide from, read once, in one snapshot. What decides, explains, plans ahead
 -- or replays works on a board and never on tables, so all four are the same decision.
 -- Takes no locks.
 --
@@ -117,7 +117,7 @@ create type gangq.board as (
   apart_gangs bigint[]
 );
 comment on type gangq.board is
-  'What one admission pass sees, as arrays that refer to one another by position. unit: a gang, or a job alone (its id '
+  'What a decision sees, as arrays that refer to one another by position. unit: a gang, or a job alone (its id '
   'negative). held: one entry per placed member or job. Levels are numbered as in settings.topology, 0: none. Of a gang '
   'that runs, missing: members each role lacks, anchor: of each role the incarnations where its others are. move: what '
   'runs on hosts and workers that are drained.';

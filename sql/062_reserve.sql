@@ -58,7 +58,7 @@ begin
     select z.incarnation, z.gang_id from gangq.earmarks z where z.gang_id = any (ids) order by z.incarnation, z.gang_id for update skip locked);
   insert into gangq.events (id, at, kind, gang_id, epoch, actor, data)
   select (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass), t, 'reserve', g.id, g.epoch, gangq.actor(), jsonb_build_object(
-    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', take_places.digest,
+    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step, 'digest', left(take_places.digest, 64),
     'replaces', case g.state when 'running' then (
       select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank) from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
     'hosts', h.hosts)
@@ -77,7 +77,28 @@ comment on function gangq.take_places is
   'Internal. Writes down that these members, one entry each, are placed: new epochs, claim deadlines, devices held, workers woken. '
   'ranks: in the epoch. digest: of what the pass saw, null without one.';
 
-create function gangq.reserve_members(gang_id bigint, job_ids bigint[], incarnations bigint[]) returns boolean
+-- Each member has as many devices as it needs, one after the other.
+create function gangq.holders_of(job_ids bigint[], incarnations bigint[], device_ids bigint[]) returns bigint[]
+language sql stable as $$
+  with members as materialized (
+    select w.job_id, w.incarnation, s.gpus, s.vram_mb, s.avoid, sum(s.gpus) over (order by w.n) as upto
+    from unnest(job_ids, incarnations) with ordinality as w(job_id, incarnation, n)
+    join gangq.live_jobs j on j.id = w.job_id join gangq.shapes s on s.id = j.shape_id
+  )
+  select case when count(*) = cardinality(device_ids) and count(distinct d.id) = count(*) and count(*) = (select sum(x.gpus) from members x)
+    and coalesce(bool_and(r.id is not null), true) then coalesce(array_agg(m.job_id order by d.n), '{}') end
+  from members m
+  join unnest(device_ids) with ordinality as d(id, n) on d.n > m.upto - m.gpus and d.n <= m.upto
+  left join gangq.device_registry r on r.id = d.id and r.offered_by = m.incarnation and r.vram_mb >= m.vram_mb
+    and (m.avoid is null or r.id <> all (m.avoid)) and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)
+$$;
+comment on function gangq.holders_of is
+  'Internal. The member that gets each of these devices; null where one is held, too small, avoided or elsewhere, or they are '
+  'not as many as are needed.';
+
+create function gangq.reserve_members(
+  gang_id bigint, job_ids bigint[], incarnations bigint[], device_ids bigint[] default null, digest text default null
+) returns boolean
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -154,6 +175,13 @@ begin
     perform gangq.refuse('GQ004', format('gang %s does not fit the limits of queue %s: %s %s are used, %s more would be, and %s is the limit', g.id, hit ->> 'queue',
       hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'), 'Wait until others have ended, or raise the limit: select gangq.set_queue(...).');
   end if;
+  if reserve_members.device_ids is not null then
+    holders := gangq.holders_of(reserve_members.job_ids, reserve_members.incarnations, reserve_members.device_ids);
+    if holders is null then
+      return false;
+    end if;
+    devices := reserve_members.device_ids;
+  end if;
   -- Each takes the smallest devices that are large enough and not avoided. Who can use the fewest chooses first: what suits
   -- the next one suited it too, so that nobody is left without whom another order would have served.
   for m in
@@ -161,7 +189,7 @@ begin
     from unnest(reserve_members.job_ids, reserve_members.incarnations) as w(job_id, incarnation)
     join gangq.live_jobs j on j.id = w.job_id join gangq.shapes s on s.id = j.shape_id
     join gangq.free_capacity(wanted) f on f.incarnation = w.incarnation
-    where s.gpus > 0
+    where s.gpus > 0 and reserve_members.device_ids is null
     order by w.incarnation, s.vram_mb desc, coalesce(cardinality(s.avoid), 0) desc, j.rank
   loop
     if m.incarnation is distinct from at_worker then
@@ -181,7 +209,7 @@ begin
     from unnest(left_ids, left_vrams) with ordinality as d(id, vram, n) where d.id <> all (picked);
   end loop;
   perform gangq.take_places(array_fill(g.id, array[cardinality(reserve_members.job_ids)]), reserve_members.job_ids, reserve_members.incarnations,
-    array(select n from generate_series(0, cardinality(reserve_members.job_ids) - 1) as n), devices, holders, null, t);
+    array(select n from generate_series(0, cardinality(reserve_members.job_ids) - 1) as n), devices, holders, reserve_members.digest, t);
   return true;
 end $$;
 comment on function gangq.reserve_members is
@@ -189,7 +217,8 @@ comment on function gangq.reserve_members is
   'the members of a new epoch (of each role the lowest ranks, from its minimum to its maximum), which get the claim '
   'deadline; of a running one: exactly those that are missing, while the others run on and are told of the new epoch. '
   'Holds devices, wakes workers. False when a worker is busy or has no room any more, or others are missing by now: decide '
-  'again. Raises GQ001, GQ002, GQ004, GQ008.';
+  'again. device_ids: theirs, in the same order; null: the smallest that do. digest: of the board that it was decided on. '
+  'Raises GQ001, GQ002, GQ004, GQ008.';
 
 create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
 language plpgsql set plan_cache_mode = force_generic_plan as $$

@@ -10,12 +10,33 @@ create function gangq.seconds(at timestamptz) returns double precision language 
 return extract(epoch from at)::float8;
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
+-- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the table's
+-- statistics are older than it. Who holds jobs has a lease, ended or not.
+create function gangq.held_jobs() returns setof gangq.live_jobs language sql stable as $$
+  select j.*
+  from gangq.leases l
+  cross join lateral (select x.* from gangq.live_jobs x where x.incarnation = l.incarnation offset 0) j
+$$;
+comment on function gangq.held_jobs is 'Internal. All jobs that are reserved, run or are told to stop.';
+
+-- Light jobs share slots with what is placed, as many to a slot as their worker prefetches: the one whose
+-- end frees a slot stands for it.
+create function gangq.light_jobs()
+returns table (id bigint, incarnation bigint, queue text, frees boolean) language sql stable as $$
+  select j.id, j.incarnation, s.queue, (
+    count(*) over (partition by j.incarnation)
+      - row_number() over (partition by j.incarnation order by j.claimed_at, j.id)) % i.prefetch = 0
+  from gangq.held_jobs() j
+  join gangq.shapes s on s.id = j.shape_id
+  join gangq.incarnations i on i.id = j.incarnation
+  where j.gang_id is null and s.plain
+$$;
+comment on function gangq.light_jobs is
+  'Internal. Light jobs that run; frees: whether the end of this one gives a slot back.';
+
 create function gangq.board_queues() returns jsonb language sql stable as $$
   with light as materialized (
-    select s.queue, count(*) as jobs
-    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation is not null and j.gang_id is null and s.plain
-    group by s.queue
+    select l.queue, count(*) as jobs from gangq.light_jobs() l where not l.frees group by l.queue
   )
   select jsonb_agg(jsonb_build_object(
     'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
@@ -47,15 +68,9 @@ comment on function gangq.domains is
   'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
 create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language sql stable as $$
-  with light as materialized (
-    select j.incarnation, count(*) as jobs
-    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.incarnation is not null and j.gang_id is null and s.plain
-    group by j.incarnation
-  )
   select jsonb_agg(jsonb_build_object(
     'id', i.id, 'name', i.name, 'host', i.host,
-    'slots', i.slots - coalesce(ceil(l.jobs::numeric / i.prefetch), 0)::integer, 'memory_mb', i.memory_mb,
+    'slots', i.slots, 'memory_mb', i.memory_mb,
     'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
     'domains', gangq.domains(i, c.topology), 'open', i.id = any (o.open),
     'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
@@ -63,7 +78,6 @@ create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb 
   from gangq.incarnations i
   cross join gangq.settings c
   cross join (select gangq.candidates(t) as open offset 0) o
-  left join light l on l.incarnation = i.id
   left join (
     select r.offered_by, jsonb_agg(jsonb_build_object(
       'id', r.id, 'vram_mb', r.vram_mb,
@@ -73,24 +87,30 @@ create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb 
   where i.ended_at is null
 $$;
 comment on function gangq.board_workers is
-  'Internal. The live workers of a board, with all they offer but slots that light jobs take; classes: '
-  'the class of each by its id.';
+  'Internal. The live workers of a board, with all they offer; classes: the class of each by its id.';
 
 -- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
 -- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget does,
 -- and what has outrun that too, soon.
-create function gangq.board_units(t timestamptz) returns jsonb language sql stable as $$
-  with surplus as materialized (
+create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb language sql stable as $$
+  with jobs as materialized (
+    select j.* from gangq.held_jobs() j
+  ),
+  gangs as materialized (
+    select g.*
+    from (select distinct j.gang_id as id from jobs j where j.gang_id is not null) i
+    cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
+  ),
+  surplus as materialized (
     select m.id
     from (
       select j.id, r.min_members,
         row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
-      from gangq.live_gangs g
-      join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
+      from gangs g
+      join jobs j on j.gang_id = g.id and j.state = 'running'
       join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
       where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
-        and g.world_size = (
-          select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
+        and g.world_size = (select count(*) from jobs k where k.gang_id = g.id and k.state = 'running')) m
     where m.nth > m.min_members
   ),
   drained as materialized (
@@ -112,18 +132,18 @@ create function gangq.board_units(t timestamptz) returns jsonb language sql stab
       c.max_stops, coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
       case g.checkpoint_mode when 'rank0' then j.gang_id end as rank0_of, h.devices,
       j.incarnation in (select d.id from drained d) as drained
-    from gangq.live_jobs j
+    from jobs j
     join gangq.shapes s on s.id = j.shape_id
     join gangq.queues_table q on q.name = s.queue
     cross join gangq.settings c
-    left join gangq.live_gangs g on g.id = j.gang_id
+    left join gangs g on g.id = j.gang_id
     left join gangq.gang_kinds k on k.id = g.kind_id
     cross join lateral (
       select j.state = 'preempting' and g.state = 'running' or j.id in (select u.id from surplus u) as alone) x
     left join lateral (
       select jsonb_agg(v.device_id order by v.device_id) as devices
       from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
-    where j.incarnation is not null and not (s.plain and j.gang_id is null)
+    where j.gang_id is not null or not s.plain or j.id in (select l.id from gangq.light_jobs() l where l.frees)
   ),
   estimates as materialized (
     select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
@@ -150,7 +170,7 @@ create function gangq.board_units(t timestamptz) returns jsonb language sql stab
       'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
       'ends_at', gangq.seconds(max(p.ends_at)), 'since', gangq.seconds(min(p.since)),
       'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
-      'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''),
+      'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''), 'ask', moves -> p.unit,
       -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
       -- would not end it.
       'movable', bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable
@@ -166,16 +186,75 @@ create function gangq.board_units(t timestamptz) returns jsonb language sql stab
 $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
 
+-- What is to be moved: what is placed, or about to be, on what is drained, and could be placed again: not
+-- in a paused queue, nor a gang of which a member is done. One that replaces a member is moved when it is
+-- whole. A job alone is of a kind of its own: its shape, negative.
+create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
+language sql stable as $$
+  with drained as materialized (
+    select distinct coalesce(j.gang_id, -j.id) as id
+    from gangq.cordons c
+    join gangq.incarnations i on i.ended_at is null
+      and case c.kind when 'host' then i.host else i.name end = c.name
+    join gangq.live_jobs j on j.incarnation = i.id and j.state in ('reserved', 'running')
+    where c.drain
+  )
+  select 'g' || g.id, g.kind_id, jsonb_build_object('id', 'g' || g.id, 'kind', g.kind_id, 'missing', (
+    select jsonb_agg(y.members order by y.ordinal)
+    from (
+      select r.ordinal, count(k.id) as members
+      from gangq.kind_roles r
+      left join gangq.live_jobs k on k.gang_id = g.id and coalesce(k.role, 1) = r.ordinal
+        and k.state in ('reserved', 'running')
+      where r.kind_id = g.kind_id group by r.ordinal) y))
+  from drained d
+  join gangq.live_gangs g on g.id = d.id
+  join gangq.gang_kinds k on k.id = g.kind_id
+  where g.missing_since is null
+    and g.world_size = (
+      select count(*) from gangq.live_jobs j where j.gang_id = g.id and j.state in ('reserved', 'running'))
+    and not gangq.below(k.queue, array(select q.name from gangq.queues_table q where q.paused))
+  union all
+  select 'j' || j.id, -j.shape_id,
+    jsonb_build_object('id', 'j' || j.id, 'kind', -j.shape_id, 'missing', jsonb_build_array(1))
+  from drained d
+  join gangq.live_jobs j on j.id = -d.id
+  join gangq.shapes s on s.id = j.shape_id
+  where not gangq.below(s.queue, array(select q.name from gangq.queues_table q where q.paused))
+$$;
+comment on function gangq.board_moves is
+  'Internal. What is to be moved off what is drained, and what each would wait as.';
+
+create function gangq.board_kept(t timestamptz) returns jsonb language sql stable as $$
+  select jsonb_agg(k.kept order by k.gang_id)
+  from (
+    select e.gang_id, jsonb_build_object('ask', 'g' || e.gang_id,
+      'starts_at', gangq.seconds(least(max(e.until), t + make_interval(secs => min(c.grace_s)))),
+      'holds', jsonb_agg(jsonb_build_object(
+        'worker', e.incarnation, 'devices', e.device_ids, 'memory_mb', e.memory_mb,
+        'millicpus', (e.cpus * 1000)::bigint, 'slots', e.slots) order by e.incarnation)) as kept
+    from gangq.earmarks e cross join gangq.settings c
+    where e.kind = 'escrow' and e.until > t
+    group by e.gang_id) k
+$$;
+comment on function gangq.board_kept is 'Internal. Seats that are kept for gangs, for a board.';
+
 create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language sql stable as $$
-  with roles as materialized (
+  with named as materialized (
+    select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
+      r.prefer, r.shape_id
+    from gangq.kind_roles r where r.kind_id = any (ids)
+    union all
+    select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
+  ),
+  roles as materialized (
     select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
       r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
         select coalesce(jsonb_agg(e.class order by e.class), '[]')
         from unnest(examples) with ordinality as e(id, class)
         join gangq.incarnations i on i.id = e.id
         where gangq.serves(i, s)) as serves
-    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
-    where r.kind_id = any (ids)
+    from named r join gangq.shapes s on s.id = r.shape_id
   )
   select jsonb_agg(jsonb_build_object(
     'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
@@ -189,15 +268,18 @@ create function gangq.board_kinds(ids integer[], examples bigint[]) returns json
           'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
           'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal)
       from roles r where r.kind_id = k.id)) order by k.id)
-  from gangq.gang_kinds k
-  where k.id = any (ids)
+  from (
+    select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
+    union all
+    select -s.id, s.queue, null, null, null from gangq.shapes s
+    where -s.id = any (ids)) k
 $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
 
 -- Of each kind the first so many by its own index: how many wait makes no difference to what is read.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
-returns table (id bigint, kind_id integer, order_key bigint) language sql stable as $$
+returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
   with recursive chain(id) as (
     (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
     union all
@@ -212,7 +294,7 @@ returns table (id bigint, kind_id integer, order_key bigint) language sql stable
     join gangq.gang_kinds y on y.id = c.id
     join gangq.queues_table q on q.name = y.queue
   )
-  (select g.id, g.kind_id, g.order_key
+  (select g.id, g.kind_id, g.order_key, k.most
   from kinds k
   cross join lateral (
     (select x.id, x.kind_id, x.order_key from gangq.live_gangs x
@@ -226,7 +308,7 @@ returns table (id bigint, kind_id integer, order_key bigint) language sql stable
     order by x.order_key & 1125899906842623 limit k.most)) g
   order by g.order_key limit in_all)
   union all
-  select x.id, x.kind_id, x.order_key
+  select x.id, x.kind_id, x.order_key, null
   from gangq.live_gangs x
   where x.state = 'running' and x.missing_since is not null
     and (x.not_before is null or x.not_before <= t)
@@ -240,7 +322,10 @@ comment on function gangq.board_gangs is
 
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb language sql stable as $$
   with gangs as materialized (
-    select g.*, g.state = 'running' as runs from gangq.live_gangs g where g.id = any (ids)
+    -- One by one: however many gangs there are, those shown are found by their index.
+    select g.*, g.state = 'running' as runs
+    from unnest(ids) as i(id)
+    cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
   ),
   estimates as materialized (
     select z.kind_id, z.budget_s, (
@@ -278,13 +363,26 @@ declare
   named boolean;
   classes jsonb;
   examples bigint[];
+  moves jsonb;
+  cut integer[];
 begin
-  select array_agg(g.id), array_agg(distinct g.kind_id) into gangs, kinds
-  from gangq.board_gangs(t, 20, 1000) g;
+  with shown as materialized (
+    select g.* from gangq.board_gangs(t, 200, 1000) g
+  )
+  select array(select s.id from shown s), array_agg(k.kind_id), array_agg(k.kind_id) filter (where k.cut)
+  into gangs, kinds, cut
+  from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
+  select jsonb_object_agg(m.unit, m.ask), kinds || array_agg(distinct m.kind_id) into moves, kinds
+  from gangq.board_moves() m;
   named := exists (
-    select 1 from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    select 1
+    from (
+      select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds)
+      union all
+      select -k from unnest(kinds) as k where k < 0) r
+    join gangq.shapes s on s.id = r.shape_id
     cross join lateral jsonb_array_elements(s.selector) c
-    where r.kind_id = any (kinds) and c.value ->> 'key' in ('host', 'worker'));
+    where c.value ->> 'key' in ('host', 'worker'));
   select jsonb_object_agg(x.id, x.class), array_agg(distinct x.example order by x.example)
   into classes, examples
   from (
@@ -297,11 +395,13 @@ begin
     select jsonb_strip_nulls(jsonb_build_object(
       'format', 1, 'now', gangq.seconds(t), 'levels', c.topology, 'grace_s', c.grace_s::float8,
       'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
+      'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
+      'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, classes),
-      'units', gangq.board_units(t), 'kinds', gangq.board_kinds(kinds, examples),
+      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t), 'kinds', gangq.board_kinds(kinds, examples),
       'asks', gangq.board_asks(t, gangs)))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is
   'What a decision is made from, in one snapshot: workers with all they offer, units (what is placed), '
-  'kinds and asks (what waits; of each kind the first 20, 1,000 in all), queues. Reads only.';
+  'kinds and asks (what waits; of each kind the first 200, fewer where there are many, 1,000 in all), queues. Reads only.';

@@ -11,7 +11,7 @@
 -- A run that is rolled back is not counted: then the caller runs, or waits for one more.
 
 create function gangq.tick(force boolean default false, turn bigint default null)
-returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint)
+returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -19,14 +19,16 @@ declare
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away', 'admit', 'time_out', 'keep_partitions'];
+  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
+  turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
   ran := false;
   again := false;
+  decide := false;
   next_in_s := every;
   if (not force or runs >= tick.turn) and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
     next_in_s := every - extract(epoch from t - last_at);
@@ -56,7 +58,7 @@ begin
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done = -1;
-    again := again or done < 0 or done >= case step when 'admit' then 50 else 200 end;
+    again := again or done < 0 or done >= 200;
   end loop;
   ran := true;
   -- What is due sooner than the next safety tick is served on time, not up to a tick late. What was due by now and is left is
@@ -75,21 +77,26 @@ begin
     -- What somebody holds locked may stay so: asking at once would be asking all the time.
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
   end if;
+  -- Last, as whoever decides waits for this row at the end of his pass.
+  if cardinality(steps) > 1 then
+    turn_in_s := gangq.take_turn(t);
+    decide := coalesce(turn_in_s = 0, false);
+    next_in_s := least(next_in_s, nullif(turn_in_s, 0));
+  end if;
   return next;
 end $$;
 comment on function gangq.tick is
   'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, hosts to be left by now, admission, gangs that wait for too long, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
+  'avoided devices that are the last ones left, hosts to be left by now, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
   'without it a call that comes soon after another does no more than what is due. '
   'Where one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first that has not begun yet: '
   'call again with turn => next_turn until ran is true or next_turn is null, which it is as soon as that run is over. '
   'next_in_s: when to call again; where ran is true and it is below settings.tick_s, something is due then: whoever is told does not come early; '
-  'again: there was more to do, or something was busy. Call it in autocommit: the server hangs up on a transaction that '
+  'again: there was more to do, or something was busy. decide: something waits to be placed, and the caller has the turn: decide on '
+  'gangq.board() and call gangq.apply within a second. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
 
 create function gangq.tick_step(step text) returns integer language plpgsql as $$
-declare
-  a record;
 begin
   case step
     when 'rollback_stale' then return gangq.rollback_stale();
@@ -103,9 +110,6 @@ begin
     when 'time_out' then return gangq.time_out();
     when 'move_away' then return gangq.move_away();
     when 'keep_partitions' then return gangq.keep_partitions();
-    when 'admit' then
-      select x.placed, x.again into a from gangq.admit(budget_ms => 50) x;
-      return case when a.again and a.placed > 0 then -2 when a.again then -1 else a.placed end;
   end case;
 exception
   when lock_not_available or deadlock_detected then
@@ -117,8 +121,7 @@ exception
     return 0;
 end $$;
 comment on function gangq.tick_step is
-  'Internal. One step of the tick in a subtransaction of its own: how much it did, -1 for "something was busy, ask again", '
-  '-2 for "there is more, ask again at once". '
+  'Internal. One step of the tick, or of the end of a pass, in a subtransaction of its own: how much it did, -1 for "something was busy, ask again". '
   'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
 
 create function gangq.finish_drains(most integer default 200) returns integer language plpgsql as $$

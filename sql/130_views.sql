@@ -449,6 +449,6 @@ union all
 select 'has its rows', 'table ' || n.name, 'empty'
 from (values ('settings', exists (select 1 from gangq.settings)), ('tick_state', exists (select 1 from gangq.tick_state)),
   ('transitions', exists (select 1 from gangq.transitions)), ('lock_rows', exists (select 1 from gangq.lock_rows)),
-  ('sequence_base', exists (select 1 from gangq.sequence_base))) as n(name, filled)
+  ('sequence_base', exists (select 1 from gangq.sequence_base)), ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
 where not n.filled;
 comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';

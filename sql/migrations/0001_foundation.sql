@@ -102,7 +102,7 @@ create table gangq.settings (
   -- Seconds a gang may wait for placement while eligible, when neither it nor its queue says.
   placement_timeout_s real not null default 900
     check (placement_timeout_s > 0 and placement_timeout_s <= 1e7),
-  -- An admission pass that has told so many gangs and jobs to stop for others begins with no
+  -- A pass that has told so many gangs and jobs to stop for others begins with no
   -- further gang; 0: never.
   preemptions_per_pass smallint not null default 4 check (preemptions_per_pass between 0 and 1000),
   -- A job whose model a worker has loaded may overtake jobs of its own priority submitted up to
@@ -967,7 +967,9 @@ create table gangq.plans (
   -- When it will start at the latest if every estimate holds.
   starts_at timestamptz not null,
   -- When this was last found.
-  decided_at timestamptz not null
+  decided_at timestamptz not null,
+  -- The last pass that planned it, or could not carry out what it decided.
+  pass bigint not null
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- What workers must leave free for gangs that wait: plan, for a planned start (work that ends
@@ -991,6 +993,8 @@ create table gangq.earmarks (
   memory_mb bigint not null default 0 check (memory_mb >= 0),
   -- CPUs to be left free, now.
   cpus numeric(10, 3) not null default 0 check (cpus >= 0),
+  -- The devices meant, whoever holds them.
+  device_ids bigint[] not null default '{}',
   primary key (incarnation, gang_id)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create index earmarks_gang on gangq.earmarks (gang_id);
@@ -1026,16 +1030,18 @@ create table gangq.runtimes (
   primary key (queue, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- Admission passes that decided something, with the digest of what they saw; with
+-- Passes that decided something, a row for each part that did, with the digest of what they saw; with
 -- settings.record_decisions also that itself.
 create table gangq.passes (
   -- When.
   at timestamptz not null,
-  -- MD5 of the board in its binary form: gangq.digest_of.
-  digest text not null,
-  -- {"max_gangs", "turns": after how many gangs its time was up, else null, "decisions"}.
+  -- Which: the number of its board.
+  pass bigint not null,
+  -- MD5 of the board as text.
+  digest text,
+  -- As passed to gangq.apply.
   decisions jsonb not null,
-  -- What was seen; null: not recorded.
+  -- What was seen, in the first part; null: not recorded.
   board jsonb
 ) partition by range (at);
 create index passes_at on gangq.passes (at);
@@ -1310,10 +1316,25 @@ insert into gangq.tick_state default values;
 create table gangq.lock_rows (
   -- What the lock is for.
   name text primary key,
-  -- tick: how many have run. A caller that found one running waits for the run after it.
+  -- tick: how many have run. A caller that found one running waits for the run after it. pass: how
+  -- many have begun. A decision from an older board changes nothing.
   runs bigint not null default 0
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-insert into gangq.lock_rows (name) values ('tick'), ('brake'), ('wake'), ('runtimes');
+insert into gangq.lock_rows (name) values ('tick'), ('pass'), ('brake'), ('wake'), ('runtimes');
+
+-- Whose turn it is to decide; one row. Locked for a moment only, unlike the rows of tick and pass.
+create table gangq.decider (
+  -- Always true: there is one row.
+  singleton boolean primary key default true check (singleton),
+  -- Ticks that found something to be placed. Whoever decides goes on until he has seen what the last of
+  -- them had.
+  asked bigint not null default 0,
+  -- Until when somebody has the turn; null: nobody.
+  until timestamptz,
+  -- When the last pass ended.
+  decided_at timestamptz
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+insert into gangq.decider default values;
 
 -- What values of sequences are shifted by, so that none is given twice after a failover that loses
 -- the end of the log; one row.

@@ -59,7 +59,7 @@ class TooLarge(InvalidInput):
 
 
 class WrongIsolation(GangqError):
-    """claim, admit and tick need READ COMMITTED (GQ008)."""
+    """claim, apply and tick need READ COMMITTED (GQ008)."""
 
 
 class Busy(GangqError):

@@ -1,7 +1,8 @@
-"""How fast admission is where it is hard: thousands of hosts, thousands of gangs, a full fleet, one gang.
+"""How fast a pass is where it is hard: thousands of hosts, thousands of gangs, a full fleet, one gang.
 
-Fleets and backlogs are made by `placement.sql`. A pass is one call of `gangq.admit` in autocommit with fsync on, on a
-connection that has called it before, as a ticker's has. What gangs must be placed on is copied anew for every pass.
+Fleets and backlogs are made by `placement.sql`. A pass is the board, the decision and what is carried out of it, in
+autocommit with fsync on, on a connection that has done so before, as a worker's has. What gangs must be placed on is
+copied anew for every pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stage import BenchError, Stage
 from systems import System
 
 from gangq.client import Client
+from gangq.client.passes import run_pass
+from gangq.client.sync import in_steps, run
 
 _SQL = Path(__file__).with_name("placement.sql")
 _SLOTS = 8
@@ -52,20 +55,18 @@ def _copied(stage: Stage, template: str) -> Iterator[psycopg.Connection]:
         stage.server.drop_database(name)
 
 
-def _admit(owner: psycopg.Connection, most: int) -> tuple[int, float]:
+def _pass(owner: psycopg.Connection) -> tuple[int, float]:
     """How many gangs one pass placed, and its milliseconds."""
     began = time.monotonic_ns()
-    row = owner.execute("select placed from gangq.admit(max_gangs => %s)", (most,)).fetchone()
-    took = (time.monotonic_ns() - began) / 1e6
-    assert row is not None
-    return row[0], took
+    passed = in_steps(lambda query: run(owner, query), run_pass())
+    return passed.placed, (time.monotonic_ns() - began) / 1e6
 
 
 def _place_all(owner: psycopg.Connection, gangs: int) -> tuple[int, float]:
     """How many passes placed all of them, and their milliseconds together."""
     number, left, took = 0, gangs, 0.0
     while left:
-        placed, ms = _admit(owner, gangs)
+        placed, ms = _pass(owner)
         if not placed:
             raise BenchError(f"{left} of {gangs} gangs were not placed")
         number, left, took = number + 1, left - placed, took + ms
@@ -85,7 +86,7 @@ def _pass_over(
         for _ in range(sizes.passes):
             with _copied(stage, template) as owner:
                 with owner.transaction(force_rollback=True):
-                    _admit(owner, 1)
+                    _pass(owner)
                 taken.append(_place_all(owner, gangs))
     took = statistics.median(ms for _, ms in taken)
     return took / gangs, {"ms": round(took, 1), "passes": taken[0][0]}
@@ -119,7 +120,7 @@ def alone(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
                 "select gang_id from gangq.submit_gang(task => 'train', size => %s)", (_MEMBERS,)
             ).fetchone()
             assert row is not None
-            placed, ms = _admit(owner, 1)
+            placed, ms = _pass(owner)
             if placed != 1:
                 raise BenchError("the gang was not placed")
             owner.execute("select gangq.cancel(gang_ids => %s::bigint[])", ([row[0]],))
@@ -152,7 +153,7 @@ def backlog(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         ):
             took = []
             for number in range(_WARM_UP + sizes.alone):
-                placed, ms = _admit(owner, 200)
+                placed, ms = _pass(owner)
                 if placed:
                     raise BenchError(f"{placed} gangs were placed on a full fleet")
                 if number >= _WARM_UP:

@@ -135,7 +135,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("replay", {"at", "digest", "decisions", "same", "difference"}),
-    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn"}),
+    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
     ("migrate --dump-sql", {"sql"}),
     ("doctor", {"check", "status", "detail", "advice", "numbers"}),
@@ -149,6 +149,8 @@ CASES: list[tuple[str, set[str]]] = [
 ]
 # psql has formats of its own; the others are run by tests of their own.
 _WITHOUT = {
+    "board",
+    "decide",
     "db psql",
     "demo",
     "gang",

@@ -124,7 +124,49 @@ def test_replay_says_whether_each_pass_decides_the_same(dsn: str, client: Client
         client.submit_gang(task="a", size=1)
         client.tick(force=True)
         assert [row["same"] for row in answers(dsn, "replay")] == [None, True]
-        conn.execute("update gangq.passes set decisions = jsonb_set(decisions, '{decisions,0,gang_id}', '7')")
+        conn.execute("update gangq.passes set decisions = jsonb_set(decisions, '{0,ask}', '\"g7\"')")
         result = gangq(dsn, "replay")
         assert result.exit_code == 1
-        assert "was start gang 7" in result.stdout
+        assert '"ask": "g7"' in result.stdout
+
+
+def test_a_board_is_saved_and_decided_on_without_a_database(dsn: str, client: Client, tmp_path: Path) -> None:
+    client.register_worker(name="w1", host="h1", queues=["default"])
+    one, two = (client.submit_gang(task="a", size=size, wait_for_hardware=True).gang_id for size in (1, 2))
+    saved = tmp_path / "board.json"
+    result = gangq(dsn, "board", "--save", saved)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert f"saved to {saved}: 1 worker, 0 units, 2 asks" in result.stderr
+    shown = gangq(None, "decide", saved)
+    assert shown.exit_code == 0, shown.output
+    assert f"g{one}" in shown.stdout
+    rows = {row["ask"]: row for row in answers(None, "decide", saved)}
+    assert rows[f"g{one}"].keys() == {"ask", "action", "where", "stop", "why", "unblocks"}
+    assert (rows[f"g{one}"]["action"], rows[f"g{one}"]["where"]) == ("start", {"w1": 1})
+    assert rows[f"g{two}"]["action"] == "wait"
+    assert (
+        "would not start even when all that runs has ended; now 0 of its 2 members would fit"
+        in rows[f"g{two}"]["why"]
+    )
+    told = gangq(dsn, "board").stdout
+    assert answers(None, "decide", stdin=told) == list(rows.values())
+    assert client.gang(id=one).state == "blocked", "nothing was carried out"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not JSON"),
+        ("[]", "a board is an object"),
+        ('{"now": 1, "format": 99}', "has format 99"),
+        ('{"now": 1, "what": 2}', "has fields that no board has: what"),
+        ('{"now": NaN}', "not a finite float"),
+        ('{"now": 1, "asks": [{"id": "g1", "kind": 7}]}', "refers to 7, which is not on it"),
+    ],
+)
+def test_a_board_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "board.json"
+    file.write_text(text)
+    result = gangq(None, "decide", file)
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -14,6 +14,7 @@ import pytest
 from gangq.client import Client, calls
 from gangq.client.sent import Statements, send
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
+from worker.worker_process import eventually
 
 
 @pytest.fixture
@@ -142,14 +143,14 @@ def test_two_who_read_their_answers_at_once_get_each_its_own(one: Client) -> Non
 def test_a_client_closed_with_an_answer_outstanding_closes_its_connection_once_it_is_read(
     one: Client, client: Client
 ) -> None:
-    sent, pid = send(one, claim(worker(one))), 0
+    sent = send(one, claim(worker(one)))
     with client.connection() as beside:
-        row = beside.execute(
+        look = (
             "select pid from pg_stat_activity where datname = current_database() and query like '%gangq.claim%' "
             "and pid <> pg_backend_pid()"
-        ).fetchone()
-        assert row is not None
-        pid = row[0]
+        )
+        # It was sent; the server may not have begun.
+        pid = eventually(lambda: beside.execute(look).fetchone(), "the claim is at the server")[0]
         one.close()
         assert len(sent.answer()) == 1
         for _ in range(1000):

@@ -186,6 +186,8 @@ def test_where_every_process_is_stopped_and_nobody_ticks_the_bouncer_flags_by_it
     with running(dsn, tmp_path, "w1", "worker", "tasks:app", *options) as worker:
         job = client.submit(task="hang", payloads=[{"gate": str(gate)}])[0]
         worker.until(gate.exists, "it runs the job")
+        ticked = "select from gangq.tick_state where last_at is not null"
+        worker.until(lambda: db.execute(ticked).fetchall(), "it has ticked: else there is no gap to notice")
         supervisor = psutil.Process(worker.process.pid)
         everything = [supervisor, *supervisor.children(recursive=True)]
         assert len(everything) >= 2, "a supervisor and its worker"

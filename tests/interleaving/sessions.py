@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from sql.drive import with_options, with_settings
+from sql.drive import tick, with_options, with_settings
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
@@ -239,8 +239,7 @@ class Arena:
 
     def tick(self) -> Row:
         """All maintenance, whenever the last one was."""
-        (row,) = call(self.db, "tick", force=True)
-        return row
+        return tick(self.db)
 
 
 @contextmanager

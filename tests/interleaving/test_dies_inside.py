@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from interleaving.sessions import Arena, Connection, Later, Verb, call
+from sql.drive import place
 
 
 def dies(arena: Arena, table: str, work: Verb) -> None:
@@ -22,11 +23,11 @@ def dies(arena: Arena, table: str, work: Verb) -> None:
 def test_a_pass_that_dies_after_it_has_placed_leaves_nothing_placed(meeting: Arena) -> None:
     meeting.worker("w1")
     gang_id, _ = meeting.gang(1)
-    dies(meeting, "verdicts", lambda conn: call(conn, "admit"))
+    dies(meeting, "verdicts", lambda conn: place(conn))
     seen = "select state, epoch, (select count(*) from gangq.passes) as passes from gangq.live_gangs where id = %s"
     assert meeting.db.execute(seen, (gang_id,)).fetchone() == {"state": "blocked", "epoch": 0, "passes": 0}
     assert meeting.violations() == []
-    assert call(meeting.db, "admit")[0]["placed"] == 1
+    assert place(meeting.db)["placed"] == 1
 
 
 def test_a_completion_that_dies_with_its_claim_is_said_again_and_both_happen_once(meeting: Arena) -> None:

@@ -8,6 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from interleaving.sessions import Arena, Connection, Verb, both_ends, call, first_of_two, meet, value
+from sql.drive import tick
 
 
 class Three:
@@ -205,7 +206,7 @@ def test_a_tick_waits_for_nobody_who_holds_a_gang_that_misses_a_member(meeting):
     gang = Three(meeting, "restart_member")
     gang.fail(0)(meeting.db)
     meeting.db.execute("update gangq.live_gangs set timeout_at = gangq.now()")
-    met = meeting.meet(gang.cancel(), lambda conn: call(conn, "tick", force=True), "rollback")
+    met = meeting.meet(gang.cancel(), tick, "rollback")
     assert not met.later.waited
     assert gang.state == "running"
     meeting.tick()

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from interleaving.sessions import Arena, Connection, Later, both_ends, call, first_of_two, value
+from sql.drive import place
 
 LIMITS = {
     "maximum": {"maximum": {"jobs": 1}},
@@ -112,17 +113,17 @@ def test_a_pass_waits_a_moment_for_a_limited_queue_and_leaves_its_gangs_for_the_
     holder = meeting.connect(autocommit=False)
     assert len(call(holder, "claim", incarnation=one)) == 1
     began = time.monotonic()
-    (passed,) = call(meeting.db, "admit")
+    passed = place(meeting.db)
     assert time.monotonic() - began < 2
     assert (passed["placed"], passed["again"]) == (1, True)
     states = {row["id"]: row["state"] for row in meeting.db.execute("select id, state from gangq.live_gangs")}
     assert states == {limited: "blocked", free: "reserved"}
-    later = Later(meeting.connect(), lambda conn: call(conn, "admit")).start(meeting.db)
+    later = Later(meeting.connect(), lambda conn: place(conn)).start(meeting.db)
     assert later.waited
     holder.commit()
     # It has the lock, and finds that the claim has placed more than it saw.
-    assert later.join().result()[0] == {"placed": 0, "again": True}
-    assert call(meeting.db, "admit")[0]["placed"] == 1
+    assert later.join().result() == {"placed": 0, "again": True}
+    assert place(meeting.db)["placed"] == 1
 
 
 def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting: Arena):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
+from sql.drive import place
 
 
 def overdue(arena: Arena, style: str, size: int = 2) -> tuple[int, list[int]]:
@@ -78,7 +79,7 @@ def test_a_timeout_and_an_admission_of_the_same_gang_never_both_have_it(meeting,
         "insert into gangq.verdicts (kind_id, gate, since) select kind_id, 'infeasible', gangq.now() "
         "from gangq.live_gangs"
     )
-    admit: Verb = lambda conn: call(conn, "admit")[0]["placed"]  # noqa: E731
+    admit: Verb = lambda conn: place(conn)["placed"]  # noqa: E731
     met, looked_at, placed = meet(meeting, verb("time_out"), admit, turn, end)
     assert not met.later.waited
     # Whoever comes second steps aside.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interleaving.sessions import Arena, Connection, both_ends, call, value
+from sql.drive import place
 
 
 class Scene:
@@ -19,7 +20,7 @@ class Scene:
 
     def admit(self, conn: Connection) -> bool:
         """One admission; whether it was told to come back."""
-        again: bool = call(conn, "admit")[0]["again"]
+        again: bool = place(conn)["again"]
         return again
 
     def complete(self, conn: Connection) -> None:
@@ -106,11 +107,11 @@ def test_a_solo_victim_that_completes_is_not_told_to_stop(meeting: Arena, end: s
     meeting.gang(1, priority=5, memory_mb=1000)
     met = meeting.meet(
         lambda conn: call(conn, "complete", job_ids=[job], tokens=[token]),
-        lambda conn: call(conn, "admit"),
+        lambda conn: place(conn),
         end,
     )
     assert not met.later.waited
-    assert met.later.result()[0]["again"]
+    assert met.later.result()["again"]
     meeting.tick()
     assert meeting.state(job) == ("done" if end == "commit" else "preempting")
 
@@ -121,8 +122,6 @@ def test_a_cancel_of_a_gang_that_is_moved_comes_after_the_move(meeting: Arena, e
     gang, _, _ = meeting.running_gang([one])
     meeting.worker("b")
     meeting.db.execute("insert into gangq.cordons values ('host', 'a', true, gangq.now(), null, 'r', 'o')")
-    met = meeting.meet(
-        lambda conn: call(conn, "admit"), lambda conn: value(conn, "preempt_gang", gang_id=gang), end
-    )
+    met = meeting.meet(lambda conn: place(conn), lambda conn: value(conn, "preempt_gang", gang_id=gang), end)
     assert met.later.waited
     assert met.later.result() is (end == "rollback"), "it drains already"

@@ -632,7 +632,7 @@ PLANS = {
         """,
         """
         h0 AAAA
-        X waits: room 0 of 5
+        X waits: infeasible 0 of 5
         Y starts in 600 on h0
         """,
     ),

@@ -11,6 +11,7 @@ import psycopg
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from property.test_placement import SOAK, numbers, some_fleet, some_gang
+from sql.drive import place
 
 Connection = psycopg.Connection[dict[str, Any]]
 
@@ -46,7 +47,7 @@ def test_python_starts_and_plans_what_sql_does(db: Connection, clock: Any) -> No
                     agreed[f"{row['action']} {'as in' if same else 'other than'} SQL"] += 1
                     if not same:
                         apart.append((seed, n, name, row["action"], row["gate"], mine[name], board))
-                db.execute("select gangq.admit()")
+                place(db)
                 gone = db.execute(
                     "select id from gangq.live_gangs where state = 'reserved' order by id"
                 ).fetchall()

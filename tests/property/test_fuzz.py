@@ -7,6 +7,7 @@ failed step of a tick, and every view readable by psycopg, which knows no year 1
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import uuid
@@ -271,7 +272,7 @@ class World:
         self.db.execute("delete from gangq.device_holds where kind = 'quarantine'")
         devices = [f'{{"uuid": "{name}-{n}", "index": {n}, "vram_mb": 1000}}' for n in range(2)]
         (row,) = self.call(
-            "register_worker", name=name, host=name, queues=["default"], kind="command", slots=50, memory_mb=1000,
+            "register_worker", name=name, host=name, queues=["default"], kind="command", slots=500, memory_mb=1000,
             cpus=100, devices="[" + ",".join(devices) + "]",
         )  # fmt: skip
         return int(row["incarnation"])
@@ -374,6 +375,19 @@ class World:
         gang, jobs = self.missing()
         return {"gang_id": gang, "job_ids": jobs[1:], "incarnations": [self.worker("base2")]}
 
+    def decided(self) -> Arguments:
+        gang, jobs = self.gang("blocked")
+        seats = [{"worker": self.worker(), "devices": [], "role": 0} for _ in jobs]
+        passes = self.db.execute("select runs from gangq.lock_rows where name = 'pass'").fetchone()
+        assert passes is not None
+        return {
+            "pass": passes["runs"],
+            "decisions": json.dumps([{"ask": f"g{gang}", "action": "start", "seats": seats}]),
+            "part": 1,
+            "last": True,
+            "seen": '{"digest": "d", "asked": 1}',
+        }
+
     def some_worker(self) -> Arguments:
         self.worker()
         return {"worker": "base"}
@@ -384,7 +398,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
     error, evidence = '{"type": "E", "message": "m"}', '{"by": "test"}'
     return {
         "ack_preempted": lambda w: w.told(),
-        "admit": lambda w: {"max_gangs": 5},
+        "apply": lambda w: w.decided(),
         "append_log": lambda w: {**w.pairs(), "seqs": [w.calls], "chunks": ["x"]},
         "barrier": lambda w: {**w.barred(), "port": 29500},
         "board": lambda w: {},
@@ -455,7 +469,6 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "reap_expired": lambda w: {"most": 5},
         "register_worker": lambda w: w.registered(),
         "release": lambda w: {**w.pairs(), "reason": "r"},
-        "replay": lambda w: {"since": "2025-01-01", "until": "2025-01-02"},
         "report_dead": lambda w: {**w.named(), "evidence": evidence},
         "report_stuck": lambda w: {**w.named(), "evidence": evidence},
         "requeue": lambda w: {**w.pair(), "error": error, "front": True},

@@ -14,7 +14,10 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from gangq.placement.board import Board
+from gangq.placement.decide import decide as decide_on
 from sql.boards import Fleet, Held, Kind, Node, Role, Waiting, seat
+from sql.drive import place
 
 SOAK = os.environ.get("GANGQ_SOAK") == "1"
 Connection = psycopg.Connection[dict[str, Any]]
@@ -393,34 +396,34 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                 taken += some_gang(db, dice)
             for _ in range(3):
                 clock.advance(3)
-                decided = db.execute("select * from gangq.decide()").fetchall()
-                assert db.execute("select * from gangq.decide()").fetchall() == decided, (
-                    "the same board, the same decisions"
-                )
+                board = db.execute("select gangq.board() as board").fetchall()[0]["board"]
+                decided = decide_on(Board.from_json(board))
+                assert decide_on(Board.from_json(board)) == decided, "the same board, the same decisions"
                 before = {
                     row["id"]
                     for row in db.execute(
                         "select id from gangq.live_gangs where state <> 'blocked'"
                     ).fetchall()
                 }
-                admitted = db.execute("select * from gangq.admit()").fetchone()
-                assert admitted is not None
+                place(db)
                 now = db.execute(
                     "select g.id, array_agg(j.incarnation order by coalesce(j.epoch_rank, j.rank)) as seats "
                     "from gangq.live_gangs g "
                     "join gangq.live_jobs j on j.gang_id = g.id and j.incarnation is not null "
                     "where g.state = 'reserved' group by g.id"
                 ).fetchall()
-                plan = {row["gang_id"]: row["incarnations"] for row in decided if row["action"] == "start"}
-                assert {row["id"]: row["seats"] for row in now if row["id"] not in before} == plan, (
+                starts = {
+                    one.ask: [seat.worker for seat in one.seats] for one in decided if one.action == "start"
+                }
+                assert {f"g{row['id']}": row["seats"] for row in now if row["id"] not in before} == starts, (
                     seed,
                     n,
-                    "admit does what decide said",
+                    "apply does what was decided",
                 )
                 promised = {
-                    row["gang_id"] for row in db.execute("select gang_id from gangq.plans").fetchall()
+                    f"g{row['gang_id']}" for row in db.execute("select gang_id from gangq.plans").fetchall()
                 }
-                assert promised == {row["gang_id"] for row in decided if row["action"] == "plan"}, (seed, n)
+                assert promised == {one.ask for one in decided if one.action == "plan"}, (seed, n)
                 placed += check(db, (seed, n))
                 gone = db.execute(
                     "select id from gangq.live_gangs where state = 'reserved' order by id"

@@ -27,6 +27,7 @@ SETTLED = {
 """Written by people, at a registration, or once for each thing of its kind."""
 
 REWRITTEN = {
+    "decider",
     "live_jobs",
     "live_gangs",
     "leases",

@@ -19,6 +19,9 @@ from joblog import Job
 from outcome import Ran
 from psycopg.types.json import Jsonb
 
+from gangq.client.passes import run_pass
+from gangq.client.sync import in_steps, run
+
 _STAGE = Path(__file__).with_name("stage.sql")
 
 
@@ -129,16 +132,24 @@ class Replay:
 
     def _step(self, now: int, ended: list[int], outran: list[int], new: list[Job]) -> tuple[Any, ...]:
         row = self._conn.execute(
-            "select submitted, started, stopped, wake_s from simulation.step(%s, %s::bigint[], %s::bigint[], "
-            "%s::integer[], %s::real[], %s::text[], %s::text[], %s::integer[], %s)",
+            "select simulation.happen(%s, %s::bigint[], %s::bigint[], %s::integer[], %s::real[], %s::text[], "
+            "%s::text[], %s::integer[], %s)",
             (
                 now, ended, outran, [job.size for job in new], [float(job.estimate_s) for job in new],
                 [job.queue for job in new], [job.user for job in new], [job.priority for job in new],
                 self._policy.learn,
             ),
         ).fetchone()  # fmt: skip
+        stopped: list[Any] = []
+        while True:
+            passed = in_steps(lambda query: run(self._conn, query), run_pass())
+            stopped += self._conn.execute("select unnest(simulation.follow())").fetchall()
+            if not passed.placed and not passed.again:
+                break
+        seen = self._conn.execute("select started, wake_s from simulation.look(%s)", (now,)).fetchone()
         assert row is not None
-        return row
+        assert seen is not None
+        return row[0], seen[0], [gang for (gang,) in stopped], seen[1]
 
 
 class Plays(Protocol):

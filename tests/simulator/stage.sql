@@ -1,5 +1,5 @@
--- What the simulator adds to a database, as the schema's owner: a clock that it moves, and one function that lets all
--- that happens at one moment happen in one call. Every verb in it is gangq's own; nothing is decided here.
+-- What the simulator adds to a database, as the schema's owner: a clock that it moves, and functions that let all that
+-- happens at one moment before a pass, after it and after the last one happen in one call. Every verb in it is gangq's own; nothing is decided here.
 
 create schema simulation;
 create table simulation.clock (at timestamptz not null);
@@ -29,36 +29,35 @@ begin
   return t;
 end $$;
 
--- What ends, what outran its budget, what is submitted, one admission pass, and the claims of what that placed.
+-- What ends, what outran its budget, what is submitted.
 -- learn: whether estimates may rest on what tasks have run so far.
-create function simulation.step(
+create function simulation.happen(
   seconds double precision, ended bigint[], outran bigint[], sizes integer[], budgets real[], queues text[], users text[],
   priorities integer[], learn boolean
-) returns table (submitted bigint[], started bigint[], stopped bigint[], wake_s double precision)
+) returns bigint[]
 language plpgsql as $$
 #variable_conflict use_column
 declare
-  t timestamptz := simulation.move_clock(step.seconds);
+  t timestamptz := simulation.move_clock(happen.seconds);
+  submitted bigint[] := '{}';
   j record;
   g record;
-  pass record;
 begin
-  if step.ended <> '{}' then
+  if happen.ended <> '{}' then
     perform gangq.complete(job_ids => array_agg(m.id order by m.id), tokens => array_agg(m.token order by m.id))
-    from gangq.live_jobs m where m.gang_id = any (step.ended);
+    from gangq.live_jobs m where m.gang_id = any (happen.ended);
   end if;
-  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (step.outran) and m.rank = 0 order by m.id loop
+  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (happen.outran) and m.rank = 0 order by m.id loop
     perform gangq.fail(job_id => j.id, token => j.token, error => '{"type": "budget"}', retryable => false);
   end loop;
-  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (step.outran) and m.state = 'preempting' order by m.id loop
+  for j in select m.id, m.token from gangq.live_jobs m where m.gang_id = any (happen.outran) and m.state = 'preempting' order by m.id loop
     perform gangq.ack_preempted(job_id => j.id, token => j.token);
   end loop;
-  if not step.learn then
+  if not happen.learn then
     delete from gangq.runtimes;
   end if;
-  submitted := '{}';
   for g in
-    select s.* from unnest(step.sizes, step.budgets, step.queues, step.users, step.priorities) with ordinality
+    select s.* from unnest(happen.sizes, happen.budgets, happen.queues, happen.users, happen.priorities) with ordinality
       as s(size, budget_s, queue, submitter, priority, n) order by s.n
   loop
     submitted := submitted || (select x.gang_id from gangq.submit_gang(task => 'work', size => g.size, queue => g.queue,
@@ -68,21 +67,30 @@ begin
       update gangq.live_jobs x set submitter = g.submitter where x.gang_id = submitted[cardinality(submitted)];
     end if;
   end loop;
-  stopped := '{}';
-  loop
-    select a.* into pass from gangq.admit(max_gangs => 1000) a;
-    -- Whoever was told to stop for somebody else has stopped, so that what it held can be taken in the next pass.
-    stopped := stopped || array(select x.id from gangq.live_gangs x where x.state = 'draining');
-    for j in select m.id, m.token from gangq.live_jobs m where m.state = 'preempting' order by m.id loop
-      perform gangq.ack_preempted(job_id => j.id, token => j.token);
-    end loop;
-    exit when pass.placed = 0 and not pass.again;
-    perform gangq.claim(incarnation => i.id, max_jobs => 1)
-    from (select distinct m.incarnation as id from gangq.live_jobs m where m.state = 'reserved' order by 1) i;
-  end loop;
-  insert into simulation.promises (gang_id, place, starts_s)
-  select p.gang_id, p.place, step.seconds + extract(epoch from p.starts_at - t) from gangq.plans p on conflict do nothing;
-  started := array(select x.id from gangq.live_gangs x where x.state = 'running' and x.go_at = t order by x.id);
-  wake_s := (select extract(epoch from min(x.not_before) - t) from gangq.live_gangs x where x.state = 'blocked' and x.not_before > t);
-  return next;
+  return submitted;
 end $$;
+
+-- After a pass: whoever was told to stop for somebody else has stopped, so that what it held can be taken in the next one;
+-- and what was placed is claimed. Returns the gangs that were told to stop.
+create function simulation.follow() returns bigint[] language plpgsql as $$
+declare
+  stopped bigint[] := array(select x.id from gangq.live_gangs x where x.state = 'draining');
+  j record;
+begin
+  for j in select m.id, m.token from gangq.live_jobs m where m.state = 'preempting' order by m.id loop
+    perform gangq.ack_preempted(job_id => j.id, token => j.token);
+  end loop;
+  perform gangq.claim(incarnation => i.id, max_jobs => 1)
+  from (select distinct m.incarnation as id from gangq.live_jobs m where m.state = 'reserved' order by 1) i;
+  return stopped;
+end $$;
+
+create function simulation.look(seconds double precision) returns table (started bigint[], wake_s double precision)
+language sql as $$
+  insert into simulation.promises (gang_id, place, starts_s)
+  select p.gang_id, p.place, look.seconds + extract(epoch from p.starts_at - c.at)
+  from gangq.plans p cross join simulation.clock c on conflict do nothing;
+  select array(select x.id from gangq.live_gangs x where x.state = 'running' and x.go_at = c.at order by x.id),
+    (select extract(epoch from min(x.not_before) - c.at) from gangq.live_gangs x where x.state = 'blocked' and x.not_before > c.at)
+  from simulation.clock c
+$$;

@@ -9,14 +9,21 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from gangq.client import sync
+from gangq.client.calls import Steps
+from gangq.client.passes import run_pass, run_passes
+from gangq.client.sync import run
+
 Row = dict[str, Any]
+T = TypeVar("T")
 
 # What a gangq verb answers with, by meaning.
 INVALID, MISSING, STALE, WRONG_STATE = "GQ001", "GQ002", "GQ003", "GQ004"
@@ -79,6 +86,26 @@ def a_role(db: psycopg.Connection[Row], name: str, *groups: str, login: bool = F
     for group in groups:
         db.execute(f"grant {group} to {name}")
     return name
+
+
+def in_steps(db: psycopg.Connection[Any], steps: Steps[T], answer: Any = None) -> T:
+    """Do what several statements do, one after the other, without the pauses between them."""
+    return sync.in_steps(lambda query: run(db, query), steps, answer, pause=lambda _: None)
+
+
+def place(db: psycopg.Connection[Row]) -> Row:
+    """One pass, nothing else of a tick: how many gangs it placed, and whether there is more to do."""
+    passed = in_steps(db, run_pass())
+    return {"placed": passed.placed, "again": passed.again}
+
+
+def tick(db: psycopg.Connection[Row]) -> Row:
+    """One forced tick, and a pass where it asks for one: again is true where either wants to go on."""
+    with db.cursor(row_factory=dict_row) as cursor:
+        row: Row = cursor.execute("select * from gangq.tick(true)").fetchall()[0]
+    if row["decide"]:
+        row["again"] |= in_steps(db, run_passes())
+    return row
 
 
 class Q:
@@ -167,13 +194,28 @@ class Q:
     # Time and maintenance -----------------------------------------------------------------------------------
 
     def tick(self) -> Row:
-        """One forced tick, repeated while it says that there is more."""
+        """One forced tick and what is decided after it, repeated while it says that there is more."""
         for _ in range(20):
-            row: Row = self.one("tick", force=True)
-            assert row["ran"], row
+            row = self.tick_once()
             if not row["again"]:
                 return row
         raise AssertionError("tick always wants to run again")
+
+    def place(self) -> Row:
+        """One pass, nothing else of a tick."""
+        return place(self.db)
+
+    def decided(self) -> Callable[[], dict[str, str]]:
+        """What is decided on the board as it is now: the function carries it out, and says what came of each."""
+        steps = run_pass()
+        board = run(self.db, next(steps))
+        return lambda: in_steps(self.db, steps, board).outcomes
+
+    def tick_once(self) -> Row:
+        """One forced tick, and what is decided after it."""
+        row = tick(self.db)
+        assert row["ran"], row
+        return row
 
     def settle(self, rounds: int = 4) -> None:
         """Ticks, so that what one tick set free is seen by the next."""

@@ -252,12 +252,6 @@ def test_decide_changes_nothing(q: Q) -> None:
 # Candidates -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_gangs", [0, -1, None])
-def test_a_pass_that_may_place_nothing_is_refused(q: Q, max_gangs: int | None) -> None:
-    with refused(INVALID, f"admit was asked to place {'null' if max_gangs is None else max_gangs} gangs"):
-        q.call("admit", max_gangs=max_gangs)
-
-
 def test_a_worker_silent_for_longer_than_15_s_is_no_candidate(q: Q) -> None:
     gang = q.submit_gang(1)
     worker = q.worker()
@@ -400,8 +394,8 @@ def test_reserve_gang_does_not_wait_for_a_worker_that_is_claiming(q: Q) -> None:
         other.sql("select 1 from gangq.incarnations for update")
         q.sql("set lock_timeout = '1s'")
         assert q.one("reserve_gang", gang_id=gang.id, incarnations=[worker.incarnation]) is False
-        assert q.one("admit") == {"placed": 0, "again": True}
-    assert q.one("admit") == {"placed": 1, "again": False}
+        assert q.place() == {"placed": 0, "again": True}
+    assert q.place() == {"placed": 1, "again": False}
 
 
 def test_rollback_gang_takes_back_only_what_nobody_started(q: Q) -> None:

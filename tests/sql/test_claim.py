@@ -345,12 +345,13 @@ def test_a_worker_whose_lease_ended_must_heartbeat_before_it_claims(q: Q) -> Non
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-@pytest.mark.parametrize("verb", ["claim", "admit", "tick", "reserve_gang"])
+@pytest.mark.parametrize("verb", ["claim", "apply", "tick", "reserve_gang"])
 def test_verbs_that_count_after_a_lock_refuse_an_older_snapshot(q: Q, level: str, verb: str) -> None:
     gang, worker = q.submit_gang(1), q.worker()
     named = {
         "claim": {"incarnation": worker.incarnation},
         "reserve_gang": {"gang_id": gang.id, "incarnations": [worker.incarnation]},
+        "apply": {"pass": 0, "decisions": []},
     }.get(verb, {})
     with refused(WRONG_ISOLATION, level.upper()), q.db.transaction():
         q.sql(f"set transaction isolation level {level}")

@@ -248,7 +248,7 @@ def test_a_gang_is_seen_however_many_alike_another_submitter_has_before_it(
         q.sql("select gangq.submit_gang('train', 1) from generate_series(1, 201)")
     with submitter(q, OTHER):
         late = q.submit_gang(1)
-    q.one("admit")
+    q.place()
     assert late.state == "reserved"
     assert q.value("select count(*) from gangq.live_gangs where state = 'reserved'") == 2
 
@@ -382,12 +382,10 @@ def test_what_a_claim_took_since_the_pass_looked_is_not_placed_beside(q: Q) -> N
     q.call("set_queue", name="default", maximum={"jobs": 2})
     workers = q.workers(3)
     gang = q.submit_gang(2)
-    q.sql("create temp table seen as select gangq.look() as board")
-    q.sql("create temp table decided as select array_agg(d) as starts from seen, gangq.decide_on(board) d")
+    carry_out = q.decided()
     q.submit()
     workers[2].take()  # which the gang is not to have
-    reserve = "select gangq.reserve_decided(board, starts, null) from seen, decided"
-    assert q.value(reserve) == []
+    assert "limits of queue default: 1 jobs are used, 2 more would be" in carry_out()[f"g{gang.id}"]
     assert gang.state == "blocked"
 
 
@@ -405,14 +403,14 @@ def test_a_limit_that_is_lowered_and_a_pause_since_the_pass_looked_are_kept(q: Q
         q.call("set_queue", name=f"{name}.child", **({"maximum": {"jobs": 8}} if limited else {}))
     q.worker(queues=[f"{name}.child" for name in changes], slots=20, devices=gpus(*[80000] * 12))
     gangs = {name: q.submit_gang(2, queue=f"{name}.child", gpus=1) for name in changes}
-    q.sql("create temp table seen as select gangq.look() as board")
-    q.sql("create temp table decided as select array_agg(d) as starts from seen, gangq.decide_on(board) d")
-    assert q.value("select count(*) from decided, unnest(starts) as d where d.action = 'start'") == len(gangs)
+    carry_out = q.decided()
     for name, change in changes.items():
         for queue in (name, f"{name}.child") if limited else (name,):
             q.call("set_queue", name=queue, **change)
-    reserve = "select gangq.reserve_decided(board, starts, null) from seen, decided"
-    assert q.value(reserve) == [gangs["same"].id]
+    outcomes = carry_out()
+    assert len(outcomes) == len(gangs)
+    assert [name for name, gang in gangs.items() if outcomes[f"g{gang.id}"] == "done"] == ["same"]
+    assert outcomes[f"g{gangs['paused'].id}"] == "its queue is paused"
 
 
 def test_who_places_a_gang_by_hand_keeps_to_the_limits_too(q: Q) -> None:

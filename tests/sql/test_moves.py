@@ -139,7 +139,7 @@ def test_no_more_jobs_are_moved_than_there_is_room_for(q: Q, short_of: str) -> N
     many, few = (3, 2) if short_of == "devices" else (2, 3)
     q.worker("w2", slots=many, devices=gpus(*[80000] * few, prefix="b"))
     drain(q, "host-w1")
-    q.one("tick", force=True)
+    q.tick_once()
     assert sorted(q.state(job) for job in jobs) == ["preempting", "preempting", "running"]
 
 

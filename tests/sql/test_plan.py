@@ -66,7 +66,7 @@ def populated(q: Q) -> Q:
         )
     workers = q.sql("select id from gangq.incarnations order by id")
     q.submit_gang(5, gpus=1, budget_s=1000)
-    q.one("admit")
+    q.place()
     q.submit("solo", gpus=2, budget_s=500)
     for row in workers:
         q.call("claim", incarnation=row["id"], max_jobs=10)
@@ -171,7 +171,7 @@ def test_the_plan_is_what_the_decision_then_is(fleet: Q, change: str) -> None:
         said[7] = said.pop(None)  # type: ignore[call-overload]
     assert said == is_so
     starts = {gang for gang, (action, _) in is_so.items() if action == "start"}
-    q.one("admit")
+    q.place()
     placed = {row["id"] for row in q.sql("select id from gangq.gangs where state = 'reserved'")}
     assert placed == starts, "and admit does that"
 
@@ -329,7 +329,7 @@ def test_a_read_only_transaction_would_refuse_a_write(fleet: Q) -> None:
     with fleet.db.transaction(force_rollback=True):
         fleet.sql("set transaction read only")
         with refused("25006"):
-            fleet.one("admit")
+            fleet.place()
 
 
 def test_what_a_new_worker_leaves_null_is_as_if_it_had_been_left_out(q: Q) -> None:

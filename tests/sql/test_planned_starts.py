@@ -447,40 +447,12 @@ def test_a_start_that_meets_a_worker_which_is_claiming_keeps_its_plan_and_what_i
     with q.connected(dsn) as other, other.db.transaction():
         claiming = "select 1 from gangq.incarnations where id = %(id)s for no key update"
         other.sql(claiming, id=workers[1].incarnation)
-        assert q.one("admit") == {"placed": 0, "again": True}
+        assert q.place() == {"placed": 0, "again": True}
         assert promises(q) == before
         assert workers[0].claim() == [], "the place that has become free is still kept"
-    assert q.one("admit")["placed"] == 1
+    assert q.place()["placed"] == 1
     assert gang.state == "reserved"
     assert promises(q) == []
-
-
-@pytest.mark.parametrize(("bound", "again"), [({"budget_ms": 0}, True), ({"max_gangs": 1}, False)])
-def test_a_pass_that_stops_early_keeps_the_promises_of_those_it_never_reached(
-    q: Q, bound: Row, again: bool
-) -> None:
-    workers = q.workers(2)
-    promised(q, *workers)
-    before = promises(q)
-    q.call("set_queue", name="other")
-    for name in ("x", "y"):
-        q.worker(name, queues=["other"])
-    urgent = [q.submit_gang(1, queue="other", priority=10) for _ in range(2)]
-    assert q.one("admit", **bound) == {"placed": 1, "again": again}
-    assert [gang.state for gang in urgent] == ["reserved", "blocked"], "it stopped before it was through"
-    assert promises(q) == before
-    assert workers[1].claim() == []
-
-
-def test_a_pass_that_may_place_one_gang_keeps_the_promises_to_others_like_it(q: Q) -> None:
-    workers = q.workers(2)
-    promised(q, *workers)
-    q.submit_gang(2)
-    q.tick()
-    before = promises(q)
-    assert len(before) == 4
-    assert q.one("admit", max_gangs=1)["placed"] == 0
-    assert promises(q) == before
 
 
 def test_the_end_of_plain_jobs_is_not_that_of_devices_nobody_holds(q: Q) -> None:

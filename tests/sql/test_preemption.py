@@ -360,7 +360,7 @@ class Fleet:
             else:
                 q.submit_gang(rng.randint(1, 2), wait_for_hardware=True, **shape)
         for _ in range(2):
-            q.call("admit")
+            q.place()
             for worker in self.workers:
                 worker.claim()
         q.call(

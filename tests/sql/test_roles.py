@@ -62,7 +62,7 @@ WORK = {
     "bounced",
     "report_dead",
     "tick",
-    "admit",
+    "apply",
     "reserve_gang",
     "reserve_members",
     "rollback_gang",
@@ -97,7 +97,6 @@ RUN = {
     "uncordon",
     "shrink_gang",
     "decide",
-    "replay",
     "keep_partitions",
 }
 MAY = {

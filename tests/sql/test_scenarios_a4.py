@@ -429,6 +429,6 @@ def test_no_gang_is_ever_seen_partly_reserved_by_another_connection(q: Q, dsn: s
     with q.connected(dsn) as other:
         watched = Gang(other, gang.id, gang.job_ids, None)
         with q.db.transaction():
-            q.call("admit")
+            q.place()
             assert members_by_state(watched) == {"blocked": 5}
         assert members_by_state(watched) == {"reserved": 5}

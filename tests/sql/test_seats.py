@@ -282,14 +282,14 @@ def test_a_preferred_domain_is_found_on_a_large_fleet_whatever_is_looked_at_firs
     q = large
     gang = q.submit_gang(4)
     near = q.submit_gang(4, prefer="rack")
-    q.one("admit")
+    q.place()
     assert (gang.state, near.state) == ("reserved", "reserved")
     assert all(int(name[1:]) > 1090 for name in near.placed_on), near.placed_on
 
 
 def test_an_elastic_gang_takes_all_it_may_of_a_large_fleet(large: Q) -> None:
     gang = large.submit_gang(600, min_size=2, checkpoint_mode="rank0")
-    large.one("admit")
+    large.place()
     assert gang.live["world_size"] == 600
 
 
@@ -298,7 +298,7 @@ def test_a_large_fleet_is_packed_and_spread_as_a_look_at_everything_would(large:
     q.sql("update gangq.incarnations set slots = 8")
     wide = q.submit_gang(200, strategy="spread")
     (seen,) = q.sql("select incarnations from gangq.decide()")
-    q.one("admit")
+    q.place()
     places = q.sql("select incarnation from gangq.live_jobs where gang_id = %(id)s order by rank", id=wide.id)
     assert [row["incarnation"] for row in places] == seen["incarnations"]
     assert len(set(wide.placed_on)) == 200
@@ -306,12 +306,12 @@ def test_a_large_fleet_is_packed_and_spread_as_a_look_at_everything_would(large:
     q.sql("update gangq.incarnations set slots = case when id <= 300 then 1 else 8 end")
     wide.cancel()
     narrow = q.submit_gang(8)
-    q.one("admit")
+    q.place()
     assert len(set(narrow.placed_on)) == 1
     # Of those that are looked at first a single one is open.
     q.sql("update gangq.incarnations set slots = 8, quarantined = case when id < 128 then 'new' end")
     apart = q.submit_gang(2, strategy="spread")
-    q.one("admit")
+    q.place()
     assert len(set(apart.placed_on)) == 2
 
 
@@ -325,12 +325,12 @@ def test_on_a_large_fleet_a_replacement_sits_in_the_rack_of_its_mates(large: Q) 
     q.sql("update gangq.incarnations set labels = jsonb_build_object('rack', 'r' || id / 100)")
     q.sql("update gangq.incarnations set quarantined = 'new' where labels ->> 'rack' <> 'r10'")
     gang = q.submit_gang(2, require="rack", failure_policy="restart_member", max_attempts=9)
-    q.one("admit")
+    q.place()
     claims = gang.claimed_by(*(Worker(q, name, {"incarnation": int(name[1:])}) for name in gang.placed_on))
     assert gang.state == "running"
     q.sql("update gangq.incarnations set quarantined = null")
     claims[1].fail()
     gang.skip_backoff()
-    assert q.one("admit")["placed"] == 1
+    assert q.place()["placed"] == 1
     assert gang.states == ["running", "reserved"]
     assert {int(name[1:]) // 100 for name in gang.placed_on} == {10}

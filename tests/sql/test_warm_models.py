@@ -361,7 +361,7 @@ def test_after_placing_a_gang_that_avoids_a_device_the_next_one_may_have_it(q: Q
     avoid(q, "G0")
     second = q.submit_gang(1, gpus=1)
     assert len(q.call("decide")) == 2
-    q.one("admit")
+    q.place()
     assert (first.state, second.state) == ("reserved", "reserved")
     by_gang = {c["gang_id"]: held(c) for c in worker.claim()}
     assert by_gang == {first.id: ["G1"], second.id: ["G0"]}
@@ -379,7 +379,7 @@ def test_a_gang_that_fits_only_with_devices_it_avoids_waits_and_keeps_no_worker(
     q.worker(slots=2, devices=gpus(1000, 1000))
     gang = q.submit_gang(2, gpus=1)
     avoid(q, "G0")
-    q.one("admit")  # a whole tick would see that it fits nowhere else
+    q.place()  # a whole tick would see that it fits nowhere else
     assert gang.state == "blocked"
     assert q.sql("select * from gangq.earmarks") == []
     rows = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}

@@ -247,7 +247,7 @@ def test_no_verb_changes_a_setting_of_its_caller_unless_asked_to(q: Q) -> None:
         q.call("quarantine", worker="w1")
         q.call("unquarantine", worker="w1")
         q.call("explain_job", job_id=claims[2].job_id)
-        q.call("admit")
+        q.place()
         worker.claim()
         assert q.sql(settings) == before
         worker.beat(durable=False)

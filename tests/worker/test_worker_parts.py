@@ -547,7 +547,7 @@ def test_the_next_call_waits_where_the_one_before_brought_a_member_and_its_port(
     got = next_ahead(session, source, reporter, after=1)
     first, second = claimed(session, source), claimed(session, source)
     client.submit_gang(task="t", size=1)
-    client.admit()
+    client.tick(force=True)
     (offered,) = ports.offer()
     end(reporter, first)
     reporter.done(second, None)

@@ -28,6 +28,8 @@ COMMANDS = {
     "explain": "look",
     "plan": "plan",
     "replay": "plan",
+    "board": "decision",
+    "decide": "decision",
     "cancel": "work",
     "retry": "work",
     "priority": "work",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -294,6 +295,19 @@ def bounded(read: Callable[[int], AnyStr], what: str) -> AnyStr:
     if len(found) > MOST_BYTES:
         raise click.UsageError(f"{what} is larger than {MOST_BYTES >> 20} MiB")
     return found
+
+
+def read_file(file: str, what: str) -> str:
+    """The text of a file, or of standard input where it is called -. Raises `click.UsageError`."""
+    try:
+        if file == "-":
+            text: str = bounded(sys.stdin.read, what)
+        else:
+            with open(file, encoding="utf-8") as opened:
+                text = bounded(opened.read, what)
+    except OSError as e:
+        raise click.UsageError(f"{what}: {e.strerror}; write the name of a file, or -") from None
+    return text
 
 
 def parse_seconds(text: str) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 from gangq.cli import output, queries
 from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.output import Column, gang, seconds
-from gangq.cli.parsing import Due, NewWorkers, WhichType, bounded, from_json, typed
+from gangq.cli.parsing import Due, NewWorkers, WhichType, from_json, read_file, typed
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
@@ -55,15 +54,7 @@ def _quota(text: str) -> dict[str, Any]:
 
 def _submission(file: str) -> dict[str, Any]:
     what = f"--submit {file!r}"
-    try:
-        if file == "-":
-            text = bounded(sys.stdin.read, what)
-        else:
-            with open(file, encoding="utf-8") as opened:
-                text = bounded(opened.read, what)
-    except OSError as e:
-        raise click.UsageError(f"{what}: {e.strerror}; write the name of a file, or -") from None
-    return {"submit": from_json(text, what)}
+    return {"submit": from_json(read_file(file, what), what)}
 
 
 def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
@@ -142,7 +133,7 @@ def _hosts(row: PlanRow) -> str:
 @common_options
 @pass_session
 def replay(session: Session, since: datetime | timedelta, until: datetime | timedelta) -> None:
-    """Run recorded passes of admission once more: each must decide what it decided then.
+    """Decide on recorded boards once more: each must decide what it decided then.
 
     Passes are recorded while settings.record_decisions is on; of the others only the digest is known. Ends with 1
     where one decides otherwise. With --json one object per pass: {"at", "digest", "decisions", "same", "difference"}.

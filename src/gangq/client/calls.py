@@ -65,25 +65,26 @@ Steps = Generator["Query[Any] | float", Any, R]
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
 # stands under function.name.
 _TYPES: dict[str, str] = {
-    **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations"), "bigint[]"),
+    **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations", "device_ids"), "bigint[]"),
     **dict.fromkeys(
-        ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn"),
+        ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn", "pass"),
         "bigint",
     ),
     **dict.fromkeys(("ports", "seqs"), "integer[]"),
     **dict.fromkeys(
-        ("priority", "gpus", "size", "slots", "max_jobs", "max_gangs", "most", "code", "budget_ms", "port", "epoch"),
+        ("priority", "gpus", "size", "slots", "max_jobs", "max_gangs", "most", "code", "part", "port", "epoch"),
         "integer",
     ),
     **dict.fromkeys(
         ("task", "queue", "name", "reason", "host", "kind", "device_uuid",
-         "worker", "cause", "model", "device_class", "class"),
+         "worker", "cause", "model", "device_class", "class", "digest"),
         "text",
     ),
     **dict.fromkeys(("queues", "chunks", "notify_only", "taints"), "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(
-        ("payload", "devices", "error", "evidence", "readings", "detail", "changes", "settings", "options"),
+        ("payload", "devices", "error", "evidence", "readings", "detail", "changes", "settings", "options",
+         "decisions", "seen"),
         "jsonb",
     ),
     **dict.fromkeys(
@@ -93,7 +94,7 @@ _TYPES: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "forget", "notify",
-         "convicted", "report_only", "ok", "drain", "durable"),
+         "convicted", "report_only", "ok", "drain", "durable", "last"),
         "boolean",
     ),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
@@ -953,11 +954,27 @@ def uncordon(*, host: str | None = None, worker: str | None = None) -> Query[Non
 # The scheduler ----------------------------------------------------------------------------------------------
 
 
-def admit(*, max_gangs: int | None = None, budget_ms: int | None = None) -> Query[rows.AdmitReport]:
-    """Place every gang that fits; `tick` calls it. With `budget_ms`: having placed something, look no further after
-    so long. Raises `WrongIsolation`.
+def board() -> Query[str]:
+    """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
+    return Query(
+        "gangq.board", "select gangq.board()::text as board", {}, lambda found: str(found[0]["board"])
+    )
+
+
+def apply(
+    *,
+    pass_: int,
+    decisions: Sequence[Mapping[str, object]],
+    part: int | None = None,
+    last: bool | None = None,
+    seen: Mapping[str, object] | None = None,
+) -> Query[rows.ApplyReport]:
+    """Carry out what was decided on the board of this pass, each decision verified by itself, at most 50 that place
+    or stop something. `part`: 1 begins the pass, the others continue it; `last` ends it. Raises `InvalidInput`,
+    `WrongIsolation`.
     """
-    return _row("admit", rows.AdmitReport, max_gangs=max_gangs, budget_ms=budget_ms)
+    given = {"decisions": dumps(list(decisions), "decisions"), "seen": _json(seen, "seen")}
+    return _row("apply", rows.ApplyReport, pass_=pass_, part=part, last=last, **given)
 
 
 def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
@@ -965,11 +982,26 @@ def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:
     return _scalar("reserve_gang", gang_id=gang_id, incarnations=list(incarnations))
 
 
-def reserve_members(*, gang_id: int, job_ids: Sequence[int], incarnations: Sequence[int]) -> Query[bool]:
+def reserve_members(
+    *,
+    gang_id: int,
+    job_ids: Sequence[int],
+    incarnations: Sequence[int],
+    device_ids: Sequence[int] | None = None,
+    digest: str | None = None,
+) -> Query[bool]:
     """Place members, in rank order, each on its worker: those of a new epoch, or those that a running gang
-    misses; all or none. False: busy, full, or others are missing by now.
+    misses; all or none. `device_ids`: theirs, in the same order [the smallest that do]. `digest`: of the board that
+    it was decided on. False: busy, full, or others are missing by now.
     """
-    return _scalar("reserve_members", gang_id=gang_id, job_ids=list(job_ids), incarnations=list(incarnations))
+    return _scalar(
+        "reserve_members",
+        gang_id=gang_id,
+        job_ids=list(job_ids),
+        incarnations=list(incarnations),
+        device_ids=None if device_ids is None else list(device_ids),
+        digest=digest,
+    )
 
 
 def rollback_gang(*, gang_id: int, reason: str | None = None) -> Query[bool]:
@@ -1026,11 +1058,23 @@ def time_out(*, most: int | None = None) -> Query[int]:
 
 
 def tick(*, force: bool | None = None, turn: int | None = None) -> Query[rows.TickReport]:
-    """Run all maintenance once, if nobody else does. Raises `WrongIsolation`.
+    """Run all maintenance once, if nobody else does; then decide what starts where, if that is this caller's turn.
+    Raises `WrongIsolation`.
 
     `turn`: the `next_turn` of the call before, which found a tick running.
     """
-    return _row("tick", rows.TickReport, force=force, turn=turn)
+    first: Query[rows.TickReport] = _row("tick", rows.TickReport, force=force, turn=turn)
+
+    def steps() -> Steps[rows.TickReport]:
+        from gangq.client.passes import run_passes
+
+        report: rows.TickReport = yield first
+        if not report.decide:
+            return report
+        more = yield from run_passes()
+        return replace(report, again=report.again or more)
+
+    return replace(first, steps=steps)
 
 
 # Looking ----------------------------------------------------------------------------------------------------
@@ -1060,8 +1104,18 @@ def plan(
 
 
 def replay(*, since: datetime | None = None, until: datetime | None = None) -> Query[list[rows.ReplayRow]]:
-    """Run the recorded passes of a stretch of time once more and compare. For gangq_admin."""
-    return _rows("replay", rows.ReplayRow, since=_aware(since), until=_aware(until))
+    """Decide on the recorded boards of a stretch of time once more, here, and compare. For gangq_admin."""
+    from gangq.client.passes import ReplayedPass, again
+
+    text = (
+        "select min(at) as at, min(digest) as digest, jsonb_agg(decisions order by at) as parts, "
+        "(array_agg(board) filter (where board is not null))[1] as board from gangq.passes "
+        "where at >= coalesce(%(since)s::timestamptz, '-infinity') "
+        "and at <= coalesce(%(until)s::timestamptz, 'infinity') "
+        "group by pass order by min(at)"
+    )
+    given = {"since": _aware(since), "until": _aware(until)}
+    return Query("gangq.passes", text, given, lambda found: [again(ReplayedPass(**row)) for row in found])
 
 
 def schema_version() -> Query[str]:

@@ -211,10 +211,13 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
-class AdmitReport:
-    """`placed` gangs; `again`: something was busy, ask again soon."""
+class ApplyReport:
+    """`accepted`: no newer pass has begun; `outcomes` of what was not just to wait: done, stale, busy, or why it was
+    refused; `again`: decide again soon.
+    """
 
-    placed: int
+    accepted: bool
+    outcomes: dict[str, str]
     again: bool
 
 
@@ -223,6 +226,7 @@ class TickReport:
     """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
 
     `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
+    `decide`: something waited to be placed, and this caller had the turn.
     """
 
     ran: bool
@@ -230,6 +234,7 @@ class TickReport:
     next_in_s: float | None
     detail: dict[str, Any] | None
     next_turn: int | None
+    decide: bool
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,27 @@ class _Pooled(psycopg.Connection[Any]):
         super().close()
 
 
-def _run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
+def run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
+    """Send one query over a connection."""
     with conn.cursor(row_factory=query.factory) as cursor:
         # Text from modules of this package only; values travel as parameters.
         return query.read(cursor.execute(query.text.encode(), query.params).fetchall())
+
+
+def in_steps(
+    send: Callable[[Query[Any]], Any],
+    steps: Steps[R],
+    answer: Any = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> R:
+    """Send one query after the other, each made from the answers to those before. `answer`: to the last it asked."""
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        answer = pause(step) if isinstance(step, float) else send(step)
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[Client, P], R]:
@@ -204,7 +221,7 @@ class Client:
     def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.steps is not None:
-            return self._in_steps(query.steps())
+            return in_steps(self.execute, query.steps())
         if query.connection is None:
             deadline = core.Deadline(self.timeout_s)
             try:
@@ -220,30 +237,16 @@ class Client:
                 raise self.target.failed(e, query.name) from e
         conn = core.unwrap(query.connection, psycopg.Connection)
         try:
-            return _run(conn, query)
+            return run(conn, query)
         except psycopg.Error as e:
             raise self.target.failed(e, query.name) from e
-
-    def _in_steps(self, steps: Steps[R]) -> R:
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                result: R = end.value
-                return result
-            if isinstance(step, float):
-                answer = None
-                time.sleep(step)
-            else:
-                answer = self.execute(step)
 
     def _run_once(self, query: Query[R], deadline: core.Deadline) -> R:
         pool, lent = self._lend(query.first)
         lent.deadline = deadline
         try:
             with self.lines.expecting(lent):
-                return lent.run_again(query) if query.often else _run(lent, query)
+                return lent.run_again(query) if query.often else run(lent, query)
         except core.NoAnswer:
             self.lines.hung_up_at = time.time()
             raise
@@ -401,7 +404,8 @@ class Client:
     cordon = _verb(calls.cordon)
     uncordon = _verb(calls.uncordon)
     set_taints = _verb(calls.set_taints)
-    admit = _verb(calls.admit)
+    board = _verb(calls.board)
+    apply = _verb(calls.apply)
     reserve_gang = _verb(calls.reserve_gang)
     reserve_members = _verb(calls.reserve_members)
     rollback_gang = _verb(calls.rollback_gang)

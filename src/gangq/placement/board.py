@@ -207,6 +207,8 @@ class Board:
     kinds: tuple[Kind, ...] = ()
     asks: tuple[Ask, ...] = ()
     queues: tuple[Queue, ...] = (Queue("default"),)
+    cut: tuple[int, ...] = ()
+    """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()
     levels: tuple[str, ...] = ("host",)
     """The topology, broad to narrow."""
@@ -217,6 +219,11 @@ class Board:
     grace_s: float = 30.0
     """How long a unit that is told to stop may take."""
     pass_number: int = 0
+    """How many passes had begun."""
+    asked: int = 0
+    """How many ticks had asked for one."""
+    recorded: bool = False
+    """Whether passes are written down with their boards."""
     format: int = FORMAT
 
     @classmethod
@@ -226,6 +233,8 @@ class Board:
         Raises:
             ValueError: a board of another format, an unknown or missing field, a number that is none.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a board is an object, not {data!r:.80}")
         if data.get("format", FORMAT) != FORMAT:
             raise ValueError(
                 f"this board has format {data.get('format')}, this library decides on format {FORMAT}: use "

@@ -38,7 +38,7 @@ def decide(board: Board) -> list[Decision]:
         elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
             now.stop(ask, counts, *found)
         elif not now.plan(ask, counts, seats):
-            now.wait(ask, seats)
+            now.wait(ask, now.never(ask, seats))
     now.move()
     return list(now.decisions.values())
 
@@ -66,6 +66,8 @@ def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused |
     return now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
 
 
+DAY_S = 86400.0
+INFINITY = float("inf")
 LIMITS = ("running_limit", "quota", "submitter_limit")
 
 
@@ -97,10 +99,10 @@ class Pass:
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
         self._leaving = [unit.id for unit in board.units if unit.leaving]
+        estimates = {ask.id: ask.estimate_s for ask in board.asks}
         for kept in board.kept:
-            ask = next((ask for ask in board.asks if ask.id == kept.ask), None)
-            if ask is not None:
-                self._keep(ask, self._leaving, self.free.held_by(kept.holds), kept.starts_at)
+            seats = self.free.held_by(kept.holds)
+            self._keep(kept.ask, estimates.get(kept.ask, DAY_S), self._leaving, seats, kept.starts_at)
 
     def layer(self, ask: Ask) -> int:
         """Which planned starts it would still run at."""
@@ -178,10 +180,11 @@ class Pass:
         """These units are told to stop, and what they give back is kept for the ask."""
         decision = self._decision(ask)
         decision.stop, decision.starts_at = victims, self.board.now + self.board.grace_s
+        decision.lost_s = tuple(self.displacer.units[unit].lost_s for unit in victims)
         decision.planned = tuple(self._seats(ask, counts, seats))
         decision.refused = Refused("stopping", need=len(seats), of="members", holders=victims)
         self._use(ask, counts)
-        self._keep(ask, victims, seats, decision.starts_at)
+        self._keep(ask.id, ask.estimate_s, victims, seats, decision.starts_at)
 
     def plan(self, ask: Ask, counts: Sequence[int], refused: Refused) -> bool:
         """Give it a planned start, if it can have one."""
@@ -196,12 +199,20 @@ class Pass:
             self._never.add(ask.kind)
             return False
         start, then = found
+        kind = self.kinds[ask.kind]
+        if self.usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single)) is None:
+            self.displacer.borrowing[ask.id] = kind.queue
         self.free.plan(start, then)
         decision = self._decision(ask)
         decision.planned = tuple(self._seats(ask, counts, list(start.seats)))
         decision.starts_at, decision.refused = start.starts_at, replace(refused, at=start.starts_at)
         self._remember(ask, refused)
         return True
+
+    def never(self, ask: Ask, refused: Refused) -> Refused:
+        """The same refusal, unless it would not start even when all has ended."""
+        in_vain = ask.kind in self._never and self.board.workers
+        return replace(refused, gate="infeasible") if in_vain else refused
 
     def wait(self, ask: Ask, refused: Refused) -> None:
         """It waits, and this is why."""
@@ -214,12 +225,19 @@ class Pass:
             if not unit.drained or unit.leaving or unit.ask is None:
                 continue
             counts = counts_of(unit.ask, self.kinds[unit.ask.kind])
+            held = self.displacer.holds(unit.id)
+            self.free.give(held, 0)
             leaving = frozenset({unit.id})
             seats = self.search.seats(unit.ask, counts, len(self.free.starts), leaving=leaving)
-            if not isinstance(seats, Refused):
-                self.free.take(seats, float("inf"))
-                planned = tuple(self._seats(unit.ask, counts, seats))
-                self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,))
+            if isinstance(seats, Refused):
+                self.free.take(held, unit.ends_at)
+                continue
+            self.free.take(seats, INFINITY)
+            self.free.take(swap(held, seats)[1], unit.ends_at)
+            planned = tuple(self._seats(unit.ask, counts, seats))
+            self.decisions[unit.id] = Decision(
+                unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,)
+            )
 
     def _remember(self, ask: Ask, refused: Refused) -> None:
         """Others of its kind need not be looked at in vain."""
@@ -236,18 +254,20 @@ class Pass:
         gangs = not ask.single and ask.missing is None
         self.usage.add(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
 
-    def _keep(self, ask: Ask, victims: Sequence[str], seats: list[Taken], starts_at: float) -> None:
+    def _keep(
+        self, ask: str, estimate_s: float, victims: Sequence[str], seats: list[Taken], starts_at: float
+    ) -> None:
         """Seats stay free for an ask: what of them is free now is taken, the rest comes from the victims."""
         held = [taken for unit in victims for taken in self.displacer.holds(unit)]
         more, left = swap(held, seats)
-        ends_at = starts_at + ask.estimate_s
+        ends_at = starts_at + estimate_s
         self.free.take(more, ends_at)
-        self._kept[ask.id] = (seats, more)
+        self._kept[ask] = (seats, more)
         self.displacer.left_over(victims, left)
         for unit in victims:
             self.timeline.remove(unit)
         self.timeline.add(" ".join(["what is left of", *victims]), starts_at, left)
-        self.timeline.add(ask.id, ends_at, seats)
+        self.timeline.add(ask, ends_at, seats)
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
         roles = [n for n, count in enumerate(counts) for _ in range(count)]

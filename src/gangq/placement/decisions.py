@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Refused:
     have: float = 0
     of: str = ""
     """What is needed and had: ``gpus``, ``workers``, ``room``, ``jobs`` ..."""
+    limit: float | None = None
+    """Of a limit, what it is: so much less ``have`` is used."""
     where: str = ""
     """The queue, host or domain that these numbers are of."""
     holders: tuple[str, ...] = ()
@@ -46,15 +49,21 @@ class Decision:
     """When the planned seats are free."""
     stop: tuple[str, ...] = ()
     """Units that are told to stop for it; for a move, the unit itself."""
+    lost_s: tuple[float, ...] = ()
+    """The work that each of them loses: seconds times its GPUs."""
     refused: Refused | None = None
     """Why it waits, or why more of its jobs do."""
-    behind: int = 0
-    """How many asks of its kind were refused before it in this pass, for the same reason."""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def action(self) -> str:
-        """``start``, ``stop``, ``plan`` or ``wait``."""
+        """``start``, ``stop``, ``plan``, ``move`` or ``wait``."""
         if self.seats:
             return "start"
-        return "stop" if self.stop else "plan" if self.planned else "wait"
+        if self.stop:
+            return "move" if self.stop == (self.ask,) else "stop"
+        return "plan" if self.planned else "wait"
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``gangq.apply`` takes it; what is empty is left out."""
+        said = {"ask": self.ask, "action": self.action, **asdict(self)}
+        return {name: value for name, value in said.items() if value not in (None, ())}

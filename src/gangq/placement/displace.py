@@ -26,7 +26,7 @@ class Displacer:
     def __init__(self, board: Board, search: Search, usage: Usage) -> None:
         self._search = search
         self._usage = usage
-        self._units = {unit.id: unit for unit in board.units}
+        self.units = {unit.id: unit for unit in board.units}
         self._holds = {unit.id: search.free.held_by(unit.holds) for unit in board.units}
         self._told: set[str] = set()
         self._left = board.victims
@@ -36,7 +36,9 @@ class Displacer:
         self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
         self._known_at = 0
         self._guarded = any(queue.guaranteed for queue in board.queues)
-        self._by_cost = sorted(board.units, key=lambda u: (u.priority, u.lost_s, -u.since))
+        self._by_cost = sorted(board.units, key=lambda u: (u.priority, u.lost_s, -u.since, u.id[0] == "g"))
+        self.borrowing: dict[str, str] = {}
+        """Asks with a planned start that no guarantee covers, and their queues."""
         self._lowest = min((unit.priority for unit in board.units if unit.movable), default=None)
 
     def holds(self, unit: str) -> list[Taken]:
@@ -65,6 +67,13 @@ class Displacer:
             or (owed is None and self._lowest >= ask.priority)
         ):
             return Refused("displace")
+        if owed is not None:
+            layer = self._beside_owed(owed.name, layer)
+        leaving = self._leaving()
+        if leaving and not isinstance(
+            self._search.on(self._without_leaving()).seats(ask, counts, layer, leaving=leaving), Refused
+        ):
+            return Refused("displace")
         candidates, emptied = self._all_gone(ask, owed.name if owed else "")
         leaving = self._leaving() | {*candidates}
         found = self._search.on(emptied).seats(ask, counts, layer, leaving=leaving)
@@ -76,6 +85,15 @@ class Displacer:
             self._searches -= 1
         self._in_vain[ask.kind] = max(ask.priority, self._in_vain.get(ask.kind, LEAST))
         return Refused("displace")
+
+    def _beside_owed(self, owed: str, layer: int) -> int:
+        """What is owed its place does not wait for the planned start of what only borrows."""
+        starts = self._search.free.starts
+        while layer and (queue := self.borrowing.get(starts[layer - 1].ask)):
+            if any(up.name == owed for up in self._usage.path(queue)):
+                break
+            layer -= 1
+        return layer
 
     def left_over(self, victims: Sequence[str], left: list[Taken]) -> None:
         """These units have been told to stop; this is what nobody has yet of what they hold."""
@@ -90,7 +108,7 @@ class Displacer:
         """
         path = {up.name for up in self._usage.path(self._search.kinds[ask.kind].queue)}
         gone: dict[str, Amount] = defaultdict(Amount)
-        for unit in self._units.values():
+        for unit in self.units.values():
             if unit.leaving or unit.id in self._told:
                 for up in self._usage.path(unit.queue):
                     gone[up.name].add(Amount.held(unit))
@@ -113,13 +131,13 @@ class Displacer:
         return chosen
 
     def _leaving(self) -> frozenset[str]:
-        return frozenset({unit.id for unit in self._units.values() if unit.leaving} | self._told)
+        return frozenset({unit.id for unit in self.units.values() if unit.leaving} | self._told)
 
     def _without_leaving(self) -> Free:
         """What is free once all that leaves already has gone."""
         free = self._search.free.copy(starts=True)
         for unit in self._leaving():
-            free.give(self._holds[unit], self._units[unit].ends_at)
+            free.give(self._holds[unit], self.units[unit].ends_at)
         return free
 
     def _all_gone(self, ask: Ask, owed: str) -> tuple[list[str], Free]:
@@ -136,7 +154,7 @@ class Displacer:
         if key not in self._known:
             candidates, free = self._candidates(ask, owed or None), self._without_leaving()
             for unit in candidates:
-                free.give(self._holds[unit], self._units[unit].ends_at)
+                free.give(self._holds[unit], self.units[unit].ends_at)
             self._known[key] = candidates, free
         return self._known[key]
 
@@ -155,13 +173,13 @@ class Displacer:
         if alone is None:
             return Refused("displace", have=self._left, of="units")
         for unit in alone:
-            search.free.give(self._holds[unit], self._units[unit].ends_at)
+            search.free.give(self._holds[unit], self.units[unit].ends_at)
             found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
                 return (unit,), found
-            search.free.take(self._holds[unit], self._units[unit].ends_at)
-        moments = [(self._units[unit].ends_at, unit, self._holds[unit]) for unit in candidates]
-        fit = first_fit(search, ask, counts, layer, moments, leaving=tuple(leaving))
+            search.free.take(self._holds[unit], self.units[unit].ends_at)
+        moments = [(self.units[unit].ends_at, unit, self._holds[unit]) for unit in candidates]
+        fit = first_fit(search, ask, counts, layer, moments, leaving=tuple(leaving), together=False)
         if isinstance(fit, Refused):
             return fit
         _, ended, seats = fit
@@ -170,13 +188,13 @@ class Displacer:
             unit for unit in candidates[:ended] if any(hold.worker in used for hold in self._holds[unit])
         ]
         for unit in {*candidates[:ended]} - {*needed}:
-            search.free.take(self._holds[unit], self._units[unit].ends_at)
+            search.free.take(self._holds[unit], self.units[unit].ends_at)
         for unit in needed[-TRIES:][::-1]:
-            search.free.take(self._holds[unit], self._units[unit].ends_at)
+            search.free.take(self._holds[unit], self.units[unit].ends_at)
             fewer = [other for other in needed if other != unit]
             found = search.seats(ask, counts, layer, leaving=leaving | {*fewer})
             if isinstance(found, Refused):
-                search.free.give(self._holds[unit], self._units[unit].ends_at)
+                search.free.give(self._holds[unit], self.units[unit].ends_at)
             else:
                 needed, seats = fewer, found
         seated = search.seats(ask, counts, layer, leaving=leaving | {*needed})

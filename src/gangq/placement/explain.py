@@ -35,7 +35,7 @@ def explain(refused: Refused) -> tuple[str, str]:
         case "room":
             most = f", the most on {r.where}" if r.have else ""
             return (
-                f"there is room for {r.have:g} of its {r.need:g} {r.of}{most}",
+                f"there is room for {r.have:g} of its {number(r.need, r.of)}{most}",
                 f"room for {lacking:g} more",
             )
         case "hosts":
@@ -52,6 +52,12 @@ def explain(refused: Refused) -> tuple[str, str]:
             return (
                 f"the roomiest {r.of}, {r.where or 'none'}, has room for {r.have:g} of its {r.need:g} members",
                 f"room for {lacking:g} more in one {r.of}",
+            )
+        case "infeasible":
+            return (
+                f"it would not start even when all that runs has ended; now {r.have:g} of its "
+                f"{number(r.need, r.of)} would fit",
+                "workers that are large enough",
             )
         case "devices":
             return "its roles cannot share the devices that are free", "other free devices on its workers"

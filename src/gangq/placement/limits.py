@@ -23,7 +23,7 @@ class Amount(defaultdict[str, float]):
     @classmethod
     def asked(cls, kind: Kind, counts: Sequence[int], gangs: int) -> Amount:
         """What so many members of each role use."""
-        total = cls(gangs=gangs)
+        total = cls(gangs=int(gangs))
         for role, count in zip(kind.roles, counts, strict=True):
             total["jobs"] += count
             total["gpus"] += count * role.needs.gpus
@@ -91,7 +91,9 @@ class Usage:
                 for of, most in limits.items():
                     if asked[of] and has[of] + asked[of] > most:
                         holders = tuple(self.holders[up.name][:8])
-                        return Refused(gate, asked[of], most - has[of], of, where=up.name, holders=holders)
+                        return Refused(
+                            gate, asked[of], most - has[of], of, limit=most, where=up.name, holders=holders
+                        )
         return None
 
     def share(self, queue: Queue) -> float:

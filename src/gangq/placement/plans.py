@@ -65,6 +65,7 @@ def first_fit(
     moments: Sequence[tuple[float, str, list[Taken]]],
     earliest: float = 0.0,
     leaving: Sequence[str] = (),
+    together: bool = True,
 ) -> tuple[float, int, list[Taken]] | Refused:
     """Give back one unit after another until an ask fits.
 
@@ -73,9 +74,10 @@ def first_fit(
         ask: what is to fit.
         counts: its members, by role.
         layer: how many of the planned starts of ``search.free`` it meets.
-        moments: (when, which unit, what it gives back), in order. What ends at one moment ends together.
+        moments: (when, which unit, what it gives back), in order.
         earliest: no sooner than this.
         leaving: units that have gone before.
+        together: what ends at one moment ends together, and not one after the other.
 
     Returns:
         The moment, how many units had to end, and the seats.
@@ -94,7 +96,7 @@ def first_fit(
         gone.add(unit)
         after = _room_on(free, workers, roles, layer)
         room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
-        last = n + 1 == len(moments) or moments[n + 1][0] > at
+        last = not together or n + 1 == len(moments) or moments[n + 1][0] > at
         if (
             last
             and at >= earliest

@@ -1,0 +1,712 @@
+-- What a decision changes: apply. Whoever decides may decide badly and never unlawfully: all that gangq
+-- promises is verified here once more, under locks, for each decision by itself.
+--
+-- Locks, each kind in the order of its key, before the first decision is carried out: gangs and members
+-- with skip locked; workers, waited for; queues with limits, by name. What is busy is left to the next
+-- pass. The row 'pass' of lock_rows before all of them; the row of gangq.decider after them.
+
+-- Seats -----------------------------------------------------------------------------------------------
+
+-- The members that seats are for: of each role the first that wait, by rank. A gang that runs has only
+-- those that are missing.
+create function gangq.members_of(g gangq.live_gangs, seats jsonb)
+returns table (job_id bigint, rank integer, role integer, incarnation bigint, devices jsonb)
+language sql stable as $$
+  select j.id, j.rank, j.role, s.incarnation, s.devices
+  from (
+    select x.value -> 'devices' as devices, (x.value ->> 'worker')::bigint as incarnation,
+      coalesce((x.value ->> 'role')::integer, 0) + 1 as role,
+      row_number() over (partition by coalesce((x.value ->> 'role')::integer, 0) order by x.n) as nth
+    from jsonb_array_elements(seats) with ordinality as x(value, n)) s
+  join (
+    select y.id, y.rank, coalesce(y.role, 1) as role,
+      row_number() over (partition by coalesce(y.role, 1) order by y.rank) as nth
+    from gangq.live_jobs y
+    where y.gang_id = (g).id and y.state = 'blocked'
+      and ((g).state = 'blocked' or gangq.in_epoch(y, g))) j on j.role = s.role and j.nth = s.nth
+  order by j.rank
+$$;
+comment on function gangq.members_of is
+  'Internal. Who gets which of these seats ([{"worker", "devices", "role"}, ...]), by rank.';
+
+-- Its whole gang, and each role, shares one domain of the level that it requires, with the members that
+-- run already; and no gang with the same key is on one of these hosts.
+create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnations bigint[])
+returns text language sql stable as $$
+  with placed as materialized (
+    select coalesce(j.role, 1) as role, i.host, gangq.domains(i, c.topology) as domains
+    from gangq.live_jobs j
+    left join unnest(job_ids, incarnations) as s(id, incarnation) on s.id = j.id
+    join gangq.incarnations i on i.id = coalesce(s.incarnation, j.incarnation)
+    cross join gangq.settings c
+    where j.gang_id = (g).id
+  ),
+  required as (
+    select k.require as level, null::smallint as role from gangq.gang_kinds k where k.id = (g).kind_id
+    union all
+    select r.require, r.ordinal from gangq.kind_roles r where r.kind_id = (g).kind_id
+  )
+  select coalesce((
+    select format('its members would not share one %s', r.level)
+    from required r cross join gangq.settings c
+    where r.level is not null and (
+      select count(distinct coalesce(p.domains ->> (array_position(c.topology, r.level) - 1), '')) > 1
+        or bool_or(p.domains ->> (array_position(c.topology, r.level) - 1) is null)
+      from placed p where r.role is null or p.role = r.role)
+    limit 1), (
+    select format('gang %s is on %s, and both are %s', x.id, i.host, mine.apart)
+    from gangq.gang_kinds mine
+    join gangq.gang_kinds k on k.apart = mine.apart
+    join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id
+    join gangq.live_jobs j on j.gang_id = x.id
+    join gangq.incarnations i on i.id = j.incarnation
+    where mine.id = (g).kind_id and i.host in (select p.host from placed p)
+    order by x.id limit 1))
+$$;
+comment on function gangq.misplaced is
+  'Internal. Which promise about where it runs these places would break; null: none.';
+
+-- Keeping --------------------------------------------------------------------------------------------
+
+-- What each of its workers must have for it, and which devices. Written when it changes, not each pass.
+create function gangq.keep_seats(g gangq.live_gangs, seats jsonb, kind text, until timestamptz)
+returns void language plpgsql as $$
+#variable_conflict use_column
+begin
+  with seats as materialized (
+    select (x.value ->> 'worker')::bigint as worker, x.value -> 'devices' as devices, s.gpus, s.memory_mb,
+      s.cpus
+    from jsonb_array_elements(keep_seats.seats) as x(value)
+    join gangq.kind_roles r on r.kind_id = (g).kind_id
+      and r.ordinal = coalesce((x.value ->> 'role')::integer, 0) + 1
+    join gangq.shapes s on s.id = r.shape_id
+  ),
+  wanted as materialized (
+    select x.worker as incarnation, count(*) as slots, sum(x.gpus) as gpus, sum(x.memory_mb) as memory_mb,
+      sum(x.cpus) as cpus, array(
+        select d.value::bigint
+        from seats y cross join lateral jsonb_array_elements_text(y.devices) as d(value)
+        where y.worker = x.worker order by 1) as devices
+    from seats x
+    group by x.worker
+  ),
+  gone as (
+    delete from gangq.earmarks e
+    where e.gang_id = (g).id and e.incarnation not in (select w.incarnation from wanted w)
+  )
+  insert into gangq.earmarks as e
+    (incarnation, gang_id, order_key, kind, until, slots, memory_mb, cpus, gpus, device_ids)
+  select i.id, (g).id, (g).order_key, keep_seats.kind, keep_seats.until, w.slots, w.memory_mb, w.cpus,
+    w.gpus, w.devices
+  from wanted w join gangq.incarnations i on i.id = w.incarnation and i.ended_at is null
+  order by i.id
+  on conflict (incarnation, gang_id) do update set order_key = excluded.order_key,
+    kind = excluded.kind, until = excluded.until, slots = excluded.slots, gpus = excluded.gpus,
+    memory_mb = excluded.memory_mb, cpus = excluded.cpus, device_ids = excluded.device_ids
+  where (e.order_key, e.kind, e.slots, e.gpus, e.memory_mb, e.cpus, e.device_ids) is distinct from
+      (excluded.order_key, excluded.kind, excluded.slots, excluded.gpus, excluded.memory_mb,
+        excluded.cpus, excluded.device_ids)
+    or abs(extract(epoch from e.until - excluded.until)) > 1;
+end $$;
+comment on function gangq.keep_seats is
+  'Internal. Makes what workers keep free for this gang exactly these seats: plan, for a start then; '
+  'escrow, at most until then.';
+
+-- One decision ---------------------------------------------------------------------------------------
+
+create function gangq.apply_start(g gangq.live_gangs, d jsonb, digest text, t timestamptz)
+returns text language plpgsql as $$
+declare
+  jobs bigint[];
+  incarnations bigint[];
+  devices bigint[];
+  why text;
+begin
+  if g.not_before > t then
+    return 'stale';
+  end if;
+  if gangq.below(
+      (select k.queue from gangq.gang_kinds k where k.id = g.kind_id),
+      array(select q.name from gangq.queues_table q where q.paused)) then
+    return 'its queue is paused';
+  end if;
+  select array_agg(m.job_id order by m.rank), array_agg(m.incarnation order by m.rank)
+  into jobs, incarnations
+  from gangq.members_of(g, d -> 'seats') m;
+  if cardinality(jobs) is distinct from jsonb_array_length(d -> 'seats') then
+    return 'stale';
+  end if;
+  devices := array(
+    select v.value::bigint
+    from gangq.members_of(g, d -> 'seats') m
+    cross join lateral jsonb_array_elements_text(m.devices) with ordinality as v(value, n)
+    order by m.rank, v.n);
+  why := gangq.misplaced(g, jobs, incarnations);
+  if why is not null then
+    return why;
+  end if;
+  return case
+    when gangq.reserve_members(g.id, jobs, incarnations, devices, digest) then 'done' else 'busy' end;
+end $$;
+comment on function gangq.apply_start is
+  'Internal. Places a locked gang, or what it misses, on the seats decided: done; or why not.';
+
+create function gangq.apply_plan(g gangq.live_gangs, d jsonb, place integer, t timestamptz)
+returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  starts_at timestamptz := to_timestamp((d ->> 'starts_at')::float8);
+begin
+  perform gangq.check_moment('starts_at', starts_at);
+  if g.state <> 'blocked' then
+    return 'stale';
+  end if;
+  insert into gangq.plans as p (gang_id, place, starts_at, decided_at, pass)
+  select g.id, apply_plan.place, starts_at, t, l.runs from gangq.lock_rows l where l.name = 'pass'
+  on conflict (gang_id) do update set pass = excluded.pass, place = excluded.place,
+    decided_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
+      then excluded.decided_at else p.decided_at end,
+    starts_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
+      then excluded.starts_at else p.starts_at end;
+  perform gangq.keep_seats(g, d -> 'planned', 'plan', starts_at);
+  return 'done';
+end $$;
+comment on function gangq.apply_plan is
+  'Internal. Notes the planned start of a locked gang, and what is kept free for it until then.';
+
+-- Its victims stop through the same verbs as for anybody else; what they leave is kept in this very commit.
+create function gangq.apply_stop(g gangq.live_gangs, d jsonb, digest text, t timestamptz)
+returns text language plpgsql as $$
+declare
+  cfg gangq.settings;
+  unit text;
+  why text;
+  n integer := 0;
+begin
+  if g.state <> 'blocked' then
+    return 'stale';
+  end if;
+  why := gangq.may_not_stop(g, d, t);
+  if why is not null then
+    return why;
+  end if;
+  for unit in select jsonb_array_elements_text(d -> 'stop') loop
+    n := n + 1;
+    -- A surplus member of a gang that goes as a whole goes with it.
+    continue when left(unit, 1) = 'j' and exists (
+      select 1 from gangq.live_jobs j
+      where j.id = substr(unit, 2)::bigint and d -> 'stop' ? ('g' || j.gang_id));
+    if not gangq.stop_unit(unit, 'preempt', format('displaced by gang %s', g.id),
+        jsonb_build_object('for', g.id, 'lost_s', d -> 'lost_s' -> (n - 1), 'digest', digest), t) then
+      perform gangq.refuse('GQ004', unit || ' does not run any more', 'The next pass decides again.');
+    end if;
+  end loop;
+  select x.* into cfg from gangq.settings x;
+  delete from gangq.plans p where p.gang_id = g.id;
+  perform gangq.keep_seats(g, d -> 'planned', 'escrow',
+    t + make_interval(secs => cfg.grace_s + cfg.ack_timeout_s + cfg.lease_s));
+  return 'done';
+end $$;
+comment on function gangq.apply_stop is
+  'Internal. Tells the units chosen to stop for a locked gang, all or none, and keeps their places for it.';
+
+create function gangq.apply_move(d jsonb, digest text, t timestamptz) returns text
+language plpgsql as $$
+declare
+  cfg gangq.settings;
+  unit text := d ->> 'ask';
+  number bigint := substr(d ->> 'ask', 2)::bigint;
+  why text;
+  g gangq.live_gangs;
+begin
+  why := (
+    select format('%s %s is drained: %s', c.kind, c.name, c.reason)
+    from gangq.cordons c
+    join gangq.incarnations i on case c.kind when 'host' then i.host else i.name end = c.name
+    join gangq.live_jobs j on j.incarnation = i.id
+      and case left(unit, 1) when 'g' then j.gang_id = number else j.id = number end
+    where c.drain order by c.kind, c.name limit 1);
+  if why is null then
+    return 'stale';  -- the drain was called off
+  end if;
+  if not gangq.stop_unit(unit, 'move', why, jsonb_build_object('digest', digest), t) then
+    return 'stale';
+  end if;
+  if left(unit, 1) = 'g' then
+    select x.* into cfg from gangq.settings x;
+    select x.* into g from gangq.live_gangs x where x.id = number;
+    perform gangq.keep_seats(g, d -> 'planned', 'escrow',
+      t + make_interval(secs => cfg.grace_s + cfg.ack_timeout_s + cfg.lease_s));
+  end if;
+  return 'done';
+end $$;
+comment on function gangq.apply_move is
+  'Internal. Tells what runs on something drained to stop, and keeps the places for it where it fits.';
+
+create function gangq.stop_unit(unit text, how text, why text, data jsonb, t timestamptz)
+returns boolean language plpgsql as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+  j gangq.live_jobs;
+begin
+  data := jsonb_strip_nulls(data);
+  if left(unit, 1) = 'g' then
+    select x.* into g from gangq.live_gangs x where x.id = substr(unit, 2)::bigint;
+    if not found or g.state <> 'running' and (how <> 'move' or g.state <> 'reserved') then
+      return false;
+    end if;
+    perform gangq.drain(g.id, '{}', how, null, why, t);
+    perform gangq.log_event(t, how, g.id, g.epoch, reason => why, data => data);
+    return true;
+  end if;
+  select x.* into j from gangq.live_jobs x where x.id = substr(unit, 2)::bigint;
+  if not found or j.state <> 'running' then
+    return false;
+  end if;
+  if j.gang_id is null then
+    perform gangq.stop_solo(j, why, data, t);
+    return true;
+  end if;
+  if not gangq.shrink_gang(j.gang_id, array[j.id], why) then
+    return false;
+  end if;
+  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  perform gangq.log_event(t, how, g.id, g.epoch, j.id, j.token, j.incarnation, why, data);
+  return true;
+end $$;
+comment on function gangq.stop_unit is
+  'Internal. Tells a gang (g7), a job alone or a surplus member (j7) to stop, uncharged, with an event.';
+
+-- What stops may have at most the priority below the gang's own, unless a queue of the gang is owed so much
+-- and the unit is elsewhere; it is past the least time it may run, preemptible, and on a worker chosen.
+create function gangq.may_not_stop(g gangq.live_gangs, d jsonb, t timestamptz) returns text
+language plpgsql stable as $$
+#variable_conflict use_column
+declare
+  own text[] := gangq.queue_path((select k.queue from gangq.gang_kinds k where k.id = (g).kind_id));
+  owed text := gangq.owed_to(g, own, d -> 'planned');
+  most integer := (select c.preemptions_per_pass from gangq.settings c);
+  unit record;
+begin
+  if jsonb_array_length(d -> 'stop') not between 1 and most then
+    return format('%s would be told to stop, and %s is the most',
+      gangq.counted(jsonb_array_length(d -> 'stop'), 'unit'), most);
+  end if;
+  if not (select q.preempts from gangq.queues_table q where q.name = own[1]) then
+    return format('queue %s displaces nothing', own[1]);
+  end if;
+  for unit in
+    select u.name, min(j.priority) as priority, min(s.queue) as queue,
+      bool_and(j.state = 'running' and j.stops < c.max_stops and coalesce(x.preemptible, true)
+        and q.preemptible and coalesce(x.go_at, case when j.gang_id is null then j.claimed_at end)
+          <= t - make_interval(secs => q.min_run_s)) as movable,
+      bool_or(j.incarnation in (
+        select (y.value ->> 'worker')::bigint
+        from jsonb_array_elements(d -> 'planned') as y(value))) as there
+    from jsonb_array_elements_text(d -> 'stop') as u(name)
+    left join gangq.live_jobs j on j.incarnation is not null and gangq.of_unit(j, u.name)
+    left join gangq.live_gangs x on x.id = j.gang_id
+    left join gangq.shapes s on s.id = j.shape_id
+    left join gangq.queues_table q on q.name = s.queue
+    cross join gangq.settings c
+    group by u.name
+  loop
+    if unit.movable is distinct from true then
+      return unit.name || ' may not be told to stop';
+    elsif not unit.there then
+      return unit.name || ' is on none of the workers chosen';
+    elsif unit.priority >= g.priority and (owed is null or gangq.below(unit.queue, array[owed])) then
+      return format('%s has priority %s, and gang %s has %s', unit.name, unit.priority, g.id, g.priority);
+    end if;
+  end loop;
+  return gangq.guarantee_broken(own, d -> 'stop');
+end $$;
+comment on function gangq.may_not_stop is
+  'Internal. Why a decision may not tell these units to stop for this gang; null: it may.';
+
+create function gangq.of_unit(j gangq.live_jobs, unit text) returns boolean language sql immutable
+return case left(unit, 1) when 'g' then (j).gang_id else (j).id end = substr(unit, 2)::bigint;
+comment on function gangq.of_unit is 'Internal. Whether a job is of this unit: g7, a gang; j7, a job alone.';
+
+create function gangq.amount(
+  resource text, jobs numeric, gpus numeric, memory_mb numeric, cpus numeric
+) returns numeric language sql immutable
+return case resource
+  when 'jobs' then jobs when 'gpus' then gpus when 'memory_mb' then memory_mb when 'cpus' then cpus end;
+comment on function gangq.amount is 'Internal. How much of this resource.';
+
+create function gangq.guarantees(names text[])
+returns table (queue text, resource text, owed numeric, used numeric) language sql stable as $$
+  select q.name, m.key, m.value::numeric,
+    coalesce(sum(gangq.amount(m.key, u.jobs, u.gpus, u.memory_mb, u.cpus)), 0)
+  from gangq.queues_table q
+  cross join lateral jsonb_each_text(q.guaranteed) m
+  left join gangq.queue_usage(names) u on u.queue = q.name
+  where q.name = any (names)
+  group by q.name, m.key, m.value
+$$;
+comment on function gangq.guarantees is
+  'Internal. What these queues are guaranteed, and what each and its children use of that.';
+
+create function gangq.owed_to(g gangq.live_gangs, own text[], seats jsonb) returns text
+language sql stable as $$
+  with asked as (
+    select count(*) as jobs, sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
+    from jsonb_array_elements(seats) as x(value)
+    join gangq.kind_roles r on r.kind_id = (g).kind_id
+      and r.ordinal = coalesce((x.value ->> 'role')::integer, 0) + 1
+    join gangq.shapes s on s.id = r.shape_id
+  )
+  select q.queue
+  from gangq.guarantees(own) q cross join asked a
+  cross join lateral (
+    select gangq.amount(q.resource, a.jobs, a.gpus, a.memory_mb, a.cpus) as amount) y
+  where y.amount > 0
+  group by q.queue
+  having bool_and(q.used + y.amount <= q.owed)
+  order by length(q.queue) desc limit 1
+$$;
+comment on function gangq.owed_to is
+  'Internal. The nearest queue on the path whose guarantee covers these seats too; null: none.';
+
+-- A queue that does not hold the gang too keeps what it is guaranteed.
+create function gangq.guarantee_broken(own text[], units jsonb) returns text
+language sql stable as $$
+  with leaving as materialized (
+    select s.queue, s.gpus, s.memory_mb, s.cpus, u.name is not null as now
+    from gangq.live_jobs j
+    join gangq.shapes s on s.id = j.shape_id
+    left join jsonb_array_elements_text(units) as u(name) on gangq.of_unit(j, u.name)
+    where j.incarnation is not null and (u.name is not null or j.state = 'preempting')
+  ),
+  losing as materialized (
+    select q.name
+    from gangq.queues_table q
+    where q.guaranteed <> '{}' and q.name <> all (own) and exists (
+      select 1 from leaving l where l.now and gangq.below(l.queue, array[q.name]))
+  )
+  select format('queue %s would keep less than the %s %s it is guaranteed', x.queue, x.owed, x.resource)
+  from gangq.guarantees(array(select l.name from losing l)) x
+  cross join lateral (
+    select sum(gangq.amount(x.resource, 1, l.gpus, l.memory_mb, l.cpus)) as all_of_it,
+      sum(gangq.amount(x.resource, 1, l.gpus, l.memory_mb, l.cpus)) filter (where l.now) as now
+    from leaving l where gangq.below(l.queue, array[x.queue])) y
+  where y.now > 0 and x.used - y.all_of_it < x.owed
+  order by x.queue limit 1
+$$;
+comment on function gangq.guarantee_broken is
+  'Internal. Which queue would fall below its guarantee if these units stopped; null: none.';
+
+-- The pass --------------------------------------------------------------------------------------------
+
+create function gangq.gate_of(gate text) returns text language sql immutable
+return case
+  when gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'infeasible', 'capacity') then gate
+  when gate = 'stopping' then 'preempting'
+  when gate is null then 'unknown'
+  else 'capacity' end;
+comment on function gangq.gate_of is 'Internal. What a refusal is told as.';
+
+create function gangq.numbers_of(refused jsonb, submitter text) returns jsonb language sql immutable
+return refused || jsonb_build_object('queue', refused -> 'where', 'resource', refused -> 'of',
+  'submitter', submitter, 'asked', trim_scale((refused ->> 'need')::numeric),
+  'limit', trim_scale((refused ->> 'limit')::numeric),
+  'used', trim_scale((refused ->> 'limit')::numeric - (refused ->> 'have')::numeric));
+comment on function gangq.numbers_of is 'Internal. The numbers of a refusal, as gate_text reads them.';
+
+-- One row per kind that waits, written when its gate changes, not every pass.
+create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
+language plpgsql as $$
+#variable_conflict use_column
+begin
+  with said as materialized (
+    select distinct on (g.kind_id) g.kind_id, gangq.numbers_of(gangq.cut(x.value -> 'refused', 4000), g.submitter) as numbers,
+      case x.value ->> 'action'
+        when 'plan' then 'reserved' when 'stop' then 'preempting'
+        else gangq.gate_of(x.value -> 'refused' ->> 'gate') end as gate
+    from jsonb_array_elements(decisions) with ordinality as x(value, n)
+    join gangq.live_gangs g on g.id = substr(x.value ->> 'ask', 2)::bigint
+    where x.value ->> 'action' in ('plan', 'stop', 'wait')
+    order by g.kind_id, x.n
+  )
+  insert into gangq.verdicts as v (kind_id, gate, since, numbers)
+  select s.kind_id, s.gate, t, s.numbers from said s order by s.kind_id
+  on conflict (kind_id) do update set gate = excluded.gate, since = t, numbers = excluded.numbers,
+    held_s = v.held_s + case when gangq.holds_back(v.gate)
+      then greatest(0, extract(epoch from t - v.since)) else 0 end
+  where v.gate <> excluded.gate;
+end $$;
+comment on function gangq.note_verdicts is
+  'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
+
+-- What was planned before and is no more goes, and with it what was kept; so do escrows past their time
+-- and verdicts of kinds of which nothing waits. What could not be carried out keeps what it was promised.
+create function gangq.forget_old_plans(pass bigint, t timestamptz) returns void
+language plpgsql as $$
+#variable_conflict use_column
+begin
+  delete from gangq.plans p where p.gang_id = any (array(
+    select z.gang_id from gangq.plans z
+    where z.pass < forget_old_plans.pass order by z.gang_id for update skip locked));
+  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
+    select z.incarnation, z.gang_id from gangq.earmarks z
+    where case z.kind when 'escrow' then z.until <= t
+      else not exists (select 1 from gangq.plans p where p.gang_id = z.gang_id) end
+    order by z.incarnation, z.gang_id for update skip locked);
+  delete from gangq.verdicts v where v.kind_id = any (array(
+    select z.kind_id from gangq.verdicts z
+    where not exists (
+      select 1 from gangq.live_gangs g
+      where g.kind_id = z.kind_id and (g.state = 'blocked' or g.missing_since is not null))
+    order by z.kind_id for update skip locked));
+end $$;
+comment on function gangq.forget_old_plans is
+  'Internal. Ends what no pass since this one has planned, and what is kept in vain.';
+
+-- A claim holds its worker for a moment: waiting for it in order is surer than skipping it, and who sits
+-- on one for longer is left to the next pass.
+create function gangq.lock_workers(ids bigint[]) returns void language plpgsql as $$
+begin
+  perform from gangq.incarnations i where i.id = any (ids) order by i.id for no key update;
+exception when lock_not_available then
+  perform from gangq.incarnations i where i.id = any (ids) order by i.id for no key update skip locked;
+end $$;
+comment on function gangq.lock_workers is 'Internal. Locks these workers, or those that are not busy.';
+
+create function gangq.lock_queues(names text[]) returns text[] language plpgsql as $$
+begin
+  perform gangq.lock_limited(names);
+  return names;
+exception when lock_not_available then
+  return array(
+    select n from unnest(names) as n
+    where not exists (select 1 from gangq.limits_of(gangq.queue_path(n))));
+end $$;
+comment on function gangq.lock_queues is
+  'Internal. Locks the limits of these queues; where somebody sits on one, which queues have none.';
+
+create function gangq.lock_decided(decisions jsonb) returns bigint[] language plpgsql as $$
+declare
+  units text[] := array(
+    select x.value ->> 'ask' from jsonb_array_elements(decisions) as x(value)
+    union
+    select jsonb_array_elements_text(x.value -> 'stop') from jsonb_array_elements(decisions) as x(value));
+  gangs bigint[];
+  jobs bigint[];
+  queues text[];
+begin
+  gangs := array(
+    select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'g'
+    union
+    select j.gang_id from gangq.live_jobs j
+    where j.id in (select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'j'));
+  gangs := array(
+    select g.id from gangq.live_gangs g where g.id = any (gangs) order by g.id for update skip locked);
+  jobs := array(
+    select j.id from gangq.live_jobs j
+    where j.gang_id = any (gangs)
+      or j.gang_id is null and j.id in (
+        select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'j')
+    order by j.id for update skip locked);
+  perform gangq.lock_workers(array(
+    select distinct (y.value ->> 'worker')::bigint
+    from jsonb_array_elements(decisions) as x(value)
+    cross join lateral jsonb_array_elements(x.value -> 'seats') as y(value)
+    where x.value ->> 'action' = 'start'));
+  queues := gangq.lock_queues(array(
+    select distinct k.queue
+    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
+    where g.id = any (gangs)));
+  -- Of a gang all of it is mine, or none.
+  return array(
+    select g.id
+    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
+    where g.id = any (gangs) and k.queue = any (queues)
+      and not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)))
+    || array(select -j.id from gangq.live_jobs j where j.id = any (jobs) and j.gang_id is null);
+end $$;
+comment on function gangq.lock_decided is
+  'Internal. Locks all that these decisions are about; which gangs and (negative) jobs alone were not busy.';
+
+create function gangq.apply_one(d jsonb, place integer, mine bigint[], digest text, t timestamptz)
+returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+begin
+  if exists (
+    select 1 from jsonb_array_elements_text(coalesce(d -> 'stop', '[]') || (d -> 'ask')) as u(name)
+    left join gangq.live_jobs j on left(u.name, 1) = 'j' and j.id = substr(u.name, 2)::bigint
+    where coalesce(case left(u.name, 1) when 'g' then substr(u.name, 2)::bigint else j.gang_id end,
+      -substr(u.name, 2)::bigint) <> all (mine)) then
+    return 'busy';
+  end if;
+  if d ->> 'action' = 'move' then
+    return gangq.apply_move(d, digest, t);
+  end if;
+  select x.* into g from gangq.live_gangs x where x.id = substr(d ->> 'ask', 2)::bigint;
+  return case d ->> 'action'
+    when 'start' then gangq.apply_start(g, d, digest, t)
+    when 'plan' then gangq.apply_plan(g, d, place, t)
+    when 'stop' then gangq.apply_stop(g, d, digest, t)
+    else gangq.unknown_action(d) end;
+exception
+  when lock_not_available or deadlock_detected then
+    return 'busy';
+  when others then
+    -- One decision that makes no sense must not keep the others from being carried out.
+    if sqlstate !~ '^(GQ|22)' then
+      raise warning 'gangq.apply: % of % failed: % (%)', d ->> 'action', d ->> 'ask', sqlerrm, sqlstate;
+    end if;
+    return sqlerrm;
+end $$;
+comment on function gangq.apply_one is
+  'Internal. Verifies and carries out one decision: done, stale, busy, or why it is refused.';
+
+create function gangq.unknown_action(d jsonb) returns text language plpgsql as $$
+begin
+  perform gangq.refuse('GQ001', format('%s is no action', coalesce(quote_literal(d ->> 'action'), 'null')),
+    'start, stop, plan, move or wait.');
+end $$;
+comment on function gangq.unknown_action is 'Internal. Refuses a decision of a kind that there is not.';
+
+create function gangq.apply(
+  pass bigint, decisions jsonb, part integer default 1, last boolean default true, seen jsonb default '{}'
+) returns table (accepted boolean, outcomes jsonb, again boolean) language plpgsql as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  mine bigint[];
+  d jsonb;
+  said text;
+  place integer := 0;
+  digest text := left(apply.seen ->> 'digest', 64);
+begin
+  perform gangq.require_read_committed('apply');
+  perform gangq.check_decisions(apply.decisions);
+  outcomes := '{}';
+  again := true;
+  -- Nothing is done from an older board: whoever began a pass since has seen more.
+  perform from gangq.lock_rows l
+  where l.name = 'pass' and l.runs = apply.pass + (apply.part > 1)::integer for update skip locked;
+  accepted := found;
+  if not accepted then
+    return next;
+    return;
+  end if;
+  if apply.part = 1 then
+    update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
+  end if;
+  mine := gangq.lock_decided(apply.decisions);
+  for d in
+    select x.value from jsonb_array_elements(apply.decisions) with ordinality as x(value, n)
+    where x.value ->> 'action' <> 'wait' order by x.n
+  loop
+    place := place + (d ->> 'action' = 'plan')::integer;
+    said := gangq.apply_one(d, place, mine, digest, t);
+    outcomes := outcomes || jsonb_build_object(d ->> 'ask', said);
+    if said <> 'done' then
+      -- It keeps what it was promised.
+      update gangq.plans p set pass = apply.pass + 1 where p.gang_id = any (array(
+        select z.gang_id from gangq.plans z
+        where z.gang_id = substr(d ->> 'ask', 2)::bigint and left(d ->> 'ask', 1) = 'g'
+        for update skip locked));
+    end if;
+  end loop;
+  perform gangq.note_verdicts(apply.decisions, t);
+  perform gangq.record_pass(apply.pass, apply.decisions, apply.seen, t);
+  if apply.last then
+    -- After what could be placed has been: a gang whose planned start is now does not time out.
+    perform gangq.tick_step('time_out');
+    perform gangq.forget_old_plans(apply.pass + 1, t);
+    again := gangq.end_turn((apply.seen ->> 'asked')::bigint, t);
+  end if;
+  again := again or exists (select 1 from jsonb_each_text(outcomes) o where o.value in ('busy', 'stale'));
+  return next;
+end $$;
+comment on function gangq.apply is
+  'Carries out what was decided on the board of this pass, each decision verified by itself: a gang is '
+  'placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or wait, "seats" or '
+  '"planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at", "refused"}], at most 50 that '
+  'place or stop something, and 1,000 in all. part: 1 begins the pass, others continue it; last: this part is '
+  'its last. seen: {"digest", "asked", "board"} of the board. accepted: false where a newer pass has begun, '
+  'and nothing was done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
+  'decide again soon. Raises GQ001, GQ008.';
+
+create function gangq.check_decisions(decisions jsonb) returns void language plpgsql as $$
+declare
+  n integer;
+  wrong jsonb;
+begin
+  if coalesce(jsonb_typeof(decisions), 'null') <> 'array' then
+    perform gangq.refuse('GQ001', 'decisions are no list', 'Pass what gangq decide has said.');
+  end if;
+  perform gangq.refuse_larger('the decisions', octet_length(decisions::text), 4194304);
+  n := (
+    select count(*) from jsonb_array_elements(decisions) as x(value)
+    where x.value ->> 'action' in ('start', 'stop', 'move'));
+  if n > 50 or jsonb_array_length(decisions) > 1000 then
+    perform gangq.refuse('GQ001',
+      format('%s decisions place or stop something, of %s', n, jsonb_array_length(decisions)),
+      'At most 50 a call, and 1,000 in all: pass the rest as further parts.');
+  end if;
+  wrong := (
+    select x.value from jsonb_array_elements(decisions) as x(value)
+    where coalesce(x.value ->> 'ask', '') !~ '^[gj][0-9]{1,18}$'
+      or x.value ->> 'action' is null
+      or left(x.value ->> 'ask', 1) = 'j' and x.value ->> 'action' <> 'move'
+      or exists (
+        select 1 from jsonb_array_elements_text(
+          case jsonb_typeof(x.value -> 'stop') when 'array' then x.value -> 'stop' else '[]' end) as u(name)
+        where u.name !~ '^[gj][0-9]{1,18}$')
+    limit 1);
+  if wrong is not null then
+    perform gangq.refuse('GQ001', format('%s is no decision', left(wrong::text, 200)),
+      'ask is g and a gang''s id, or j and a job''s; action says what is decided.');
+  end if;
+end $$;
+comment on function gangq.check_decisions is 'Internal. Refuses decisions that cannot be read, or too many.';
+
+-- Who decides -----------------------------------------------------------------------------------------
+
+-- Whoever ticks and finds that something waits to be placed has the turn for a second, unless another has
+-- it: he learns from asked that there is more to see, and goes on.
+create function gangq.take_turn(t timestamptz) returns real language plpgsql as $$
+#variable_conflict use_column
+declare
+  others_until timestamptz;
+begin
+  if not (gangq.may_act_as('gangq_worker') or gangq.is_admin())
+    or not exists (
+      select 1 from gangq.live_gangs g
+      where g.state = 'blocked' and (g.not_before is null or g.not_before <= t))
+    and not exists (select 1 from gangq.live_gangs g where g.missing_since is not null)
+    and not exists (select 1 from gangq.cordons c where c.drain)
+    and not exists (select 1 from gangq.earmarks e)
+  then
+    return null;
+  end if;
+  select d.until into others_until from gangq.decider d for update;
+  others_until := case when others_until > t then others_until end;
+  update gangq.decider d set asked = d.asked + 1, until = coalesce(others_until, t + interval '1 s');
+  return coalesce(extract(epoch from others_until - t), 0);
+end $$;
+comment on function gangq.take_turn is
+  'Internal. In how many seconds the caller may decide: 0, now; more, another has the turn until then; '
+  'null, nothing waits, or the caller may not.';
+
+create function gangq.end_turn(asked bigint, t timestamptz) returns boolean language plpgsql as $$
+#variable_conflict use_column
+declare
+  more boolean;
+begin
+  select d.asked is distinct from end_turn.asked into more from gangq.decider d for update;
+  update gangq.decider d set decided_at = t,
+    until = case when more then t + interval '1 s' end;
+  return more;
+exception when lock_not_available then
+  return true;  -- a tick that is left open has it: the turn ends by itself
+end $$;
+comment on function gangq.end_turn is
+  'Internal. Ends the turn, unless somebody has asked since the board was read: then it goes on.';

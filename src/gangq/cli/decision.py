@@ -1,0 +1,97 @@
+"""gangq board, decide: what a pass decides from, as a file, and what is decided on it, without a database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from gangq.cli import output
+from gangq.cli.output import Column
+from gangq.cli.parsing import from_json, read_file
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client.encoding import counted
+from gangq.placement.board import Board
+from gangq.placement.decide import decide as decide_on
+from gangq.placement.decisions import Decision
+from gangq.placement.explain import explain
+
+
+@click.command()
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output."
+)
+@common_options
+@pass_session
+def board(session: Session, save: Path | None) -> None:
+    """Tell what the next pass would decide from: workers, what is placed, what waits.
+
+    One line of JSON, in one snapshot, for `gangq decide` and for bug reports: it names workers, hosts, queues and
+    logins, and no payload. Needs the role gangq_worker or gangq_admin.
+    """
+    text = session.client().board()
+    if save is None:
+        output.write(text)
+        return
+    save.write_text(text + "\n")
+    seen = Board.from_json(json.loads(text))
+    kinds = (
+        counted(len(seen.workers), "worker"),
+        counted(len(seen.units), "unit"),
+        counted(len(seen.asks), "ask"),
+    )
+    say(f"saved to {save}: {', '.join(kinds)}")
+
+
+@dataclass(frozen=True)
+class _Row:
+    ask: str
+    action: str
+    where: dict[str, int]
+    """Members by worker: now, or as planned."""
+    stop: list[str]
+    why: str | None
+    unblocks: str | None
+
+    @classmethod
+    def of(cls, one: Decision, names: Mapping[int, str]) -> _Row:
+        where: dict[str, int] = {}
+        for seat in one.seats or one.planned:
+            where[names[seat.worker]] = where.get(names[seat.worker], 0) + 1
+        why, unblocks = explain(one.refused) if one.refused else (None, None)
+        return cls(one.ask, one.action, where, list(one.stop), why, unblocks)
+
+
+_COLUMNS = [
+    Column("ask", lambda r: r.ask),
+    Column("action", lambda r: r.action),
+    Column("where", lambda r: " ".join(f"{worker}:{members}" for worker, members in r.where.items())),
+    Column("stops", lambda r: " ".join(r.stop)),
+    Column("why", lambda r: r.why),
+    Column("what would help", lambda r: r.unblocks),
+]
+
+
+@click.command()
+@click.argument("file", default="-")
+@common_options
+@pass_session
+def decide(session: Session, file: str) -> None:
+    """Decide on a board that `gangq board` has told, as the next pass would; - [default]: standard input.
+
+    Needs no database. One row for each gang that waits, in the order in which they were judged. With --json one
+    object each: {"ask", "action", "where", "stop", "why", "unblocks"}.
+    """
+    what = "the board" if file == "-" else f"board {file!r}"
+    try:
+        seen = Board.from_json(from_json(read_file(file, what), what))
+        decided = decide_on(seen)
+    except ValueError as problem:
+        raise click.UsageError(f"{what}: {problem}") from None
+    except KeyError as missing:
+        raise click.UsageError(f"{what} refers to {missing}, which is not on it") from None
+    names = {worker.id: worker.name for worker in seen.workers}
+    session.rows([_Row.of(one, names) for one in decided], _COLUMNS, "nothing waits on this board")

@@ -1,0 +1,136 @@
+"""A pass: the board is read, decided on here, and what was decided is carried out by the database, part by part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from gangq.client.calls import Steps, apply, board
+from gangq.client.rows import ReplayRow
+from gangq.placement.board import Board
+from gangq.placement.decide import decide
+from gangq.placement.decisions import Decision
+
+PART = 50
+"""How many decisions that change something one transaction carries out: as long as that takes, the workers they are
+about cannot claim."""
+MOST = 1000
+"""How many there are in a part at most."""
+ROUNDS = 20
+"""How many passes follow one another before the next tick has its turn."""
+REST = 3
+"""Between two passes is so many times what the first has taken: deciding takes no more than a quarter of a core."""
+REST_MOST_S = 1.0
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What came of a pass: of each decision that changes something done, stale, busy, or why it was refused."""
+
+    outcomes: dict[str, str]
+    placed: int
+    again: bool
+    """Somebody has asked for another one meanwhile, or something was busy."""
+
+
+def run_passes() -> Steps[bool]:
+    """Decide until nobody has asked for more meanwhile; whether something is left for another time."""
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        passed = yield from run_pass()
+        if not passed.again:
+            return False
+        yield min(REST_MOST_S, REST * (time.monotonic() - began))
+    return True
+
+
+def run_pass() -> Steps[Passed]:
+    """Read the board, decide, and carry it out."""
+    text = yield board()
+    seen = Board.from_json(json.loads(text))
+    decided = decide(seen)
+    about: dict[str, Any] = {"digest": hashlib.md5(text.encode()).hexdigest(), "asked": seen.asked}
+    outcomes: dict[str, str] = {}
+    again = _sees_more(seen, decided)
+    parts = list(_parts(decided))
+    for n, part in enumerate(parts, 1):
+        more = {"board": json.loads(text)} if seen.recorded and n == 1 else {}
+        report = yield apply(
+            pass_=seen.pass_number,
+            decisions=[decision.to_json() for decision in part],
+            part=n,
+            last=n == len(parts),
+            seen=about | more,
+        )
+        outcomes |= report.outcomes
+        again = again or report.again
+        if not report.accepted:
+            break
+    placed = sum(outcomes.get(one.ask) == "done" for one in decided if one.action == "start")
+    return Passed(outcomes, placed, again)
+
+
+def _sees_more(board: Board, decided: Sequence[Decision]) -> bool:
+    """Whether all that was shown of a kind starts, and there may be more of it."""
+    waits = {one.ask for one in decided if one.action != "start"}
+    left = {ask.kind for ask in board.asks if ask.id in waits}
+    return not left.issuperset(board.cut)
+
+
+def _parts(decided: Sequence[Decision]) -> Iterator[list[Decision]]:
+    """What changes something first, then what is only noted: no plan goes before it is known what could start."""
+    changes = [decision for decision in decided if decision.action in ("start", "stop", "move")]
+    notes = [decision for decision in decided if decision.action in ("plan", "wait")]
+    while len(changes) > PART:
+        yield changes[:PART]
+        del changes[:PART]
+    while len(changes) + len(notes) > MOST:
+        yield changes + notes[: MOST - len(changes)]
+        del notes[: MOST - len(changes)]
+        changes = []
+    yield changes + notes
+
+
+@dataclass(frozen=True)
+class ReplayedPass:
+    """A pass as it was written down."""
+
+    at: datetime
+    digest: str | None
+    parts: list[list[dict[str, Any]]]
+    board: dict[str, Any] | None
+
+
+def again(written: ReplayedPass) -> ReplayRow:
+    """Decide on its board once more, and compare."""
+    then = {one["ask"]: one for part in written.parts for one in part}
+    row = ReplayRow(
+        at=written.at, digest=written.digest or "", decisions=len(then), same=None, difference=None
+    )
+    if written.board is None:
+        return replace(
+            row,
+            difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
+        )
+    now = {one.ask: json.loads(json.dumps(one.to_json())) for one in decide(Board.from_json(written.board))}
+    names = dict.fromkeys([*then, *now])
+    apart = [
+        (n, then.get(name), now.get(name))
+        for n, name in enumerate(names, 1)
+        if then.get(name) != now.get(name)
+    ]
+    if not apart:
+        return replace(row, same=True)
+    n, was, is_now = apart[0]
+    return replace(
+        row, same=False, difference=f"decision {n} of {len(then)} was {_said(was)} and is {_said(is_now)}"
+    )
+
+
+def _said(decision: dict[str, Any] | None) -> str:
+    return "none" if decision is None else json.dumps(decision)
