@@ -10,7 +10,7 @@
 -- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or runs >= turn.
 -- A run that is rolled back is not counted: then the caller runs, or waits for one more.
 
-create function gangq.tick(force boolean default false, turn bigint default null)
+create function gangq.tick(force boolean default false, turn bigint default null, decides boolean default false)
 returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean)
 language plpgsql as $$
 #variable_conflict use_column
@@ -78,7 +78,7 @@ begin
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
   end if;
   -- Last, as whoever decides waits for this row at the end of his pass.
-  if cardinality(steps) > 1 then
+  if tick.decides and cardinality(steps) > 1 then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
@@ -92,7 +92,7 @@ comment on function gangq.tick is
   'Where one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first that has not begun yet: '
   'call again with turn => next_turn until ran is true or next_turn is null, which it is as soon as that run is over. '
   'next_in_s: when to call again; where ran is true and it is below settings.tick_s, something is due then: whoever is told does not come early; '
-  'again: there was more to do, or something was busy. decide: something waits to be placed, and the caller has the turn: decide on '
+  'again: there was more to do, or something was busy. decides: the caller can decide. decide: something waits to be placed, and he has the turn: decide on '
   'gangq.board() and call gangq.apply within a second. Call it in autocommit: the server hangs up on a transaction that '
   'ticked and then idles for more than 5 s. Raises GQ008.';
 

@@ -527,7 +527,7 @@ def test_of_three_ticks_one_runs_and_the_others_come_again_and_no_event_is_lost(
         assert row["ran"] is False
         turns.append(row["next_turn"])
     getattr(first_runner, end)()
-    (again,) = call(meeting.db, "tick", force=True, turn=turns[0])
+    (again,) = call(meeting.db, "tick", force=True, turn=turns[0], decides=True)
     assert (again["ran"], again["decide"]) == (True, True), "it sees the gang"
     if end == "commit":
         (served,) = call(meeting.db, "tick", force=True, turn=turns[1])

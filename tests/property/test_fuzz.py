@@ -494,7 +494,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "submit_child_gang": lambda w: {**w.pair(), "task": "fuzz", "size": 2},
         "submit_gang": lambda w: {"task": "fuzz", "size": 2},
         "suspect": lambda w: {**w.mine(), "class": "stall", "evidence": evidence},
-        "tick": lambda w: {"force": True},
+        "tick": lambda w: {"force": True, "decides": True},
         "time_out": lambda w: {"most": 5},
         "trip": lambda w: {
             **w.mine(),

@@ -102,7 +102,7 @@ def place(db: psycopg.Connection[Row]) -> Row:
 def tick(db: psycopg.Connection[Row]) -> Row:
     """One forced tick, and a pass where it asks for one: again is true where either wants to go on."""
     with db.cursor(row_factory=dict_row) as cursor:
-        row: Row = cursor.execute("select * from gangq.tick(true)").fetchall()[0]
+        row: Row = cursor.execute("select * from gangq.tick(force => true, decides => true)").fetchall()[0]
     if row["decide"]:
         row["again"] |= in_steps(db, run_passes())
     return row

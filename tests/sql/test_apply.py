@@ -446,19 +446,19 @@ def test_an_unknown_action_is_refused_by_name(q: Q) -> None:
 
 def test_one_has_the_turn_until_it_has_seen_all_that_was_asked(q: Q) -> None:
     q.submit_gang(1)
-    first, second = q.one("tick", force=True), q.one("tick", force=True)
+    first, second = q.one("tick", force=True, decides=True), q.one("tick", force=True, decides=True)
     assert (first["decide"], second["decide"]) == (True, False)
     assert apply(q, seen={"asked": 1})["again"], "the second tick came after that board"
-    assert not q.one("tick", force=True)["decide"], "it goes on"
+    assert not q.one("tick", force=True, decides=True)["decide"], "it goes on"
     assert not apply(q, seen={"asked": 3})["again"]
-    assert q.one("tick", force=True)["decide"]
+    assert q.one("tick", force=True, decides=True)["decide"]
 
 
 def test_whoever_does_not_decide_in_time_loses_the_turn(q: Q) -> None:
     q.submit_gang(1)
-    assert q.one("tick", force=True)["decide"]
+    assert q.one("tick", force=True, decides=True)["decide"]
     q.later(1.1)
-    assert q.one("tick", force=True)["decide"]
+    assert q.one("tick", force=True, decides=True)["decide"]
 
 
 @pytest.mark.parametrize(
@@ -467,14 +467,20 @@ def test_whoever_does_not_decide_in_time_loses_the_turn(q: Q) -> None:
 def test_only_who_may_decide_has_the_turn(q: Q, role: str, decides: bool) -> None:
     q.submit_gang(1)
     q.sql(f"set role {role}")
-    assert q.one("tick", force=True)["decide"] is decides
+    assert q.one("tick", force=True, decides=True)["decide"] is decides
     q.sql("reset role")
+
+
+def test_who_cannot_decide_takes_no_turn(q: Q) -> None:
+    q.submit_gang(1)
+    assert not q.one("tick", force=True)["decide"], "psql, or a library without a decision"
+    assert q.one("tick", force=True, decides=True)["decide"]
 
 
 def test_where_nothing_waits_nobody_has_the_turn(q: Q) -> None:
     q.worker()
     q.submit()
-    assert not q.one("tick", force=True)["decide"]
+    assert not q.one("tick", force=True, decides=True)["decide"]
 
 
 def test_a_pass_in_which_every_decision_is_refused_leaves_a_sound_state(q: Q) -> None:

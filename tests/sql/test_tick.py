@@ -28,7 +28,7 @@ PARENTS = ("history_short", "history_long", "gang_history_short", "gang_history_
 def test_a_tick_does_everything_and_says_how_much(q: Q) -> None:
     q.submit_gang(1)
     q.worker()
-    row = q.one("tick")
+    row = q.one("tick", decides=True)
     assert (row["ran"], row["again"], row["decide"]) == (True, False, True)
     assert set(row["detail"].values()) == {0}
 

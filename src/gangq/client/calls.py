@@ -94,7 +94,7 @@ _TYPES: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "forget", "notify",
-         "convicted", "report_only", "ok", "drain", "durable", "last"),
+         "convicted", "report_only", "ok", "drain", "durable", "last", "decides"),
         "boolean",
     ),
     **dict.fromkeys(("due_at", "deadline", "since", "until"), "timestamptz"),
@@ -1063,7 +1063,7 @@ def tick(*, force: bool | None = None, turn: int | None = None) -> Query[rows.Ti
 
     `turn`: the `next_turn` of the call before, which found a tick running.
     """
-    first: Query[rows.TickReport] = _row("tick", rows.TickReport, force=force, turn=turn)
+    first: Query[rows.TickReport] = _row("tick", rows.TickReport, force=force, turn=turn, decides=True)
 
     def steps() -> Steps[rows.TickReport]:
         from gangq.client.passes import run_passes
