@@ -1057,13 +1057,15 @@ def time_out(*, most: int | None = None) -> Query[int]:
     return _scalar("time_out", most=most)
 
 
-def tick(*, force: bool | None = None, turn: int | None = None) -> Query[rows.TickReport]:
+def tick(
+    *, force: bool | None = None, turn: int | None = None, decides: bool = True
+) -> Query[rows.TickReport]:
     """Run all maintenance once, if nobody else does; then decide what starts where, if that is this caller's turn.
     Raises `WrongIsolation`.
 
-    `turn`: the `next_turn` of the call before, which found a tick running.
+    `turn`: the `next_turn` of the call before, which found a tick running. `decides`: false for maintenance alone.
     """
-    first: Query[rows.TickReport] = _row("tick", rows.TickReport, force=force, turn=turn, decides=True)
+    first: Query[rows.TickReport] = _row("tick", rows.TickReport, force=force, turn=turn, decides=decides)
 
     def steps() -> Steps[rows.TickReport]:
         from gangq.client.passes import run_passes
