@@ -117,8 +117,8 @@ def run(directory: Path, dsn: str, client: Client, rows: list[Row]) -> None:
 
 
 def test_calls_shorter_than_the_limit_are_no_freeze(tmp_path: Path, dsn: str, client: Client) -> None:
-    mixed = [Row(30, call_s, limits=0.5) for call_s in (10, 20)]
-    run(tmp_path, dsn, client, [*SHORT, *mixed])
+    few = [Row(30, call_s, (gap,), limits=0.5) for call_s in (10, 20) for gap in GAPS_MS]
+    run(tmp_path, dsn, client, [*SHORT, *few])
 
 
 @pytest.mark.soak

@@ -93,6 +93,10 @@ for step in range(start + 1, 10_000):
 """
 
 
+def _printed(floor: Floor, job: int) -> str:
+    return "".join(log.chunk for log in floor.client.logs(job_id=job))
+
+
 def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(floor: Floor) -> None:
     floor.start("w", slots=2)
     payload = {"argv": [sys.executable, "-c", _SAVES]}
@@ -104,6 +108,8 @@ def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(f
             return int(row[0] or 0) if row else 0
 
         eventually(lambda: saved() >= 3, "a checkpoint is there", PATIENCE_S)
+    for job in gang.job_ids:
+        eventually(lambda job=job: "start" in _printed(floor, job), f"job {job} has begun", PATIENCE_S)
     assert floor.client.preempt_gang(gang_id=gang.gang_id, reason="something better")
     eventually(lambda: floor.client.gang(id=gang.gang_id).state == "done", "it is done", PATIENCE_S)
     row = floor.client.gang(id=gang.gang_id)
@@ -113,7 +119,7 @@ def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(f
     starts = []
     for job in gang.job_ids:
         assert (floor.client.job(id=job).attempts, floor.client.job(id=job).crashes) == (1, 0)
-        lines = "".join(log.chunk for log in floor.client.logs(job_id=job)).splitlines()
+        lines = _printed(floor, job).splitlines()
         first, second = (line.split() for line in lines if line.startswith("start"))
         assert first == ["start", "1", "0"]
         assert second[:2] == ["start", "2"]
