@@ -68,8 +68,9 @@ class Journal:
         return list(dict.fromkeys(e["token"] for e in self.entries("start", job)))
 
     def living(self, job: int, *, token: int | None = None, but: int | None = None) -> list[int]:
-        """Pids at work for this job now: started, not ended by themselves, and that very process alive."""
-        entries = self.entries(job=job)
+        """Pids at work for this job now: started, not ended by themselves, and that very process alive. Of an attempt
+        what was started below it comes last, whichever of them was first to write."""
+        entries = sorted(self.entries(job=job), key=lambda e: (e["what"] == "below", e["at"]))
         ended = {(e["token"], e["pid"]) for e in entries if e["what"] == "end"}
         return [
             e["pid"]
