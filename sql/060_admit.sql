@@ -986,7 +986,7 @@ language sql volatile as $$
   select d.* from gangq.decide_on(gangq.look(decide.max_gangs), decide.max_gangs) d
 $$;
 comment on function gangq.decide is
-  'What a pass would do now, without doing it: see the type gangq.decision. By priority, then the queues'' policies, then '
+  'What a pass would do now, as explain and plan reckon: in rare cases it finds less room. See the type gangq.decision. By priority, then the queues'' policies, then '
   'age; within limits; the first settings.reservations gangs that must wait get a planned start that nobody may delay.';
 
 create function gangq.takes_work(

@@ -683,7 +683,7 @@ end $$;
 comment on function gangq.explain_gang is
   'Why is this gang not running, gate by gate, with numbers: state, missing (it runs, and lacks a member that is to be replaced), backoff, queue, quota, running_limit, submitter_limit, workers, '
   'hardware, avoids, slots, capacity, fragmentation, ahead, kept, preempting; ok false marks what holds it. Then start (when, and '
-  'what that rests on) and unblock (what would help). Asks the real decision; several rows per role. Raises GQ002.';
+  'what that rests on) and unblock (what would help). Asks gangq.decide; several rows per role. Raises GQ002.';
 
 create function gangq.explain_job(job_id bigint) returns table (gate text, ok boolean, detail text, numbers jsonb)
 language plpgsql stable as $$

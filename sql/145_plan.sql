@@ -1,4 +1,4 @@
--- What if: the real decision on a board that was changed first. Nothing is written, so it also works on a standby.
+-- What if: gangq.decide on a board that was changed first. Nothing is written, so it also works on a standby.
 -- Takes no locks. A change is a function from a board to a board.
 
 -- Queues and gangs ---------------------------------------------------------------------------------------------------
@@ -711,7 +711,7 @@ begin
   order by d.turn nulls last, w.turn, i.gang_id;
 end $$;
 comment on function gangq.plan is
-  'What the next pass would do after these changes, beside what it would do without them: the real decision, applied to '
+  'What the next pass would do after these changes, beside what it would do without them: gangq.decide, applied to '
   'nothing. changes: {"add_workers": 2, "like": worker} or with "gpus", "vram_mb", "slots", "memory_mb", "cpus", "labels", '
   '"queues", "tasks", "taints", "host"; {"remove_host": host}; {"priority": {"gang": 7, "value": 50}}; {"cancel": {"gang": 7}} or '
   '{"job": 12}; {"quota": {"queue": q, "maximum": {"gpus": 8}}} (or guaranteed, max_running_gangs, max_running_jobs, paused); '

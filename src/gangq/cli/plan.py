@@ -87,8 +87,9 @@ def plan(
 ) -> None:
     """Show what the next pass would do, and with changes what would then be different.
 
-    It is the real decision, applied to nothing. Without a change every gang that waits is listed. With --json one
-    object per gang, also those for which nothing changes: the columns of gangq.plan.
+    Nothing is applied. It is reckoned in SQL, which in rare cases finds less room than a pass. Without a change every
+    gang that waits is listed. With --json one object per gang, also those for which nothing changes: the columns of
+    gangq.plan.
     """
     changes: list[dict[str, Any]] = [
         *({"cancel": {"gang" if which.gang else "job": which.id}} for which in cancel),
