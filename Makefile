@@ -7,8 +7,9 @@ ROOMS := $(filter-out tests/packaging/ tests/__pycache__/,$(wildcard tests/*/))
 COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/interleaving/ tests/simulator/ tests/schema/ \
   tests/sql/ tests/acceptance/ tests/client/ tests/host/ tests/watchdogs/ tests/worker/
 # What measures time, kills processes or mostly waits.
-WAITS := tests/process/test_process_gil.py tests/process/test_process_watchdogs.py tests/process/test_process_devices.py \
-  tests/process/ tests/watchdogs/test_trip.py tests/watchdogs/test_voice.py tests/watchdogs/test_judged.py
+WAITS := $(addprefix tests/process/test_process_,devices.py watchdogs.py gil.py frozen.py untold.py secrets.py) \
+  tests/watchdogs/test_judged.py tests/process/test_supervisor_frozen.py tests/watchdogs/test_trip.py \
+  tests/watchdogs/test_voice.py tests/process/
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

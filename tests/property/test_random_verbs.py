@@ -39,7 +39,7 @@ SOAK = os.environ.get("GANGQ_SOAK") == "1"
 PROFILE: dict[str, Any] = (
     {"max_examples": 1500, "stateful_step_count": 120}
     if SOAK
-    else {"max_examples": 24, "stateful_step_count": 60, "derandomize": True}
+    else {"max_examples": 16, "stateful_step_count": 60, "derandomize": True}
 )
 LEASE_S = 120
 STALE = ("GQ002", "GQ003", "GQ004", "GQ005")
