@@ -70,7 +70,7 @@ _TYPES: dict[str, str] = {
         ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn", "pass"),
         "bigint",
     ),
-    **dict.fromkeys(("ports", "seqs"), "integer[]"),
+    **dict.fromkeys(("ports", "seqs", "kinds"), "integer[]"),
     **dict.fromkeys(
         ("priority", "gpus", "size", "slots", "max_jobs", "max_gangs", "most", "code", "part", "port", "epoch"),
         "integer",
@@ -1082,27 +1082,51 @@ def tick(
 # Looking ----------------------------------------------------------------------------------------------------
 
 
-def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
-    """Why a gang does or does not run, gate by gate. Raises `NotFound`."""
-    return _rows("explain_gang", rows.Reason, gang_id=gang_id)
-
-
-def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
-    """Why a job does or does not run, gate by gate. Raises `NotFound`."""
-    return _rows("explain_job", rows.Reason, job_id=job_id)
-
-
-def plan(
-    *, changes: Sequence[Mapping[str, object]] | None = None, max_gangs: int | None = None
-) -> Query[list[rows.PlanRow]]:
-    """What the next pass would do after these changes, and without them; nothing is written. A change is an object:
-    `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`, `memory_mb`, `cpus`, `labels`, `queues`,
-    `tasks`, `taints`, `host`), `{"remove_host": h}`, `{"priority": {"gang": 7, "value": 50}}`,
-    `{"cancel": {"gang": 7}}` or `{"job": 12}`, `{"quota": {"queue": q, "maximum": {"gpus": 8}}}`,
-    `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+def explain_gang(*, gang_id: int, now: bool = False) -> Query[list[rows.Reason]]:
+    """Why a gang does or does not run: what the last pass found, and how old that is. `now`: decide again, here and
+    without effects. Raises `NotFound`.
     """
-    given = None if changes is None else list(changes)
-    return _rows("plan", rows.PlanRow, changes=_json(given, "changes"), max_gangs=max_gangs)
+    return _explained(_rows("explain_gang", rows.Reason, gang_id=gang_id), now)
+
+
+def explain_job(*, job_id: int, now: bool = False) -> Query[list[rows.Reason]]:
+    """Why a job does or does not run: what the last pass found, or what a claim needs. `now`: decide again, here and
+    without effects. Raises `NotFound`.
+    """
+    return _explained(_rows("explain_job", rows.Reason, job_id=job_id), now)
+
+
+def _explained(stored: Query[list[rows.Reason]], now: bool) -> Query[list[rows.Reason]]:
+    def steps() -> Steps[list[rows.Reason]]:
+        from gangq.client.plans import explain_now_steps
+
+        return (yield from explain_now_steps(stored))
+
+    return replace(stored, steps=steps) if now else stored
+
+
+def preview(*, changes: Sequence[Mapping[str, object]], kinds: Sequence[int]) -> Query[list[dict[str, Any]]]:
+    """Check changes of a board, and tell of each what the board lacks. `kinds`: those on the board. Raises
+    `InvalidInput`, `NotFound`.
+    """
+    return _scalar("preview", changes=_json(list(changes), "changes"), kinds=list(kinds))
+
+
+def plan(*, changes: Sequence[Mapping[str, object]] | None = None) -> Query[list[rows.PlanRow]]:
+    """What the next pass would do after these changes, and without them: the same decision on another board, without
+    effects. A change is an object: `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`,
+    `memory_mb`, `cpus`, `labels`, `queues`, `tasks`, `taints`, `host`), `{"remove_host": h}`,
+    `{"priority": {"gang": 7, "value": 50}}`, `{"cancel": {"gang": 7}}` or `{"job": 12}`,
+    `{"quota": {"queue": q, "maximum": {"gpus": 8}}}` (or `guaranteed`, `max_running_gangs`, `max_running_jobs`,
+    `paused`), `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+    """
+
+    def steps() -> Steps[list[rows.PlanRow]]:
+        from gangq.client.plans import plan_steps
+
+        return (yield from plan_steps(list(changes or ())))
+
+    return Query("gangq.board", "", {}, lambda _: [], steps=steps)
 
 
 def replay(*, since: datetime | None = None, until: datetime | None = None) -> Query[list[rows.ReplayRow]]:
