@@ -279,7 +279,6 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("events of one kind", calls.events(kind="drain", limit=50), 60),
     ("gangq explain 100", calls.explain_job(job_id=100), 800),
     ("gangq explain g1000", calls.explain_gang(gang_id=1000), 9000),
-    ("gangq plan", calls.board(), 12000),
     ("gangq drains", calls.drains(limit=50), 5000),
     ("gangq trips", queries.trips(within_s=7 * 86400, limit=50), 300),
     ("trips of one job", calls.trips(job_id=100), 60),

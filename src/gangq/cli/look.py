@@ -258,11 +258,12 @@ def explain(session: Session, which: Which | None, gang: int | None, now: bool) 
     """
     target = parsing.one_of(which, gang)
     client = session.client()
-    reasons = (
-        client.explain_gang(gang_id=target.id, now=now)
-        if target.gang
-        else client.explain_job(job_id=target.id, now=now)
-    )
+    if now:
+        reasons = client.explain_now(**{"gang_id" if target.gang else "job_id": target.id})
+    elif target.gang:
+        reasons = client.explain_gang(gang_id=target.id)
+    else:
+        reasons = client.explain_job(job_id=target.id)
     if session.json:
         session.rows(reasons, [], "")
         return

@@ -70,7 +70,7 @@ _TYPES: dict[str, str] = {
         ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn", "pass"),
         "bigint",
     ),
-    **dict.fromkeys(("ports", "seqs", "kinds"), "integer[]"),
+    **dict.fromkeys(("ports", "seqs"), "integer[]"),
     **dict.fromkeys(
         ("priority", "gpus", "size", "slots", "max_jobs", "max_gangs", "most", "code", "part", "port", "epoch"),
         "integer",
@@ -1082,34 +1082,33 @@ def tick(
 # Looking ----------------------------------------------------------------------------------------------------
 
 
-def explain_gang(*, gang_id: int, now: bool = False) -> Query[list[rows.Reason]]:
-    """Why a gang does or does not run: what the last pass found, and how old that is. `now`: decide again, here and
-    without effects. Raises `NotFound`.
+def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
+    """Why a gang does or does not run: what the last pass found, and how old that is. Raises `NotFound`."""
+    return _rows("explain_gang", rows.Reason, gang_id=gang_id)
+
+
+def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
+    """Why a job does or does not run: what the last pass found, or what a claim needs. Raises `NotFound`."""
+    return _rows("explain_job", rows.Reason, job_id=job_id)
+
+
+def explain_now(*, gang_id: int | None = None, job_id: int | None = None) -> Query[list[rows.Reason]]:
+    """The same as `explain_gang` or `explain_job`, with a decision made now, without effects, in place of the last
+    pass's. Raises `NotFound`.
     """
-    return _explained(_rows("explain_gang", rows.Reason, gang_id=gang_id), now)
+    if gang_id is not None:
+        stored = explain_gang(gang_id=gang_id)
+    elif job_id is not None:
+        stored = explain_job(job_id=job_id)
+    else:
+        raise InvalidInput("explain_now: gang_id or job_id says which")
 
-
-def explain_job(*, job_id: int, now: bool = False) -> Query[list[rows.Reason]]:
-    """Why a job does or does not run: what the last pass found, or what a claim needs. `now`: decide again, here and
-    without effects. Raises `NotFound`.
-    """
-    return _explained(_rows("explain_job", rows.Reason, job_id=job_id), now)
-
-
-def _explained(stored: Query[list[rows.Reason]], now: bool) -> Query[list[rows.Reason]]:
     def steps() -> Steps[list[rows.Reason]]:
         from gangq.client.plans import explain_now_steps
 
         return (yield from explain_now_steps(stored))
 
-    return replace(stored, steps=steps) if now else stored
-
-
-def preview(*, changes: Sequence[Mapping[str, object]], kinds: Sequence[int]) -> Query[list[dict[str, Any]]]:
-    """Check changes of a board, and tell of each what the board lacks. `kinds`: those on the board. Raises
-    `InvalidInput`, `NotFound`.
-    """
-    return _scalar("preview", changes=_json(list(changes), "changes"), kinds=list(kinds))
+    return replace(stored, steps=steps)
 
 
 def plan(*, changes: Sequence[Mapping[str, object]] | None = None) -> Query[list[rows.PlanRow]]:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gangq.client.calls import Query, Steps, board, preview
+from gangq.client.calls import Query, Steps, board
+from gangq.client.encoding import dumps
 from gangq.client.rows import PlanRow, Reason
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
@@ -21,7 +22,7 @@ def plan_steps(changes: Sequence[Mapping[str, Any]]) -> Steps[list[PlanRow]]:
     """Decide on the board as it is and as it would be."""
     text = yield board()
     seen = Board.from_json(json.loads(text))
-    previews = yield preview(changes=changes, kinds=[kind.id for kind in seen.kinds])
+    previews = yield _preview(changes, [kind.id for kind in seen.kinds])
     edited = edit(seen, changes, previews)
     was, becomes = _Decided(seen), _Decided(edited)
     told = [*becomes.by, *(ask for ask in was.by if ask not in becomes.by)]
@@ -124,6 +125,13 @@ def summary(decision: Decision) -> str:
         case "plan":
             return f"starts {follows(decision)}" if decision.after else "has a planned start"
     return explain(decision.refused)[0] if decision.refused else "waits"
+
+
+def _preview(changes: Sequence[Mapping[str, Any]], kinds: Sequence[int]) -> Query[list[dict[str, Any]]]:
+    """Checks the changes, and says of each what the board lacks."""
+    text = "select gangq.preview(%(changes)s::jsonb, %(kinds)s::integer[]) as answers"
+    given = {"changes": dumps(list(changes), "changes"), "kinds": list(kinds)}
+    return Query("gangq.preview", text, given, lambda found: list(found[0]["answers"]))
 
 
 def _gangs(ids: Sequence[int]) -> Query[dict[str, dict[str, Any]]]:
