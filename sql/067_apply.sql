@@ -410,7 +410,9 @@ language sql as $$
       left(x.value -> 'refused' ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
       left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
       gangq.cut(jsonb_strip_nulls(
-        x.value -> 'refused' || jsonb_build_object('after', x.value -> 'after')), 4000) as numbers
+        x.value -> 'refused' || jsonb_build_object('after', x.value -> 'after', 'used', trim_scale(
+          (x.value -> 'refused' ->> 'limit')::numeric - (x.value -> 'refused' ->> 'have')::numeric))),
+        4000) as numbers
     from jsonb_array_elements(decisions) with ordinality as x(value, n)
     left join gangq.live_gangs g
       on g.id = case when x.value ->> 'ask' ~ '^g' then substr(x.value ->> 'ask', 2)::bigint end
