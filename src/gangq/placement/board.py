@@ -73,9 +73,6 @@ class Unit:
     holds: tuple[Hold, ...]
     ends_at: float
     """When it has ended, as far as that can be told; later than the board's moment."""
-    ends_by: str = "budget"
-    """What says so: its ``budget``, which is enforced; the ``history`` of its task, an estimate; ``stop``: it has
-    been told to; ``late``: it has outrun its budget and ends any moment."""
     queue: str = "default"
     submitter: str = ""
     priority: int = 0
@@ -87,6 +84,9 @@ class Unit:
     """Whether it may be told to stop for others: preemptible, past its minimum run time, all of it runs."""
     movable_at: float | None = None
     """When its minimum run time is over, from when on it is movable. None: never."""
+    ends_by: str = "budget"
+    """What says so: its ``budget``, which is enforced; the ``history`` of its task, an estimate; ``stop``: it has
+    been told to; ``late``: it has outrun its budget and ends any moment."""
     part_of: str = ""
     """The gang of which this member is a unit of its own, because the gang goes on without it."""
     leaving: bool = False
