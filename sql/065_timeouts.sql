@@ -14,7 +14,7 @@ create function gangq.ineligible_s(kind_id integer, t timestamptz) returns doubl
 begin
   return coalesce((
     select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
-    from gangq.verdicts v where v.kind_id = ineligible_s.kind_id), 0);
+    from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
   'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
@@ -96,7 +96,8 @@ declare
   delay interval;
   freed bigint[];
 begin
-  select x.* into v from gangq.verdicts x where x.kind_id = (g).kind_id;
+  select x.* into v from gangq.verdicts x
+  where x.kind_id = (g).kind_id and x.ask in ('g' || (g).id, '') order by x.ask desc limit 1;
   if (g).timeout_style = 'requeue' and v.gate is distinct from 'infeasible'
     and not exists (select 1 from gangq.plans p where p.gang_id = (g).id and p.starts_at <= t) then
     -- It waits for its turn like everybody else, and nothing is wrong with that.
@@ -107,7 +108,7 @@ begin
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
   why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
-    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), gangq.gate_text(v.gate, v.numbers)));
+    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), v.why, v.gate));
   if (g).timeout_style = 'requeue' then
     delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
   end if;
@@ -166,7 +167,7 @@ begin
     )
     select z.id from kinds z
     where z.first <= t and not exists (
-      select 1 from gangq.verdicts v where v.kind_id = z.id and gangq.holds_back(v.gate))
+      select 1 from gangq.verdicts v where v.kind_id = z.id and v.ask = '' and gangq.holds_back(v.gate))
     order by z.first limit most
   loop
     exit when n >= most;

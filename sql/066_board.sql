@@ -47,6 +47,10 @@ create function gangq.board_queues() returns jsonb language sql stable as $$
 $$;
 comment on function gangq.board_queues is 'Internal. The queues of a board.';
 
+create function gangq.domain_part(name text) returns text language sql immutable as
+$$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
+comment on function gangq.domain_part is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
+
 -- The narrow part of a domain's name has the broader ones before it: rack 1 of zone a is not rack 1 of
 -- zone b.
 create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb language sql stable as $$
@@ -122,6 +126,7 @@ create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb lang
   ),
   placed as materialized (
     select case when j.gang_id is null or x.alone then 'j' || j.id else 'g' || j.gang_id end as unit,
+      case when x.alone then 'g' || j.gang_id end as part_of,
       case when j.gang_id is not null and not x.alone then g.id end as whole, j.id, j.state, j.stops,
       j.submitter, j.priority, j.incarnation, j.shape_id, j.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus,
       k.apart,
@@ -156,7 +161,12 @@ create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb lang
         when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
           then coalesce(p.began_at, t) + make_interval(secs => e.s)
         else greatest(coalesce(p.began_at, t) + make_interval(secs => p.most_s), t + interval '30 s')
-      end as ends_at,
+      end as ends_at, case
+        when p.state = 'preempting' then 'stop'
+        when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
+          then case when e.s < p.most_s then 'history' else 'budget' end
+        when coalesce(p.began_at, t) + make_interval(secs => p.most_s) > t + interval '30 s' then 'budget'
+        else 'late' end as ends_by,
       greatest(p.gpus, 1) * extract(epoch from t - greatest(p.since, (
         select max(k.saved_at) from gangq.checkpoints k
         where k.job_id = coalesce((
@@ -164,20 +174,23 @@ create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb lang
     from placed p
     join estimates e on e.shape_id = p.shape_id and e.budget_s is not distinct from p.budget_s
   )
-  select jsonb_agg(u.unit order by u.unit ->> 'id')
+  select jsonb_agg(u.unit || jsonb_build_object(
+    'movable', coalesce((u.unit ->> 'movable_at')::float8 <= gangq.seconds(t), false)) order by u.unit ->> 'id')
   from (
     select jsonb_build_object(
       'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
-      'ends_at', gangq.seconds(max(p.ends_at)), 'since', gangq.seconds(min(p.since)),
+      'ends_at', gangq.seconds(max(p.ends_at)),
+      'ends_by', (array_agg(p.ends_by order by p.ends_at desc, p.id))[1],
+      'part_of', min(p.part_of), 'since', gangq.seconds(min(p.since)),
       'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
       'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''), 'ask', moves -> p.unit,
       -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
       -- would not end it.
-      'movable', bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable
-          and p.began_at <= t - make_interval(secs => p.min_run_s))
+      'movable_at', case when bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable)
         and (p.whole is null or max(p.world_size) = count(*) + (
           select count(*) from gangq.live_jobs z
-          where z.gang_id = p.whole and z.id in (select x.id from surplus x))),
+          where z.gang_id = p.whole and z.id in (select x.id from surplus x)))
+        then gangq.seconds(max(p.began_at + make_interval(secs => p.min_run_s))) end,
       'holds', jsonb_agg(jsonb_build_object(
         'worker', p.incarnation, 'devices', coalesce(p.devices, '[]'), 'memory_mb', p.memory_mb,
         'millicpus', (p.cpus * 1000)::bigint) order by p.incarnation, p.id)) as unit

@@ -400,45 +400,56 @@ comment on function gangq.guarantee_broken is
 
 -- The pass --------------------------------------------------------------------------------------------
 
-create function gangq.gate_of(gate text) returns text language sql immutable
-return case
-  when gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'infeasible', 'capacity') then gate
-  when gate = 'stopping' then 'preempting'
-  when gate is null then 'unknown'
-  else 'capacity' end;
-comment on function gangq.gate_of is 'Internal. What a refusal is told as.';
-
-create function gangq.numbers_of(refused jsonb, submitter text) returns jsonb language sql immutable
-return refused || jsonb_build_object('queue', refused -> 'where', 'resource', refused -> 'of',
-  'submitter', submitter, 'asked', trim_scale((refused ->> 'need')::numeric),
-  'limit', trim_scale((refused ->> 'limit')::numeric),
-  'used', trim_scale((refused ->> 'limit')::numeric - (refused ->> 'have')::numeric));
-comment on function gangq.numbers_of is 'Internal. The numbers of a refusal, as gate_text reads them.';
-
--- One row per kind that waits, written when its gate changes, not every pass.
+-- The words are those of the decision. A verdict is written when it has changed, not every pass; since
+-- and held_s are of the gate alone. What is said of a kind is what is said of the first that waits and
+-- has neither a planned start nor seats that are being freed for it, if there is one.
 create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
-language plpgsql as $$
-#variable_conflict use_column
-begin
+language sql as $$
   with said as materialized (
-    select distinct on (g.kind_id) g.kind_id, gangq.numbers_of(gangq.cut(x.value -> 'refused', 4000), g.submitter) as numbers,
-      case x.value ->> 'action'
-        when 'plan' then 'reserved' when 'stop' then 'preempting'
-        else gangq.gate_of(x.value -> 'refused' ->> 'gate') end as gate
+    select x.n, x.value ->> 'ask' as ask, x.value ->> 'action' as action, k.kind_id,
+      left(x.value -> 'refused' ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
+      left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
+      gangq.cut(jsonb_strip_nulls(
+        x.value -> 'refused' || jsonb_build_object('after', x.value -> 'after', 'used', trim_scale(
+          (x.value -> 'refused' ->> 'limit')::numeric - (x.value -> 'refused' ->> 'have')::numeric))),
+        4000) as numbers
     from jsonb_array_elements(decisions) with ordinality as x(value, n)
-    join gangq.live_gangs g on g.id = substr(x.value ->> 'ask', 2)::bigint
-    where x.value ->> 'action' in ('plan', 'stop', 'wait')
-    order by g.kind_id, x.n
+    left join gangq.live_gangs g
+      on g.id = case when x.value ->> 'ask' ~ '^g' then substr(x.value ->> 'ask', 2)::bigint end
+    cross join lateral (
+      select case when x.value ->> 'ask' ~ '^k'
+        then -split_part(substr(x.value ->> 'ask', 2), '/', 1)::integer else g.kind_id end as kind_id) k
+    where k.kind_id is not null and x.value -> 'refused' ->> 'gate' is not null
+  ),
+  kinds as materialized (
+    select distinct on (s.kind_id) s.* from said s order by s.kind_id, s.action in ('plan', 'stop'), s.n
+  ),
+  verdicts as materialized (
+    select k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
+    union all
+    select s.kind_id, s.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
+    from said s join kinds k on k.kind_id = s.kind_id
+    where (s.gate, s.why, s.unblocks, s.follows) is distinct from (k.gate, k.why, k.unblocks, k.follows)
+  ),
+  alike as (
+    delete from gangq.verdicts v using said s
+    where v.kind_id = s.kind_id and v.ask = s.ask
+      and not exists (select 1 from verdicts x where x.kind_id = v.kind_id and x.ask = v.ask)
   )
-  insert into gangq.verdicts as v (kind_id, gate, since, numbers)
-  select s.kind_id, s.gate, t, s.numbers from said s order by s.kind_id
-  on conflict (kind_id) do update set gate = excluded.gate, since = t, numbers = excluded.numbers,
-    held_s = v.held_s + case when gangq.holds_back(v.gate)
+  insert into gangq.verdicts as v (kind_id, ask, gate, since, why, unblocks, follows, numbers)
+  select x.kind_id, x.ask, x.gate, t, x.why, x.unblocks, x.follows, x.numbers
+  from verdicts x order by x.kind_id, x.ask
+  on conflict (kind_id, ask) do update set gate = excluded.gate, why = excluded.why,
+    unblocks = excluded.unblocks, follows = excluded.follows, numbers = excluded.numbers,
+    since = case when v.gate = excluded.gate then v.since else t end,
+    held_s = v.held_s + case when v.gate <> excluded.gate and gangq.holds_back(v.gate)
       then greatest(0, extract(epoch from t - v.since)) else 0 end
-  where v.gate <> excluded.gate;
-end $$;
+  where (v.gate, v.why, v.unblocks, v.follows)
+    is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows)
+$$;
 comment on function gangq.note_verdicts is
-  'Internal. Why each kind that waits was not placed, as the first of its gangs was judged.';
+  'Internal. Why what waits was not placed: of each kind, and of each gang or line of single jobs of '
+  'which something else is so.';
 
 -- What was planned before and is no more goes, and with it what was kept; so do escrows past their time
 -- and verdicts of kinds of which nothing waits. What could not be carried out keeps what it was promised.
@@ -454,12 +465,19 @@ begin
     where case z.kind when 'escrow' then z.until <= t
       else not exists (select 1 from gangq.plans p where p.gang_id = z.gang_id) end
     order by z.incarnation, z.gang_id for update skip locked);
-  delete from gangq.verdicts v where v.kind_id = any (array(
-    select z.kind_id from gangq.verdicts z
-    where not exists (
-      select 1 from gangq.live_gangs g
-      where g.kind_id = z.kind_id and (g.state = 'blocked' or g.missing_since is not null))
-    order by z.kind_id for update skip locked));
+  delete from gangq.verdicts v where (v.kind_id, v.ask) in (
+    select z.kind_id, z.ask
+    from gangq.verdicts z
+    where case
+        when z.kind_id < 0 then not exists (
+          select 1 from gangq.live_jobs j where j.shape_id = -z.kind_id and j.state = 'pending')
+        when z.ask <> '' then not exists (
+          select 1 from gangq.live_gangs g
+          where g.id = substr(z.ask, 2)::bigint and (g.state = 'blocked' or g.missing_since is not null))
+        else not exists (
+          select 1 from gangq.live_gangs g
+          where g.kind_id = z.kind_id and (g.state = 'blocked' or g.missing_since is not null)) end
+    order by z.kind_id, z.ask for update skip locked);
 end $$;
 comment on function gangq.forget_old_plans is
   'Internal. Ends what no pass since this one has planned, and what is kept in vain.';

@@ -196,6 +196,14 @@ comment on function gangq.idle_beside_work is
   'Workers that are heard, hold nothing and are open, although a job that fits them has waited for waited_s, or that did not '
   'claim what was reserved on them. A worker between two jobs may be among them: ask again a second later.';
 
+create view gangq.preemptions as
+select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason, (e.data ->> 'lost_s')::real as lost_s,
+  e.data ->> 'digest' as digest
+from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
+comment on view gangq.preemptions is
+  'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a gang that goes on (both), why, and lost_s: work since the last checkpoint, '
+  'in seconds times devices.';
+
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
   case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,

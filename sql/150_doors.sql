@@ -48,7 +48,7 @@ begin
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted heartbeat', 'worker', '2s'),
       ('save_checkpoint load_checkpoint append_log learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
-      ('board apply', 'worker', '100ms'),
+      ('apply', 'worker', '100ms'),
       ('reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick', 'worker host', '2s'),
       -- Steps of a tick.
@@ -56,8 +56,8 @@ begin
       ('flag_dead_workers', 'worker host', '100ms'),
       ('keep_partitions', '', '100ms'),
       ('configure set_queue set_task quarantine unquarantine set_taints cordon uncordon', '', '2s'),
-      ('preempt_gang shrink_gang displace_job decide', '', '2s'),
-      ('schema_version explain_gang explain_job plan', every, '2s'),
+      ('preempt_gang shrink_gang displace_job', '', '2s'),
+      ('schema_version explain_gang explain_job board preview', every, '2s'),
       -- What views call.
       ('shared_queues role_of hosts_of capacity_of queue_load waiting_later idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
@@ -84,7 +84,7 @@ end $$;
 -- What views call for each row, with the rights of whoever reads them.
 grant execute on function
   gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report, gangq.may_report_too,
-  gangq.serves, gangq.in_epoch, gangq.gate_text
+  gangq.serves, gangq.in_epoch
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
 select gangq.keep_partitions(true);

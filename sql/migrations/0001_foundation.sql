@@ -999,19 +999,28 @@ create table gangq.earmarks (
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create index earmarks_gang on gangq.earmarks (gang_id);
 
--- Why gangs of one kind were not placed by the last pass; one row per kind that waits.
+-- Why what waits was not placed by the last pass: one row per kind, and one for each gang or line of
+-- single jobs of which something else is so than of the first of its kind.
 create table gangq.verdicts (
-  -- The kind.
-  kind_id integer primary key,
-  -- paused, quota, running_limit, submitter_limit, infeasible, capacity, preempting, reserved, or
-  -- unknown.
+  -- The kind of gang; negative: a shape, for single jobs.
+  kind_id integer not null,
+  -- g7 a gang, k7/5 the single jobs of shape 7 with priority 5; empty: all others of the kind.
+  ask text not null default '',
+  -- The check that refused it: paused, quota, running_limit, submitter_limit, room, workers, ...
   gate text not null,
   -- Since when it is this one.
   since timestamptz not null,
   -- Seconds in which its gangs were not eligible (paused or over a limit) before since.
   held_s double precision not null default 0,
-  -- The numbers of that gate.
-  numbers jsonb
+  -- Why it waits, in words.
+  why text,
+  -- What would let it start, in words.
+  unblocks text,
+  -- Whose end its planned start follows, in words.
+  follows text,
+  -- The numbers of that check.
+  numbers jsonb,
+  primary key (kind_id, ask)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- How long jobs of one task run that hold a device or belong to a gang: the estimate behind planned

@@ -241,7 +241,7 @@ PICTURES = {
         """
         h0 A...
         h1 X...
-        Y waits: room 0 of 1
+        Y waits: apart 0 of 1
         """,
     ),
     "a host that lost a worker is the last choice": (

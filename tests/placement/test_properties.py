@@ -15,11 +15,9 @@ import pytest
 
 from gangq.placement.board import Ask, Board, Device, Hold, Kind, Needs, Queue, Role, Unit, Worker
 from gangq.placement.decide import decide
-from gangq.placement.decisions import Decision, Refused
-from gangq.placement.fit import Search
-from gangq.placement.free import Free
-from property.test_placement import random_case
-from sql import boards
+from gangq.placement.decisions import Decision
+from placement import boards
+from placement.boards import contiguous, decided, seat
 
 SOAK = os.environ.get("GANGQ_SOAK", "0") not in ("", "0")
 
@@ -315,57 +313,58 @@ def test_another_host_never_delays_the_first_in_line(seed: int, dice: random.Ran
     assert later > 10
 
 
-def to_board(fleet: boards.Fleet, kind: boards.Kind, apart: list[tuple[str, str]]) -> Board:
-    """The same case for Python as ``boards.Fleet.board`` makes for SQL."""
-    labels = sorted({node.label for node in fleet.nodes})
-    ids = iter(range(1000, 2000))
-    workers, units = [], []
-    for n, node in enumerate(fleet.nodes):
-        devices = tuple(Device(next(ids), vram) for vram in sorted(node.vrams))
-        workers.append(
-            Worker(
-                n,
-                f"w{n}",
-                node.host,
-                node.slots,
-                node.memory,
-                node.mcpus,
-                devices,
-                labels.index(node.label),
-                tuple(fleet.path(n, level) for level in fleet.levels),
-                node.open,
+def random_case(dice: random.Random) -> tuple[boards.Fleet, boards.Kind, list[tuple[str, str]]]:
+    """A small fleet that is about full with one gang of one to three roles, all of it at random."""
+    levels = dice.choice([("host",), ("rack", "host"), ("rack", "host", "nvlink"), ("zone", "rack", "host")])
+    nodes = []
+    for n in range(dice.randint(1, 5)):
+        labels = {
+            name: f"{name[0]}{dice.randint(1, 2)}"
+            for name in levels
+            if name != "host" and dice.random() < 0.95
+        }
+        for _ in range(dice.choice([1, 1, 1, 2])):
+            if "nvlink" in levels:
+                labels = labels | {"nvlink": f"n{dice.randint(1, 2)}"}
+            vrams = tuple(dice.choice([10, 10, 40, 80]) for _ in range(dice.randint(0, 4)))
+            nodes.append(
+                boards.Node(
+                    f"h{n}",
+                    slots=dice.randint(1, 4),
+                    memory=dice.choice([4, 6, 8]),
+                    mcpus=dice.choice([4, 8]),
+                    vrams=vrams,
+                    labels=labels,
+                    label=dice.choice(["", "x"]),
+                    open=dice.random() < 0.97,
+                    withheld=dice.choice([0, 0, 0, min(1, len(vrams))]),
+                )
             )
-        )
-        if node.withheld:
-            hold = Hold(n, tuple(d.id for d in devices[: node.withheld]), slots=0)
-            units.append(Unit(f"j{n + 1}", (hold,), 1e9))
-    for n, (key, host) in enumerate(apart):
-        there = next(w for w in workers if w.host == host)
-        units.append(Unit(f"g{900 + n}", (Hold(there.id, slots=0),), 1e9, apart=key))
+    fleet = boards.Fleet(nodes, levels)
+    devices = len(fleet.devices)
     roles = tuple(
-        Role(
-            Needs(role.gpus, role.vram, role.memory, role.mcpus, frozenset(role.avoid)),
-            role.count,
-            role.count,
-            frozenset(range(len(labels))) if role.label is None else frozenset({labels.index(role.label)})
-            if role.label in labels else frozenset(),
-            strategy=role.strategy,
-            balanced=role.balanced,
-            require=role.require or "",
-            prefer=role.prefer or "",
+        boards.Role(
+            dice.randint(1, 4),
+            gpus=dice.choice([0, 1, 1, 2]),
+            vram=dice.choice([0, 0, 20, 50]),
+            memory=dice.choice([0, 1, 2, 3]),
+            mcpus=dice.choice([0, 0, 1, 3]),
+            strategy=dice.choice(["pack", "pack", "spread", "strict_pack", "strict_spread"]),
+            require=dice.choice([None] * 7 + list(levels)),
+            prefer=dice.choice([None] * 2 + list(levels)),
+            balanced=dice.random() < 0.2,
+            label=dice.choice([None, None, None, "x"]),
+            avoid=(1000 + dice.randrange(devices),) if devices and dice.random() < 0.1 else (),
         )
-        for role in kind.roles
-    )  # fmt: skip
-    mine = Kind(1, roles, require=kind.require or "", prefer=kind.prefer or "", apart=kind.apart or "")
-    return Board(
-        now=0.0,
-        workers=tuple(workers),
-        units=tuple(units),
-        kinds=(mine,),
-        asks=(Ask("g1", 1),),
-        levels=fleet.levels,
-        planned_starts=0,
+        for _ in range(dice.choice([1, 2, 2, 3]))
     )
+    kind = boards.Kind(
+        roles,
+        require=dice.choice([None] * 8 + list(levels)),
+        prefer=dice.choice([None] * 2 + list(levels)),
+        apart=dice.choice([None, None, "a"]),
+    )
+    return fleet, kind, [("a", dice.choice(fleet.hosts))] if dice.random() < 0.3 else []
 
 
 @pytest.mark.parametrize(("seed", "dice"), dice_of(1))
@@ -375,18 +374,33 @@ def test_a_placement_that_exists_is_found_and_obeys_what_was_asked(seed: int, di
     for n in range(600):
         fleet, kind, apart = random_case(dice)
         away = [host for key, host in apart if key == kind.apart]
-        board = to_board(fleet, kind, apart)
-        free = Free(board)
-        seats = Search(board, free).seats(board.asks[0], [role.count for role in kind.roles], 0)
+        seats = seat(fleet, kind, apart)
         case = (seed, n, fleet, kind, apart)
-        if isinstance(seats, Refused):
+        if seats is None:
             exists = fleet.placement(kind, away) is not None
             assert not exists or len(kind.roles) > 1, case
             missed += exists
             continue
         found += 1
-        numbers = iter([free.workers[seat.worker].id for seat in seats])
-        by_role = [[next(numbers) for _ in range(role.count)] for role in kind.roles]
-        assert fleet.obeys(kind, by_role, away), case
+        assert fleet.obeys(kind, seats, away), case
+        assert all(contiguous([fleet.nodes[worker].host for worker in role]) for role in seats), case
     assert found > 60
     assert missed < found / 20
+
+
+@pytest.mark.parametrize("resource", ["gpus", "memory_mb", "cpus", "jobs", "gangs", "submitter"])
+def test_a_pass_counts_what_it_has_placed_against_the_limits_of_every_ancestor(resource: str) -> None:
+    fleet = boards.Fleet([boards.Node("h0", slots=9, memory=99, mcpus=99000, vrams=(10,) * 9)])
+    role = boards.Role(2, gpus=1, memory=1, mcpus=1000)
+    gangs = [boards.Waiting(boards.Kind((role,), queue="a.b.c")) for _ in range(3)]
+    above: dict[str, object] = {"maximum": {resource: 5}}
+    if resource == "gangs":
+        above = {"max_gangs": 2}
+    elif resource == "submitter":
+        above = {"submitter_maximum": {"gangs": 2}}
+    board = fleet.board(gangs=gangs, queues={"a": above, "a.b": {}, "a.b.c": {}, "d": {}})
+    assert [one.action for one in decided(board)] == ["start", "start", "wait"]
+    gate = {"gangs": "running_limit", "submitter": "submitter_limit"}.get(resource, "quota")
+    refused = decide(board)[2].refused
+    assert refused is not None
+    assert (refused.gate, refused.where) == (gate, "a")

@@ -21,8 +21,8 @@ SAID = {
         "room for 1 more on one host",
     ),
     "h0 AA......\nqueue a max_gpus=4\nA queue=a\nX 3 queue=a": (
-        "the maximum of queue a leaves 2 GPUs, and it needs 3 GPUs (held by g65)",
-        "1 GPU given back in queue a, or a higher limit",
+        "the maximum of queue a, 4 GPUs, leaves 2 GPUs, and it needs 3 GPUs (held by g65)",
+        "1 GPU given back in queue a, or a limit of 5 GPUs",
     ),
     "h0 AA......\nqueue a paused\nX 3 queue=a": ("queue a is paused", "gangq queue resume a"),
     "h0 ..\nh1 ..\nh2 ..\nX 4 strict_spread": (
@@ -31,8 +31,12 @@ SAID = {
     ),
     "victims=1\nh0 AAAA\nX 4 prio=1": ("it starts as soon as these have stopped: g65", "the end of g65"),
     "plans=1\nh0 AAAA....\nA ends=600\nX 8 prio=1\nY 2 ends=700": (
-        "it may run 700 s, and its room is needed in 600 s for g88",
-        "a budget of 600 s or less, or room elsewhere",
+        "it may run 700 s, and its room is needed before for g88",
+        "a budget short enough to end before g88, or room elsewhere",
+    ),
+    "h0 A...\nh1 BB\nA apart=a\nX 3 apart=a": (
+        "it is kept apart (a) from g65, and only beside them is there room",
+        "room on other hosts, or the end of g65",
     ),
     "levels rack host\nh0 .... rack=r0\nh1 .. rack=r1\nX 5 require=rack": (
         "the roomiest rack, r0, has room for 4 of its 5 members",

@@ -21,6 +21,9 @@ from gangq.client import sync
 from gangq.client.calls import Steps
 from gangq.client.passes import run_pass, run_passes
 from gangq.client.sync import run
+from gangq.placement.board import Board
+from gangq.placement.decide import decide
+from gangq.placement.decisions import Decision
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -204,6 +207,11 @@ class Q:
     def place(self) -> Row:
         """One pass, nothing else of a tick."""
         return place(self.db)
+
+    def decisions(self, action: str = "") -> dict[str, Decision]:
+        """What is decided on the board as it is, without effects; of one action or all."""
+        found = decide(Board.from_json(self.value("select gangq.board() as board")))
+        return {one.ask: one for one in found if action in ("", one.action)}
 
     def decided(self) -> Callable[[], dict[str, str]]:
         """What is decided on the board as it is now: the function carries it out, and says what came of each."""

@@ -111,8 +111,8 @@ def test_explain_counts_the_cordoned_and_says_when_they_are_what_is_missing(q: Q
     job = q.submit()
     (gate,) = [g for g in q.call("explain_job", job_id=job) if g["gate"] == "workers"]
     assert not gate["ok"]
-    assert (gate["numbers"]["cordoned"], gate["numbers"]["quarantined"]) == (1, 1)
-    assert "1 quarantined, 1 cordoned" in gate["detail"]
+    assert gate["numbers"]["others"] == {"cordoned": 1, "quarantined": 1}
+    assert "1 cordoned, 1 quarantined" in gate["detail"]
     q.call("uncordon", host="host-w1")
     (gate,) = [g for g in q.call("explain_job", job_id=job) if g["gate"] == "workers"]
     assert gate["ok"]

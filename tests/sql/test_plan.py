@@ -1,19 +1,31 @@
-"""What if: gangq.plan decides on a changed board what admit decides once the change is real."""
+"""What if: the decision on a changed board is what is decided once the change is real."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, Q, gpus, refused
-from psycopg.types.json import Jsonb
+from drive import INVALID, MISSING, Q, gpus, in_steps, refused
+
+from gangq.client.plans import plan_steps
+from gangq.placement.board import Board
+from gangq.placement.whatif import edit
 
 Row = dict[str, Any]
 
 
-def plan(q: Q, *changes: Row) -> list[Row]:
-    return q.call("plan", changes=list(changes))
+def plan(q: Q, *changes: Any) -> list[Row]:
+    return [asdict(row) for row in in_steps(q.db, plan_steps(list(changes)))]
+
+
+def edited(q: Q, *changes: Row) -> Board:
+    """The board with these changes."""
+    board = Board.from_json(q.value("select gangq.board() as board"))
+    kinds = [kind.id for kind in board.kinds]
+    return edit(board, list(changes), q.one("preview", changes=list(changes), kinds=kinds))
 
 
 def foreseen(q: Q, *changes: Row) -> dict[int, tuple[str, Any]]:
@@ -28,15 +40,13 @@ def foreseen(q: Q, *changes: Row) -> dict[int, tuple[str, Any]]:
 def decided(q: Q) -> dict[int, tuple[str, Any]]:
     """The same of the real decision."""
     hosts = {row["id"]: row["host"] for row in q.sql("select id, host from gangq.incarnations")}
-    found = {}
-    for row in q.sql(
-        "select d.* from gangq.decide_on(gangq.look(200), each_gang => true) d where d.gang_id is not null"
-    ):
-        where: dict[str, int] = {}
-        for incarnation in row["incarnations"] or []:
-            where[hosts[incarnation]] = where.get(hosts[incarnation], 0) + 1
-        found[row["gang_id"]] = (row["action"], where if row["action"] == "start" else None)
-    return found
+    return {
+        int(ask[1:]): (
+            one.action,
+            dict(Counter(hosts[seat.worker] for seat in one.seats)) if one.seats else None,
+        )
+        for ask, one in q.decisions().items()
+    }
 
 
 @pytest.fixture
@@ -173,7 +183,7 @@ def test_the_plan_is_what_the_decision_then_is(fleet: Q, change: str) -> None:
     starts = {gang for gang, (action, _) in is_so.items() if action == "start"}
     q.place()
     placed = {row["id"] for row in q.sql("select id from gangq.gangs where state = 'reserved'")}
-    assert placed == starts, "and admit does that"
+    assert placed == starts, "and a pass does that"
 
 
 def test_every_change_alters_something_here(fleet: Q) -> None:
@@ -374,11 +384,16 @@ def displacing(q: Q) -> list[int]:
 
 def test_a_displaced_gang_has_gone_after_its_grace_in_the_plan_too(q: Q) -> None:
     displacing(q)
-    when = "extract(epoch from {} - gangq.now())::integer as seconds"
-    real = q.sql(f"select gang_id, action, {when.format('starts_at')} from gangq.decide()")
-    assert [row["action"] for row in real] == ["preempt", "plan", "plan"]
-    foretold = q.sql(f"select gang_id, after as action, {when.format('starts_after')} from gangq.plan()")
-    assert [row for row in foretold if row["action"] in ("preempt", "plan")] == real
+    real = [(ask, one.action, one.starts_at) for ask, one in q.decisions().items()]
+    assert [action for _, action, _ in real] == ["stop", "plan", "plan"]
+    foretold = [
+        (f"g{row['gang_id']}", row["after"], row["starts_after"].timestamp())
+        for row in plan(q)
+        if row["after"] in ("stop", "plan")
+    ]
+    assert [one[:2] for one in foretold] == [one[:2] for one in real]
+    assert [one[2] for one in foretold] == pytest.approx([one[2] for one in real])
+    assert plan(q)[-1]["after"] == "displaced"
 
 
 def test_what_is_kept_for_a_gang_goes_with_it(q: Q) -> None:
@@ -399,11 +414,7 @@ def test_with_a_gang_go_its_surplus_members(q: Q, change: str, left: int) -> Non
     changes = {"cancel": {"cancel": {"gang": elastic.id}}, "remove_host": {"remove_host": "host-w0"}}
     assert elastic.placed_on[0] == "w0"
     assert foreseen(q, changes[change])[behind.id][0] == "start"
-    board = q.sql(
-        "select (x.b).used_jobs[1] as used from (select gangq.look_changed(gangq.now(), 200, %(c)s::jsonb) as b) x",
-        c=Jsonb([changes[change]]),
-    )
-    assert board == [{"used": 0}]
+    assert edited(q, changes[change]).units == ()
 
 
 def test_what_is_moved_is_planned_though_nothing_waits(q: Q) -> None:
@@ -412,7 +423,5 @@ def test_what_is_moved_is_planned_though_nothing_waits(q: Q) -> None:
     gang.start(*workers)
     q.call("cordon", worker=gang.placed_on[0], drain=True)
     assert [(row["gang_id"], row["after"]) for row in plan(q)] == [(gang.id, "move")]
-    assert [(row["gang_id"], row["action"]) for row in q.sql("select * from gangq.decide()")] == [
-        (gang.id, "move")
-    ]
+    assert [(ask, one.action) for ask, one in q.decisions().items()] == [(f"g{gang.id}", "move")]
     assert plan(q, {"cancel": {"gang": gang.id}})[0]["after"] == "gone", "what is cancelled does not move"

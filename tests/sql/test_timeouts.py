@@ -92,7 +92,7 @@ def test_a_gang_that_merely_waits_for_its_turn_waits_on_and_is_told_nothing(q: Q
         q.call("configure", reservations=0)
     gang = gang_of(q, 1)
     q.tick()
-    assert gate_of(q, gang) == ("reserved" if held_by == "a planned start" else "capacity")
+    assert gate_of(q, gang) == ("room" if workers else "workers")
     for _ in range(3):
         pass_by(q, 101, *workers)
         assert (gang.state, gang.live["timeouts"], gang.live["not_before"]) == ("blocked", 0, None)
@@ -124,9 +124,9 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
     assert q.sql("select * from gangq.plans") == q.sql("select * from gangq.earmarks") == []
     (event,) = q.events("timeout", gang_id=gang.id)
-    assert event["reason"] == "not placed within 100 s: its place is kept until others have ended"
+    assert event["reason"] == "not placed within 100 s: there is room for 0 of its 1 member: slots are short"
     assert (event["data"]["style"], event["data"]["timeouts"]) == ("requeue", 1)
-    assert event["data"]["gate"] == "reserved"
+    assert event["data"]["gate"] == "room"
 
 
 def test_a_gang_whose_planned_start_has_come_starts_though_its_timeout_is_due_in_the_same_tick(q: Q) -> None:
@@ -179,7 +179,7 @@ def test_a_hard_timeout_where_all_is_taken_says_so(q: Q) -> None:
     gang = gang_of(q, 1, style="hard")
     q.tick()
     pass_by(q, 100)
-    assert gang.row["reason"] == "not placed within 100 s: waits for capacity"
+    assert gang.row["reason"] == "not placed within 100 s: the workers that serve it take no new work now: w1"
 
 
 def test_a_hard_timeout_needs_no_pass_before_it(q: Q) -> None:

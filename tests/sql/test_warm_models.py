@@ -326,7 +326,7 @@ def test_a_job_is_not_claimed_where_only_devices_it_avoids_are_free(q: Q) -> Non
     assert "largest worker offers 1 GPU of" in rows["hardware"]["detail"]
     q.worker("w2", devices=gpus(1000, 1000, prefix="H"))
     rows = {row["gate"]: row for row in q.call("explain_job", job_id=job)}
-    assert (rows["avoids"]["ok"], rows["hardware"]["ok"], rows["capacity"]["ok"]) == (True, True, True)
+    assert (rows["avoids"]["ok"], "hardware" in rows, rows["capacity"]["ok"]) == (True, False, True)
 
 
 def test_in_one_claim_the_second_job_of_a_shape_does_not_get_what_it_avoids_either(q: Q) -> None:
@@ -360,7 +360,6 @@ def test_after_placing_a_gang_that_avoids_a_device_the_next_one_may_have_it(q: Q
     first = q.submit_gang(1, gpus=1)
     avoid(q, "G0")
     second = q.submit_gang(1, gpus=1)
-    assert len(q.call("decide")) == 2
     q.place()
     assert (first.state, second.state) == ("reserved", "reserved")
     by_gang = {c["gang_id"]: held(c) for c in worker.claim()}
@@ -372,7 +371,8 @@ def test_the_device_next_best_is_spent_when_the_best_is_avoided(q: Q) -> None:
     first = q.submit_gang(1, gpus=1, vram_mb=500)
     avoid(q, "G0")
     q.submit_gang(1, gpus=1, vram_mb=1500)
-    assert [r["gang_id"] for r in q.call("decide") if r["action"] == "start"] == [first.id]
+    q.place()
+    assert [g["id"] for g in q.sql("select id from gangq.gangs where state = 'reserved'")] == [first.id]
 
 
 def test_a_gang_that_fits_only_with_devices_it_avoids_waits_and_keeps_no_worker(q: Q) -> None:

@@ -244,17 +244,26 @@ def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
 
 @click.command()
 @parsing.takes_one
+@click.option(
+    "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
+)
 @common_options
 @pass_session
-def explain(session: Session, which: Which | None, gang: int | None) -> None:
+def explain(session: Session, which: Which | None, gang: int | None, now: bool) -> None:
     """Say why a job or gang is not running.
 
-    Gate by gate, with numbers: ok is passed, no is what holds it. The last two say when it is to start, and what
-    would help. With --json one object per gate: {"gate", "ok", "detail", "numbers"}.
+    What the last pass found, with numbers, and how long ago that was: ok is passed, no is what holds it. Then its
+    place in line, when it is to start and what that rests on, and what would help. Of a job that is claimed by
+    whoever has room: what a claim needs. With --json one object per row: {"gate", "ok", "detail", "numbers"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
-    reasons = client.explain_gang(gang_id=target.id) if target.gang else client.explain_job(job_id=target.id)
+    if now:
+        reasons = client.explain_now(**{"gang_id" if target.gang else "job_id": target.id})
+    elif target.gang:
+        reasons = client.explain_gang(gang_id=target.id)
+    else:
+        reasons = client.explain_job(job_id=target.id)
     if session.json:
         session.rows(reasons, [], "")
         return
@@ -280,13 +289,9 @@ def _detail(reason: Reason) -> str:
     numbers = reason.numbers or {}
     if reason.gate != "start" or "in_s" not in numbers:
         return reason.detail
-    ends = [
-        f"{'gang ' + gang(end['gang_id']) if end['gang_id'] else 'job ' + str(end['job_id'] or '?')} ({end['basis']})"
-        for end in numbers["basis"]
-    ]
     at = when(datetime.fromisoformat(numbers["starts_at"]))
-    when_ends = f", at the end of {', '.join(ends)}" if ends else ""
-    return f"planned in {seconds(numbers['in_s'])} at the latest ({at}){when_ends}"
+    rests_on = f", {numbers['follows']}" if numbers.get("follows") else ""
+    return f"planned in {seconds(numbers['in_s'])} ({at}){rests_on}"
 
 
 @click.command()

@@ -60,7 +60,7 @@ def _submission(file: str) -> dict[str, Any]:
 def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
     if action == "plan" and starts_at is not None:
         return f"in {seconds((starts_at - now).total_seconds())}"
-    return {"start": "starts", "wait": "waits", "preempt": "preempts", "move": "moves"}.get(action, action)
+    return {"start": "starts", "wait": "waits", "stop": "displaces", "move": "moves"}.get(action, action)
 
 
 @click.command()
@@ -87,9 +87,10 @@ def plan(
 ) -> None:
     """Show what the next pass would do, and with changes what would then be different.
 
-    Nothing is applied. It is reckoned in SQL, which in rare cases finds less room than a pass. Without a change every
-    gang that waits is listed. With --json one object per gang, also those for which nothing changes: the columns of
-    gangq.plan.
+    Nothing is applied: it is the decision of a pass, on a board with these changes. Without a change every gang that
+    waits is listed. With --json one object per gang, also those for which nothing changes: {"gang_id", "queue",
+    "task", "priority", "size", "before", "after", "starts_before", "starts_after", "place", "members", "hosts",
+    "stop", "gate", "changed", "why"}.
     """
     changes: list[dict[str, Any]] = [
         *({"cancel": {"gang" if which.gang else "job": which.id}} for which in cancel),

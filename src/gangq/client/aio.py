@@ -313,6 +313,7 @@ class AsyncClient:
     tick = _verb(calls.tick)
     explain_gang = _verb(calls.explain_gang)
     explain_job = _verb(calls.explain_job)
+    explain_now = _verb(calls.explain_now)
     plan = _verb(calls.plan)
     replay = _verb(calls.replay)
     schema_version = _verb(calls.schema_version)

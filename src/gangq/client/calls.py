@@ -1083,26 +1083,49 @@ def tick(
 
 
 def explain_gang(*, gang_id: int) -> Query[list[rows.Reason]]:
-    """Why a gang does or does not run, gate by gate. Raises `NotFound`."""
+    """Why a gang does or does not run: what the last pass found, and how old that is. Raises `NotFound`."""
     return _rows("explain_gang", rows.Reason, gang_id=gang_id)
 
 
 def explain_job(*, job_id: int) -> Query[list[rows.Reason]]:
-    """Why a job does or does not run, gate by gate. Raises `NotFound`."""
+    """Why a job does or does not run: what the last pass found, or what a claim needs. Raises `NotFound`."""
     return _rows("explain_job", rows.Reason, job_id=job_id)
 
 
-def plan(
-    *, changes: Sequence[Mapping[str, object]] | None = None, max_gangs: int | None = None
-) -> Query[list[rows.PlanRow]]:
-    """What the next pass would do after these changes, and without them; nothing is written. A change is an object:
-    `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`, `memory_mb`, `cpus`, `labels`, `queues`,
-    `tasks`, `taints`, `host`), `{"remove_host": h}`, `{"priority": {"gang": 7, "value": 50}}`,
-    `{"cancel": {"gang": 7}}` or `{"job": 12}`, `{"quota": {"queue": q, "maximum": {"gpus": 8}}}`,
-    `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+def explain_now(*, gang_id: int | None = None, job_id: int | None = None) -> Query[list[rows.Reason]]:
+    """The same as `explain_gang` or `explain_job`, with a decision made now, without effects, in place of the last
+    pass's. Raises `NotFound`.
     """
-    given = None if changes is None else list(changes)
-    return _rows("plan", rows.PlanRow, changes=_json(given, "changes"), max_gangs=max_gangs)
+    if gang_id is not None:
+        stored = explain_gang(gang_id=gang_id)
+    elif job_id is not None:
+        stored = explain_job(job_id=job_id)
+    else:
+        raise InvalidInput("explain_now: gang_id or job_id says which")
+
+    def steps() -> Steps[list[rows.Reason]]:
+        from gangq.client.plans import explain_now_steps
+
+        return (yield from explain_now_steps(stored))
+
+    return replace(stored, steps=steps)
+
+
+def plan(*, changes: Sequence[Mapping[str, object]] | None = None) -> Query[list[rows.PlanRow]]:
+    """What the next pass would do after these changes, and without them: the same decision on another board, without
+    effects. A change is an object: `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`, `slots`,
+    `memory_mb`, `cpus`, `labels`, `queues`, `tasks`, `taints`, `host`), `{"remove_host": h}`,
+    `{"priority": {"gang": 7, "value": 50}}`, `{"cancel": {"gang": 7}}` or `{"job": 12}`,
+    `{"quota": {"queue": q, "maximum": {"gpus": 8}}}` (or `guaranteed`, `max_running_gangs`, `max_running_jobs`,
+    `paused`), `{"submit": {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+    """
+
+    def steps() -> Steps[list[rows.PlanRow]]:
+        from gangq.client.plans import plan_steps
+
+        return (yield from plan_steps(list(changes or ())))
+
+    return Query("gangq.board", "", {}, lambda _: [], steps=steps)
 
 
 def replay(*, since: datetime | None = None, until: datetime | None = None) -> Query[list[rows.ReplayRow]]:

@@ -15,6 +15,7 @@ from gangq.client.rows import ReplayRow
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
+from gangq.placement.explain import told
 
 PART = 50
 """How many decisions that change something one transaction carries out: as long as that takes, the workers they are
@@ -62,7 +63,7 @@ def run_pass() -> Steps[Passed]:
         more = {"board": json.loads(text)} if seen.recorded and n == 1 else {}
         report = yield apply(
             pass_=seen.pass_number,
-            decisions=[decision.to_json() for decision in part],
+            decisions=[told(decision) for decision in part],
             part=n,
             last=n == len(parts),
             seen=about | more,
@@ -117,7 +118,7 @@ def again(written: ReplayedPass) -> ReplayRow:
             row,
             difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
         )
-    now = {one.ask: json.loads(json.dumps(one.to_json())) for one in decide(Board.from_json(written.board))}
+    now = {one.ask: json.loads(json.dumps(told(one))) for one in decide(Board.from_json(written.board))}
     names = dict.fromkeys([*then, *now])
     apart = [
         (n, then.get(name), now.get(name))

@@ -249,8 +249,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What the next pass would do with a gang, `before` and `after` the changes asked about; `gang_id` None: one
-    that the changes submit.
+    """What the next pass would do with a gang, `before` and `after` the changes asked about: start, plan, wait, stop
+    (others for it) or move; absent, placed, displaced or gone. `gang_id` None: one that the changes submit. `stop`:
+    who is told to stop, g7 or j12.
     """
 
     gang_id: int | None
@@ -265,9 +266,8 @@ class PlanRow:
     place: int | None
     members: int | None
     hosts: dict[str, int] | None
-    victims: list[int] | None
+    stop: list[str]
     gate: str | None
-    numbers: dict[str, Any] | None
     changed: bool
     why: str
 

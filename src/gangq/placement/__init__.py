@@ -8,8 +8,8 @@ Read in this order: ``board`` (what there is), ``free`` (what is free now, and b
 (where members sit), ``limits`` (what a queue may use), ``order`` (whose turn it is), ``plans`` (planned starts),
 ``displace`` (who is told to stop), ``decide`` (the loop), ``explain`` (a refusal in words).
 
-``gangq.explain_gang`` and ``gangq.plan`` still ask the older decision in SQL (``gangq.decide_on``); a test compares
-the two on the same boards.
+``whatif`` edits a board: ``gangq plan`` is the same decision on another one. ``gangq explain`` shows what the last
+pass has written down of its decisions.
 """
 
 from __future__ import annotations

@@ -82,6 +82,13 @@ class Unit:
     """The work that would be lost if it were told to stop now: seconds since its last checkpoint, times its GPUs."""
     movable: bool = False
     """Whether it may be told to stop for others: preemptible, past its minimum run time, all of it runs."""
+    movable_at: float | None = None
+    """When its minimum run time is over, from when on it is movable. None: never."""
+    ends_by: str = "budget"
+    """What says so: its ``budget``, which is enforced; the ``history`` of its task, an estimate; ``stop``: it has
+    been told to; ``late``: it has outrun its budget and ends any moment."""
+    part_of: str = ""
+    """The gang of which this member is a unit of its own, because the gang goes on without it."""
     leaving: bool = False
     """Told to stop already."""
     drained: bool = False

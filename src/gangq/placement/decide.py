@@ -9,7 +9,7 @@ from gangq.placement.board import Ask, Board, Kind
 from gangq.placement.decisions import Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, Taken
+from gangq.placement.free import HOLDERS, Free, Taken
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.order import Turns
 from gangq.placement.plans import Timeline
@@ -38,7 +38,7 @@ def decide(board: Board) -> list[Decision]:
         elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
             now.stop(ask, counts, *found)
         elif not now.plan(ask, counts, seats):
-            now.wait(ask, now.never(ask, seats))
+            now.wait(ask, now.later(ask, counts, now.never(ask, seats)))
     now.move()
     return list(now.decisions.values())
 
@@ -127,7 +127,7 @@ class Pass:
         if isinstance(found, Refused):
             self.free.take(taken, 0)
             if kept:
-                return Refused("stopping", need=len(kept), of="members", holders=tuple(self._leaving))
+                return Refused("stopping", need=len(kept), of="members", holders=self._leaving_from(kept))
             if layer and not isinstance(self.search.seats(ask, counts, 0), Refused):
                 starts = self.free.starts[:layer]
                 holders = tuple(start.ask for start in starts)
@@ -136,11 +136,31 @@ class Pass:
                     ask.estimate_s,
                     starts[0].starts_at - self.board.now,
                     "seconds",
-                    holders=holders,
+                    holders=holders[:HOLDERS],
+                    at=starts[0].starts_at,
+                )
+            elif found.gate != "apart":
+                kind = self.kinds[ask.kind]
+                found = (
+                    self.search.unserved(kind, counts)
+                    or self.search.kept_apart(ask, counts, layer)
+                    or self._short(kind, counts, layer, found)
                 )
         elif kept:
             del self._kept[ask.id]
         return found
+
+    def _short(self, kind: Kind, counts: Sequence[int], layer: int, refused: Refused) -> Refused:
+        """The same refusal, with what is short."""
+        if refused.gate != "room" or len(kind.roles) > 1:
+            return refused
+        return replace(refused, short=self.free.short_of(kind.roles[0], counts[0], layer))
+
+    def _leaving_from(self, kept: Sequence[Taken]) -> tuple[str, ...]:
+        """Units that have been told to stop on the workers of these seats."""
+        workers = {seat.worker for seat in kept}
+        there = [u for u in self._leaving if any(h.worker in workers for h in self.displacer.holds(u))]
+        return tuple(there[:HOLDERS])
 
     def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
         """Elastic roles take what is there, one role after another: all they may have, or as many as fit."""
@@ -202,10 +222,13 @@ class Pass:
         kind = self.kinds[ask.kind]
         if self.usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single)) is None:
             self.displacer.borrowing[ask.id] = kind.queue
+        refused = replace(refused, at=refused.at or start.starts_at)
+        said = self.later(ask, counts, refused, start.starts_at)
         self.free.plan(start, then)
         decision = self._decision(ask)
         decision.planned = tuple(self._seats(ask, counts, list(start.seats)))
-        decision.starts_at, decision.refused = start.starts_at, replace(refused, at=start.starts_at)
+        decision.starts_at, decision.after = start.starts_at, start.after
+        decision.refused = said
         self._remember(ask, refused)
         return True
 
@@ -214,10 +237,15 @@ class Pass:
         in_vain = ask.kind in self._never and self.board.workers
         return replace(refused, gate="infeasible") if in_vain else refused
 
+    def later(self, ask: Ask, counts: Sequence[int], refused: Refused, before: float = INFINITY) -> Refused:
+        """The same refusal; and who may be told to stop for it later, if that is before its planned start."""
+        found = self.displacer.later(ask, counts, len(self.free.starts), before)
+        return refused if found is None else replace(refused, may_stop=found[0], may_stop_at=found[1])
+
     def wait(self, ask: Ask, refused: Refused) -> None:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
-        self._remember(ask, refused)
+        self._remember(ask, replace(refused, may_stop=(), may_stop_at=None))
 
     def move(self) -> None:
         """What runs where it should not, and could run elsewhere, is told to stop."""
@@ -266,7 +294,7 @@ class Pass:
         self.displacer.left_over(victims, left)
         for unit in victims:
             self.timeline.remove(unit)
-        self.timeline.add(" ".join(["what is left of", *victims]), starts_at, left)
+        self.timeline.add(" ".join(victims), starts_at, left, "stop")
         self.timeline.add(ask, ends_at, seats)
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:

@@ -33,8 +33,23 @@ class Refused:
     """The queue, host or domain that these numbers are of."""
     holders: tuple[str, ...] = ()
     """The units or asks that hold it."""
+    short: tuple[str, ...] = ()
+    """Of ``slots``, ``memory``, ``CPUs`` and ``GPUs`` each of which more would do, the rest as it is."""
     at: float | None = None
     """When that will be another way, as far as it can be told."""
+    may_stop: tuple[str, ...] = ()
+    """Units that may be told to stop for it later, once they have run their minimum time."""
+    may_stop_at: float | None = None
+    """When that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of something that a planned start waits for."""
+
+    unit: str
+    by: str
+    """What its moment rests on: as ``Unit.ends_by``; ``plan``: what waits itself, and starts before."""
 
 
 @dataclass(slots=True)
@@ -47,6 +62,8 @@ class Decision:
     planned: tuple[Seat, ...] = ()
     starts_at: float | None = None
     """When the planned seats are free."""
+    after: tuple[End, ...] = ()
+    """What has to end on the planned seats' workers before, the last first."""
     stop: tuple[str, ...] = ()
     """Units that are told to stop for it; for a move, the unit itself."""
     lost_s: tuple[float, ...] = ()

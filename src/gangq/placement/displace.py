@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gangq.placement.board import Ask, Board
+from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.decisions import Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, Taken
+from gangq.placement.free import HOLDERS, Free, Taken
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
 
@@ -39,6 +39,8 @@ class Displacer:
         self._by_cost = sorted(board.units, key=lambda u: (u.priority, u.lost_s, -u.since, u.id[0] == "g"))
         self.borrowing: dict[str, str] = {}
         """Asks with a planned start that no guarantee covers, and their queues."""
+        young = [unit for unit in board.units if unit.movable_at is not None and not unit.movable]
+        self._youngest = min((unit.priority for unit in young), default=None)
         self._lowest = min((unit.priority for unit in board.units if unit.movable), default=None)
 
     def holds(self, unit: str) -> list[Taken]:
@@ -85,6 +87,47 @@ class Displacer:
             self._searches -= 1
         self._in_vain[ask.kind] = max(ask.priority, self._in_vain.get(ask.kind, LEAST))
         return Refused("displace")
+
+    def later(
+        self, ask: Ask, counts: Sequence[int], layer: int, before: float
+    ) -> tuple[tuple[str, ...], float] | None:
+        """Units that may be told to stop for an ask once they have run their minimum time, and when; None: that would
+        not do, or only later than ``before``.
+        """
+        kind = self._search.kinds[ask.kind]
+        owed = self._usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single))
+        if owed is None and (self._youngest is None or self._youngest >= ask.priority):
+            return None
+        young = sorted(
+            (unit.movable_at, unit.id)
+            for unit in self.units.values()
+            if unit.movable_at is not None
+            and not unit.movable
+            and unit.movable_at < before
+            and not unit.leaving
+            and (unit.priority < ask.priority or self._beyond(unit.queue, owed))
+        )
+        if not young or not self._searches or not self._usage.path(kind.queue)[0].displaces:
+            return None
+        candidates, emptied = self._all_gone(ask, owed.name if owed else "")
+        free = emptied.copy(starts=True)
+        leaving = self._leaving() | {*candidates}
+        for n, (at, unit) in enumerate(young):
+            free.give(self._holds[unit], self.units[unit].ends_at)
+            leaving |= {unit}
+            if n + 1 < len(young) and (young[n + 1][0] == at or n > SEARCHES):
+                continue
+            found = self._search.on(free).seats(ask, counts, layer, leaving=leaving)
+            if not isinstance(found, Refused):
+                used = {seat.worker for seat in found}
+                needed = [u for _, u in young[: n + 1] if any(h.worker in used for h in self._holds[u])]
+                return tuple(needed[:HOLDERS]), at
+        self._searches -= 1
+        return None
+
+    def _beyond(self, queue: str, owed: Queue | None) -> bool:
+        """Whether what runs in a queue has what is owed to another one."""
+        return owed is not None and all(up.name != owed.name for up in self._usage.path(queue))
 
     def _beside_owed(self, owed: str, layer: int) -> int:
         """What is owed its place does not wait for the planned start of what only borrows."""
@@ -165,7 +208,7 @@ class Displacer:
         leaving = self._leaving()
         search = self._search.on(self._without_leaving())
         lacking = [
-            (count - search.free.rooms(role, layer).total, role.needs.gpus)
+            (count - search.free.room_by_gpus(role, layer, count), role.needs.gpus)
             for role, count in zip(search.kinds[ask.kind].roles, counts, strict=True)
             if role.needs.gpus and count
         ]
@@ -201,12 +244,12 @@ class Displacer:
         return seated if isinstance(seated, Refused) else (tuple(needed), seated)
 
     def _alone(self, lacking: list[tuple[int, int]], candidates: list[str]) -> list[str] | None:
-        """Units of which one may make enough room, by numbers; None: not even as many as may be told together would.
+        """Units of which one may free enough GPUs, by numbers; None: not even as many as may be told together would.
 
         n GPUs that come free on a worker make room for n / g members, rounded up, where each needs g.
 
         Args:
-            lacking: of each role how many members there is no room for, and how many GPUs each needs.
+            lacking: of each role how many members there are no free GPUs for, and how many each needs.
             candidates: who may be told to stop.
         """
         alone = set(candidates)

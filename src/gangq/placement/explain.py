@@ -1,8 +1,43 @@
-"""A refusal in words: what is needed, what there is, who holds it, and what would change that."""
+"""A decision in words: what is needed, what there is, who holds it, and what would change that.
+
+The words name moments nowhere, because they are kept: whoever shows them adds how long it is until then.
+"""
 
 from __future__ import annotations
 
-from gangq.placement.decisions import Refused
+from typing import Any
+
+from gangq.placement.decisions import Decision, Refused
+
+MOST = 400
+"""How long a sentence may be."""
+
+
+def told(decision: Decision) -> dict[str, Any]:
+    """A decision as ``gangq.apply`` takes it, with words: ``why`` it waits, what ``unblocks`` it, and what a planned
+    start ``follows``.
+    """
+    said = decision.to_json()
+    if decision.refused is not None:
+        said["why"], said["unblocks"] = (words[:MOST] for words in explain(decision.refused))
+    if decision.after:
+        said["follows"] = follows(decision)[:MOST]
+    return said
+
+
+ENDS = {
+    "budget": "at the latest then, by its budget",
+    "history": "an estimate, from what its task took before",
+    "late": "it has outrun its budget",
+    "stop": "told to stop",
+    "plan": "an estimate: it waits itself",
+}
+"""What the moment of an end rests on, in words."""
+
+
+def follows(decision: Decision) -> str:
+    """Whose end a planned start waits for, and what each moment rests on."""
+    return "when these have ended: " + ", ".join(f"{end.unit} ({ENDS[end.by]})" for end in decision.after)
 
 
 def explain(refused: Refused) -> tuple[str, str]:
@@ -11,6 +46,13 @@ def explain(refused: Refused) -> tuple[str, str]:
     Raises:
         ValueError: a gate that nobody has found words for.
     """
+    why, unblocks = _explain(refused)
+    if refused.may_stop:
+        unblocks += f"; it may have {', '.join(refused.may_stop)} stop once their minimum run time is over"
+    return why, unblocks
+
+
+def _explain(refused: Refused) -> tuple[str, str]:
     r, lacking = refused, refused.need - refused.have
     holders = ", ".join(r.holders)
     match r.gate:
@@ -19,24 +61,47 @@ def explain(refused: Refused) -> tuple[str, str]:
         case "quota" | "running_limit" | "submitter_limit":
             whose = {"quota": "the maximum", "running_limit": "the running limit"}
             limit = f"{whose.get(r.gate, 'the limit for each submitter')} of queue {r.where}"
-            left = number(max(0, r.have), r.of)
+            most = f", {number(r.limit, r.of)}," if r.limit is not None else ""
+            left, enough = number(max(0, r.have), r.of), number((r.limit or 0) + lacking, r.of)
             held = f" (held by {holders})" if holders else ""
             return (
-                f"{limit} leaves {left}, and it needs {number(r.need, r.of)}{held}",
-                f"{number(lacking, r.of)} given back in queue {r.where}, or a higher limit",
+                f"{limit}{most} leaves {left}, and it needs {number(r.need, r.of)}{held}",
+                f"{number(lacking, r.of)} given back in queue {r.where}, or a limit of {enough}",
+            )
+        case "stopping" if not r.holders:
+            return (
+                "seats are kept for it, and not all of them are free yet",
+                "nothing: they come free by themselves",
             )
         case "stopping":
             return f"it starts as soon as these have stopped: {holders}", f"the end of {holders}"
         case "planned_start":
             return (
-                f"it may run {r.need:.0f} s, and its room is needed in {r.have:.0f} s for {holders}",
-                f"a budget of {r.have:.0f} s or less, or room elsewhere",
+                f"it may run {r.need:.0f} s, and its room is needed before for {holders}",
+                f"a budget short enough to end before {holders}, or room elsewhere",
+            )
+        case "apart":
+            return (
+                f"it is kept apart ({r.where}) from {holders}, and only beside them is there room",
+                f"room on other hosts, or the end of {holders}",
+            )
+        case "workers" | "infeasible" if r.of == "workers":
+            role = f" its role {r.where}" if r.where else " it"
+            if r.holders:
+                return (
+                    f"the workers that serve{role} take no new work now: {holders}",
+                    "one of them back: gangq uncordon, gangq unquarantine --worker, or a restart",
+                )
+            return (
+                f"no worker serves{role}: its queue, task, labels, selector or taints rule out each of them",
+                "a worker that serves it, or asking for less: explain names what rules out how many",
             )
         case "room":
             most = f", the most on {r.where}" if r.have else ""
+            short = f": {' or '.join(r.short)} are short" if r.short else ""
             return (
-                f"there is room for {r.have:g} of its {number(r.need, r.of)}{most}",
-                f"room for {lacking:g} more",
+                f"there is room for {r.have:g} of its {number(r.need, r.of)}{most}{short}",
+                f"room for {lacking:g} more" + (f": free {' or '.join(r.short)}" if r.short else ""),
             )
         case "hosts":
             return (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import Refused
-from gangq.placement.free import Free, Rooms, Taken
+from gangq.placement.free import HOLDERS, Free, Rooms, Taken
 
 Takes = list[tuple[int, int]]
 """(host, how many members it takes)."""
@@ -147,6 +147,7 @@ class Search:
                 )
         doubtful = {free.host_of[n] for n, worker in enumerate(free.workers) if worker.doubtful}
         self._doubtful = frozenset(doubtful)
+        self._open_classes = frozenset(worker.class_id for worker in free.workers if worker.open)
         self._host = {name: n for n, name in enumerate(free.hosts)}
         self._warm: dict[str, set[int]] = defaultdict(set)
         for n, worker in enumerate(free.workers):
@@ -175,6 +176,23 @@ class Search:
             if unit != ask.id and unit not in leaving
             for host in hosts
         )
+
+    def kept_apart(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
+        """The refusal of what would fit, were it not to be kept apart from others."""
+        if not self.hosts_of_others(ask) or isinstance(self._gang(ask, counts, layer, Wish()), Refused):
+            return None
+        key = self.kinds[ask.kind].apart
+        others = [unit for unit, hosts in self._apart[key].items() if unit != ask.id and hosts]
+        return Refused("apart", need=sum(counts), of="members", where=key, holders=tuple(others[:HOLDERS]))
+
+    def unserved(self, kind: Kind, counts: Sequence[int]) -> Refused | None:
+        """The refusal of what no worker serves, or only workers that take nothing now: these are named."""
+        for role, count in zip(kind.roles, counts, strict=True):
+            if count and self._open_classes.isdisjoint(role.serves):
+                closed = tuple(w.name for w in self.free.workers if w.class_id in role.serves)
+                name = role.name if len(kind.roles) > 1 else ""
+                return Refused("workers", need=count, of="workers", where=name, holders=closed[:HOLDERS])
+        return None
 
     def seats(
         self,

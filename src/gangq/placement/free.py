@@ -10,12 +10,18 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gangq.placement.board import Board, Device, Hold, Role
+from gangq.placement.decisions import End
 
 WorkerState = tuple[int, int, int, int, tuple[int, ...]]
 """Its class, free slots, memory and processors, and the memory of each free device, smallest first."""
+
+
+HOLDERS = 8
+"""How many of those that something waits for are named."""
 
 
 class Taken(NamedTuple):
@@ -31,18 +37,22 @@ class Taken(NamedTuple):
 class PlannedStart:
     """Seats that will be free at a moment, and what they leave to others on the same workers then."""
 
-    def __init__(self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken]) -> None:
+    def __init__(
+        self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken], after: tuple[End, ...] = ()
+    ) -> None:
         self.ask = ask
         self.starts_at = starts_at
         self.ends_at = ends_at
         self.seats = seats
+        self.after = after
+        """What has to end before."""
         self.devices = {device.id for seat in seats for device in seat.devices}
         self.left: dict[int, list[int]] = {}
         """Of each worker the slots, memory and processors that are free at ``starts_at`` beside these seats."""
 
     def copy(self) -> PlannedStart:
         """Another one, to be changed by itself."""
-        twin = PlannedStart(self.ask, self.starts_at, self.ends_at, self.seats)
+        twin = PlannedStart(self.ask, self.starts_at, self.ends_at, self.seats, self.after)
         twin.left = {worker: list(left) for worker, left in self.left.items()}
         return twin
 
@@ -248,6 +258,37 @@ class Free:
     def room_on(self, worker: int, role: Role, layer: int) -> int:
         """How many members of a role a worker has room for."""
         return fits(self.worker_state(worker, layer, role.needs.avoid), role)
+
+    def short_of(self, role: Role, count: int, layer: int) -> tuple[str, ...]:
+        """What is short: each of which there would be room for so many members, were it without limit."""
+        needs = role.needs
+        ways = {"slots": (role, True)}
+        if needs.memory_mb:
+            ways["memory"] = replace(role, needs=replace(needs, memory_mb=0)), False
+        if needs.millicpus:
+            ways["CPUs"] = replace(role, needs=replace(needs, millicpus=0)), False
+        if needs.gpus:
+            ways["GPUs"] = replace(role, needs=replace(needs, gpus=0)), False
+        return tuple(
+            name
+            for name, (bare, boundless) in ways.items()
+            if self._room(bare, layer, count, boundless=boundless) >= count
+        )
+
+    def room_by_gpus(self, role: Role, layer: int, most: int) -> int:
+        """How many members its GPUs alone leave room for, so many on a worker at most."""
+        bare = replace(role, needs=replace(role.needs, memory_mb=0, millicpus=0))
+        return self._room(bare, layer, most, boundless=True)
+
+    def _room(self, role: Role, layer: int, most: int, *, boundless: bool) -> int:
+        """Room in all, so many on a worker at most; ``boundless``: however few slots are free."""
+        self._settle()
+        total = 0
+        for state, hosts in self.layers[layer].hosts.items():
+            for class_id, slots, memory_mb, millicpus, vrams in self._states[state] if hosts else ():
+                free = class_id, most if boundless else slots, memory_mb, millicpus, vrams
+                total += len(hosts) * min(most, fits(free, role))
+        return total
 
     def rooms(
         self,

@@ -50,7 +50,8 @@ class Usage:
         self._paths: dict[str, list[Queue]] = {}
         self.used: dict[str, Amount] = defaultdict(Amount)
         self.by_submitter: dict[tuple[str, str], Amount] = defaultdict(Amount)
-        self.holders: dict[str, list[str]] = defaultdict(list)
+        self.holders: dict[tuple[str, str], list[str]] = defaultdict(list)
+        """Who holds something, by queue and submitter; the empty submitter: all."""
         self.total = Amount()
         for worker in board.workers:
             self.total["jobs"] += worker.slots
@@ -62,7 +63,9 @@ class Usage:
                 self.used[up.name]["jobs"] += queue.light_jobs
         for unit in board.units:
             self.add(unit.queue, unit.submitter, Amount.held(unit))
-            self.holders[unit.queue].append(unit.id)
+            for up in self.path(unit.queue):
+                self.holders[up.name, ""].append(unit.id)
+                self.holders[up.name, unit.submitter].append(unit.id)
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""
@@ -90,7 +93,8 @@ class Usage:
             ):
                 for of, most in limits.items():
                     if asked[of] and has[of] + asked[of] > most:
-                        holders = tuple(self.holders[up.name][:8])
+                        whose = submitter if gate == "submitter_limit" else ""
+                        holders = tuple(self.holders[up.name, whose][:8])
                         return Refused(
                             gate, asked[of], most - has[of], of, limit=most, where=up.name, holders=holders
                         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gangq.placement.board import Ask, Board, Role
-from gangq.placement.decisions import Refused
+from gangq.placement.decisions import End, Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, PlannedStart, Taken
+from gangq.placement.free import HOLDERS, Free, PlannedStart, Taken
 
 
 class Timeline:
@@ -15,14 +15,17 @@ class Timeline:
 
     def __init__(self, board: Board, free: Free) -> None:
         self._ends = {unit.id: (unit.ends_at, free.held_by(unit.holds)) for unit in board.units}
+        self._by = {unit.id: unit.ends_by for unit in board.units}
+        """What the end of each rests on."""
         self._empty: Free | None = None
         """What is free once everything has ended."""
         self._not_before: dict[int, float] = {}
         """Of each kind the planned start it has: a later ask of that kind starts no sooner."""
 
-    def add(self, unit: str, ends_at: float, seats: list[Taken]) -> None:
+    def add(self, unit: str, ends_at: float, seats: list[Taken], by: str = "plan") -> None:
         """A unit ends then, or another time than was known."""
         self._ends[unit] = (ends_at, seats)
+        self._by[unit] = by
 
     def remove(self, unit: str) -> None:
         """A unit is accounted for in another way."""
@@ -51,10 +54,17 @@ class Timeline:
         fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
         if isinstance(fit, Refused):
             return fit
-        starts_at, _, seats = fit
+        starts_at, ended, seats = fit
         then.take(seats, 0)
         self._not_before[ask.kind] = starts_at
-        return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats), then
+        workers = {seat.worker for seat in seats}
+        after = tuple(
+            End(name, self._by.get(unit, "plan"))
+            for _, unit, held in reversed(moments[:ended])
+            if any(seat.worker in workers for seat in held)
+            for name in unit.split()
+        )
+        return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats, after[:HOLDERS]), then
 
 
 def first_fit(
