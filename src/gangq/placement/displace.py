@@ -27,7 +27,7 @@ class Displacer:
         self._search = search
         self._usage = usage
         self.units = {unit.id: unit for unit in board.units}
-        self._holds = {unit.id: search.free.held_by(unit.holds) for unit in board.units}
+        self._holds = dict(search.free.held)
         self._told: set[str] = set()
         self._left = board.victims
         self._searches = SEARCHES
@@ -120,6 +120,9 @@ class Displacer:
             if not (unit.priority < ask.priority or elsewhere):
                 continue
             if not any(self._search.free.workers[hold.worker].open for hold in self._holds[unit.id]):
+                continue
+            if not self._guarded:
+                chosen.append(unit.id)
                 continue
             lost = Amount.held(unit)
             if self._usage.may_lose(unit.queue, path, lost, gone):

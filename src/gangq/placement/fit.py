@@ -6,7 +6,7 @@ A search returns seats, or the :class:`Refused` of the check that failed first, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gangq.placement.board import Ask, Board, Device, Kind, Role
@@ -164,7 +164,7 @@ class Search:
         """Hosts of these workers are no hosts for others with this key."""
         self._apart[key][unit].update(self.free.host_of[worker] for worker in workers)
 
-    def hosts_of_others(self, ask: Ask, leaving: frozenset[str] = frozenset()) -> frozenset[int]:
+    def hosts_of_others(self, ask: Ask, leaving: Container[str] = ()) -> frozenset[int]:
         """Hosts from which an ask is to be kept apart; units that are ``leaving`` will be gone."""
         key = self.kinds[ask.kind].apart
         if not key:
@@ -181,7 +181,7 @@ class Search:
         ask: Ask,
         counts: Sequence[int],
         layer: int,
-        leaving: frozenset[str] = frozenset(),
+        leaving: Container[str] = (),
         first: frozenset[int] = frozenset(),
     ) -> list[Taken] | Refused:
         """Seats for so many members of each role, ranks in order, for something that meets the first ``layer``

@@ -60,9 +60,12 @@ class Usage:
         for queue in board.queues:
             for up in self.path(queue.name):
                 self.used[up.name]["jobs"] += queue.light_jobs
+        held: dict[tuple[str, str], Amount] = defaultdict(Amount)
         for unit in board.units:
-            self.add(unit.queue, unit.submitter, Amount.held(unit))
+            held[unit.queue, unit.submitter].add(Amount.held(unit))
             self.holders[unit.queue].append(unit.id)
+        for (queue, submitter), used in held.items():
+            self.add(queue, submitter, used)
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""
