@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from gangq.placement import Board
-from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Queue, Role, Unit, Worker
+from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Role, Unit, Worker
 
 GPUS = 8
 A_KIND, IN_ALL = 200, 1000

@@ -64,8 +64,8 @@ class Usage:
         for unit in board.units:
             held[unit.queue, unit.submitter].add(Amount.held(unit))
             self.holders[unit.queue].append(unit.id)
-        for (queue, submitter), used in held.items():
-            self.add(queue, submitter, used)
+        for (name, submitter), used in held.items():
+            self.add(name, submitter, used)
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""

@@ -62,7 +62,6 @@ class Timeline:
         self._not_before[ask.kind] = starts_at
         return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats), then
 
-
     def _in_order(self) -> list[Moment]:
         if not self._moments:
             self._moments = sorted([(at, unit, seats) for unit, (at, seats) in self._ends.items()], key=_when)
