@@ -94,6 +94,7 @@ def test_what_was_lost_is_found_by_its_index_however_much_has_happened(q: Q) -> 
         "from generate_series(1, 30000) n"
     )
     q.sql("analyze gangq.events")
+    assert len(q.call("lost_hosts", t=q.value("select gangq.now()"))) == 1
     seen = q.value("explain (analyze, buffers, format json) select * from gangq.lost_hosts(gangq.now())")
     plan = seen[0]["Plan"]
     assert plan["Actual Rows"] == 1
