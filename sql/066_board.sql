@@ -89,13 +89,13 @@ create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb 
     'id', i.id, 'name', i.name, 'host', i.host,
     'slots', i.slots, 'memory_mb', i.memory_mb,
     'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
-    'domains', gangq.domains(i, c.topology), 'open', i.id = any (o.open),
+    'domains', gangq.domains(i, c.topology), 'open', o.id is not null,
     'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
     'doubtful', case when i.host = any (f.doubtful) then true end,
     'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
   from gangq.incarnations i
   cross join gangq.settings c
-  cross join (select gangq.candidates(t) as open offset 0) o
+  left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
   cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
   left join (
     select r.offered_by, jsonb_agg(jsonb_build_object(
@@ -266,32 +266,40 @@ create function gangq.board_kinds(ids integer[], examples bigint[]) returns json
     union all
     select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
   ),
+  -- Read once: joined for each role, all workers were read for each role.
+  classes as materialized (
+    select e.class, i as example
+    from unnest(examples) with ordinality as e(id, class)
+    join gangq.incarnations i on i.id = e.id
+  ),
   roles as materialized (
     select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
       r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
-        select coalesce(jsonb_agg(e.class order by e.class), '[]')
-        from unnest(examples) with ordinality as e(id, class)
-        join gangq.incarnations i on i.id = e.id
-        where gangq.serves(i, s)) as serves
+        select coalesce(jsonb_agg(c.class order by c.class), '[]')
+        from classes c
+        where gangq.serves(c.example, s)) as serves
     from named r join gangq.shapes s on s.id = r.shape_id
+  ),
+  -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
+  told as materialized (
+    select r.kind_id, min(r.model) as model, jsonb_agg(jsonb_build_object(
+      'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
+      'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
+      'serves', r.serves, 'needs', jsonb_build_object(
+        'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
+        'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal) as roles
+    from roles r
+    group by r.kind_id
   )
   select jsonb_agg(jsonb_build_object(
     'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
-    'apart', coalesce(k.apart, ''),
-    'model', coalesce((select min(r.model) from roles r where r.kind_id = k.id), ''),
-    'roles', (
-      select jsonb_agg(jsonb_build_object(
-        'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
-        'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
-        'serves', r.serves, 'needs', jsonb_build_object(
-          'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
-          'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal)
-      from roles r where r.kind_id = k.id)) order by k.id)
+    'apart', coalesce(k.apart, ''), 'model', coalesce(y.model, ''), 'roles', y.roles) order by k.id)
   from (
     select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
     union all
     select -s.id, s.queue, null, null, null from gangq.shapes s
     where -s.id = any (ids)) k
+  join told y on y.kind_id = k.id
 $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
