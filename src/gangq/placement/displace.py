@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gangq.placement.board import Ask, Board
 from gangq.placement.decisions import Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, Taken
+from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
 
@@ -225,26 +225,10 @@ class Displacer:
 
 def swap(before: Sequence[Taken], after: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
     """What seats ``after`` need beyond what ``before`` holds on the same workers, and what of that is left over."""
-    had, will = _by_worker(before), _by_worker(after)
+    had, will = by_worker(before), by_worker(after)
     more = [_beyond(will[worker], had.get(worker)) for worker in sorted(will)]
     left = [_beyond(had[worker], will.get(worker)) for worker in sorted(had)]
     return more, left
-
-
-def _by_worker(seats: Sequence[Taken]) -> dict[int, Taken]:
-    found: dict[int, Taken] = {}
-    for seat in seats:
-        if seat.worker in found:
-            one = found[seat.worker]
-            seat = Taken(
-                seat.worker,
-                one.devices + seat.devices,
-                one.slots + seat.slots,
-                one.memory_mb + seat.memory_mb,
-                one.millicpus + seat.millicpus,
-            )
-        found[seat.worker] = seat
-    return found
 
 
 def _beyond(one: Taken, other: Taken | None) -> Taken:

@@ -377,6 +377,23 @@ class Rooms:
         return next(self.ascending(size), None)
 
 
+def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:
+    """What seats take of each worker together."""
+    found: dict[int, Taken] = {}
+    for seat in seats:
+        if seat.worker in found:
+            one = found[seat.worker]
+            seat = Taken(
+                seat.worker,
+                one.devices + seat.devices,
+                one.slots + seat.slots,
+                one.memory_mb + seat.memory_mb,
+                one.millicpus + seat.millicpus,
+            )
+        found[seat.worker] = seat
+    return found
+
+
 def _add(left: list[int], taken: Taken, sign: int) -> None:
     left[0] += sign * taken.slots
     left[1] += sign * taken.memory_mb

@@ -9,7 +9,7 @@ from operator import itemgetter
 from gangq.placement.board import Ask, Board, Role
 from gangq.placement.decisions import Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, PlannedStart, Taken
+from gangq.placement.free import Free, PlannedStart, Taken, by_worker
 
 Moment = tuple[float, str, list[Taken]]
 """(when, which unit ends then, what it gives back)"""
@@ -30,7 +30,7 @@ class Timeline:
 
     def add(self, unit: str, ends_at: float, seats: list[Taken]) -> None:
         """A unit ends then, or another time than was known."""
-        self._ends[unit] = (ends_at, seats)
+        self._ends[unit] = (ends_at, list(by_worker(seats).values()))
         self._moments = []
 
     def remove(self, unit: str) -> None:
@@ -51,8 +51,9 @@ class Timeline:
         then = search.free.copy(starts=False)
         moments = list(self._in_order())
         for start in search.free.starts:
-            then.take(start.seats, 0)
-            insort(moments, (start.ends_at, start.ask, list(start.seats)), key=_when)
+            planned = list(by_worker(start.seats).values())
+            then.take(planned, 0)
+            insort(moments, (start.ends_at, start.ask, planned), key=_when)
         earliest = self._not_before.get(ask.kind, 0.0)
         fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
         if isinstance(fit, Refused):
