@@ -71,17 +71,36 @@ $$;
 comment on function gangq.domains is
   'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
+-- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last choice
+-- for everything, and for an hour a gang that lost a member there goes elsewhere if it can. Without this
+-- a gang was placed four times onto the one bad host beside seven idle ones, and failed for good.
+create function gangq.lost_hosts(t timestamptz)
+returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
+  select i.host, max(e.at) > t - interval '10 min',
+    array_agg(distinct j.gang_id) filter (where j.gang_id is not null)
+  from gangq.events e
+  join gangq.incarnations i on i.id = e.incarnation
+  left join gangq.live_jobs j on j.id = e.job_id
+  where e.kind = 'lost' and e.at > t - interval '1 h' and i.state = 'dead' and i.exit_code is null
+  group by i.host
+$$;
+comment on function gangq.lost_hosts is
+  'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the last ten '
+  'minutes; the gangs whose members it had.';
+
 create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language sql stable as $$
   select jsonb_agg(jsonb_build_object(
     'id', i.id, 'name', i.name, 'host', i.host,
     'slots', i.slots, 'memory_mb', i.memory_mb,
     'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
-    'domains', gangq.domains(i, c.topology), 'open', i.id = any (o.open),
+    'domains', gangq.domains(i, c.topology), 'open', o.id is not null,
     'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
+    'doubtful', case when i.host = any (f.doubtful) then true end,
     'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
   from gangq.incarnations i
   cross join gangq.settings c
-  cross join (select gangq.candidates(t) as open offset 0) o
+  left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
+  cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
   left join (
     select r.offered_by, jsonb_agg(jsonb_build_object(
       'id', r.id, 'vram_mb', r.vram_mb,
@@ -260,32 +279,40 @@ create function gangq.board_kinds(ids integer[], examples bigint[]) returns json
     union all
     select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
   ),
+  -- Read once: joined for each role, all workers were read for each role.
+  classes as materialized (
+    select e.class, i as example
+    from unnest(examples) with ordinality as e(id, class)
+    join gangq.incarnations i on i.id = e.id
+  ),
   roles as materialized (
     select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
       r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
-        select coalesce(jsonb_agg(e.class order by e.class), '[]')
-        from unnest(examples) with ordinality as e(id, class)
-        join gangq.incarnations i on i.id = e.id
-        where gangq.serves(i, s)) as serves
+        select coalesce(jsonb_agg(c.class order by c.class), '[]')
+        from classes c
+        where gangq.serves(c.example, s)) as serves
     from named r join gangq.shapes s on s.id = r.shape_id
+  ),
+  -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
+  told as materialized (
+    select r.kind_id, min(r.model) as model, jsonb_agg(jsonb_build_object(
+      'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
+      'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
+      'serves', r.serves, 'needs', jsonb_build_object(
+        'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
+        'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal) as roles
+    from roles r
+    group by r.kind_id
   )
   select jsonb_agg(jsonb_build_object(
     'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
-    'apart', coalesce(k.apart, ''),
-    'model', coalesce((select min(r.model) from roles r where r.kind_id = k.id), ''),
-    'roles', (
-      select jsonb_agg(jsonb_build_object(
-        'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
-        'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
-        'serves', r.serves, 'needs', jsonb_build_object(
-          'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
-          'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal)
-      from roles r where r.kind_id = k.id)) order by k.id)
+    'apart', coalesce(k.apart, ''), 'model', coalesce(y.model, ''), 'roles', y.roles) order by k.id)
   from (
     select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
     union all
     select -s.id, s.queue, null, null, null from gangq.shapes s
     where -s.id = any (ids)) k
+  join told y on y.kind_id = k.id
 $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
@@ -346,10 +373,16 @@ create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb lang
       from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
       where r.kind_id = z.kind_id) as s
     from (select distinct g.kind_id, g.budget_s from gangs g) z
+  ),
+  avoided as materialized (
+    select a.id, jsonb_agg(l.host order by l.host) as hosts
+    from gangq.lost_hosts(t) l cross join lateral unnest(l.gang_ids) as a(id)
+    group by a.id
   )
   select jsonb_agg(jsonb_build_object(
     'id', 'g' || g.id, 'kind', g.kind_id, 'priority', g.priority,
-    'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8)
+    'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8,
+    'avoid_hosts', a.hosts)
     || case when not g.runs then '{}' else (
       select jsonb_build_object(
         'missing', jsonb_agg(y.missing order by y.ordinal), 'mates', jsonb_agg(y.mates order by y.ordinal))
@@ -364,6 +397,7 @@ create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb lang
         where r.kind_id = g.kind_id group by r.ordinal) y) end order by g.order_key, g.id)
   from gangs g
   join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
+  left join avoided a on a.id = g.id
 $$;
 comment on function gangq.board_asks is 'Internal. What waits, for a board.';
 

@@ -1253,6 +1253,7 @@ create index events_by_id on gangq.events (id);
 create index events_trips on gangq.events (at) where kind in ('trip', 'notify', 'held');
 create index events_drains on gangq.events (at) where kind = 'drain';
 create index events_displaced on gangq.events (at) where kind = 'preempt';
+create index events_lost on gangq.events (at) where kind = 'lost';
 
 -- What a watchdog saw: stacks, readings, beats, log tail. Apart from events, because stacks and
 -- logs may show what a viewer must not see.

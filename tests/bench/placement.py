@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import boards
 import psycopg
 from measures import Result, Sizes, latency, percentile
 from stage import BenchError, Stage
@@ -22,6 +23,7 @@ from systems import System
 from gangq.client import Client
 from gangq.client.passes import run_pass
 from gangq.client.sync import in_steps, run
+from gangq.placement import decide
 
 _SQL = Path(__file__).with_name("placement.sql")
 _SLOTS = 8
@@ -161,6 +163,28 @@ def backlog(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
         title = f"a pass, {hosts:,} hosts, all taken, {sizes.backlog:,} gangs wait"
         notes = {"p99_ms": round(percentile(took, 0.99), 2)}
         results.append(Result(title, "ms", statistics.median(took), False, notes))
+    return results
+
+
+def deciding(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
+    """The decision alone, without a database: CPU time."""
+    few, many = min(300, sizes.hosts), sizes.hosts
+    cases = {
+        f"{few:,} hosts, all taken, 300 kinds": boards.full(few, 300),
+        f"{few:,} hosts, all taken, 3,000 kinds": boards.full(few, 3000),
+        f"{few:,} hosts, displacing": boards.full(few, 300, priorities=7),
+        f"{few:,} hosts, none heard, 1,000 kinds": boards.silent(few, 1000),
+        f"{many:,} idle hosts, 1,000 gangs": boards.idle(many, 1000),
+        f"{many:,} hosts, all taken": boards.full(many, 20),
+    }
+    results = []
+    for title, board in cases.items():
+        took = []
+        for _ in range(sizes.passes + 1):
+            began = time.process_time_ns()
+            decide(board)
+            took.append((time.process_time_ns() - began) / 1e6)
+        results.append(Result(f"deciding, {title}", "ms", statistics.median(took[1:]), False))
     return results
 
 

@@ -57,6 +57,7 @@ MEASURES = (
     Measure("claimed", "a gang from submission to its last claim", placement.claimed, ("gangq",)),
     Measure("alone", "a pass for one gang on a large fleet", placement.alone, ("gangq",)),
     Measure("backlog", "a pass over a long backlog and a full fleet", placement.backlog, ("gangq",)),
+    Measure("deciding", "decisions on large boards", placement.deciding, ("gangq",)),
     Measure("pass", "a pass that places thousands of gangs", placement.passes, ("gangq",)),
     Measure("depth", "claims behind a long backlog and a long history", flat.depth, ("gangq",)),
     Measure("asleep", "claims beside jobs that are due later or blocked", flat.asleep, ("gangq",)),

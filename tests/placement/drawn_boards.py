@@ -2,6 +2,7 @@
 
     h0  AAAA....   rack=r0        a host with eight GPUs; unit A holds four of them
     h1  --------                  a host whose worker may get nothing now
+    h3  ........   link=00112233  GPUs with the same digit are joined by NVLink
     w   h2 ____                   a host without GPUs: four slots
     A   ends=600 prio=2           what is known of unit A; upper case: a gang, lower case: a single job
     X   4x2 ends=100 spread       asks: four members with two GPUs each, for 100 s at most
@@ -62,7 +63,7 @@ class Picture:
                 number = len(workers)
                 vrams = [int(v) for v in options.get("vram", "0").split(",")]
                 devices = tuple(
-                    Device(100 * number + n, vrams[n % len(vrams)])
+                    Device(100 * number + n, vrams[n % len(vrams)], options.get("link", "")[n : n + 1])
                     for n, mark in enumerate(gpus)
                     if mark not in "_" and "nogpu" not in options
                 )

@@ -128,6 +128,44 @@ PICTURES = {
         h0 YX.Y
         """,
     ),
+    "a pair of linked devices for who needs two, what is left of a broken pair for who needs one": (
+        """
+        h0 .A...... link=00112233
+        X 1x2
+        Y 1
+        """,
+        """
+        h0 YAXX....
+        """,
+    ),
+    "linked devices for who needs many, and no broken group where a whole one will do": (
+        """
+        h0 A....... link=00001111
+        X 1x4
+        Y 1x3
+        """,
+        """
+        h0 AYYYXXXX
+        """,
+    ),
+    "where no group is large enough, whole groups": (
+        """
+        h0 .A...... link=00112233
+        X 1x4
+        """,
+        """
+        h0 .AXXXX..
+        """,
+    ),
+    "a link is not worth a larger device": (
+        """
+        h0 ...A link=0011 vram=80,80,24,24
+        X 1
+        """,
+        """
+        h0 ..XA
+        """,
+    ),
     "devices to be avoided are none": (
         """
         h0 ....

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,17 +25,26 @@ from gangq.placement.explain import explain
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output."
 )
+@click.option(
+    "--make-test",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Into this file, as a test in Python that holds the board and what is decided on it now.",
+)
 @common_options
 @pass_session
-def board(session: Session, save: Path | None) -> None:
+def board(session: Session, save: Path | None, make_test: Path | None) -> None:
     """Tell what the next pass would decide from: workers, what is placed, what waits.
 
     One line of JSON, in one snapshot, for `gangq decide` and for bug reports: it names workers, hosts, queues and
     logins, and no payload. Needs the role gangq_worker or gangq_admin.
     """
     text = session.client().board()
+    if make_test is not None:
+        make_test.write_text(as_test(Board.from_json(json.loads(text))))
+        say(f"saved to {make_test}: say in it what should have been decided")
     if save is None:
-        output.write(text)
+        if make_test is None:
+            output.write(text)
         return
     save.write_text(text + "\n")
     seen = Board.from_json(json.loads(text))
@@ -44,6 +54,45 @@ def board(session: Session, save: Path | None) -> None:
         counted(len(seen.asks), "ask"),
     )
     say(f"saved to {save}: {', '.join(kinds)}")
+
+
+_TEST = '''"""A board that `gangq board --make-test` has saved, and what was decided on it then."""
+
+import json
+
+from gangq.placement import Board, decide
+
+# ruff: noqa: E501
+
+BOARD = """
+{board}
+"""
+
+DECIDED = """
+{decided}
+"""
+
+
+def test_what_is_decided() -> None:
+    decided = [one.to_json() for one in decide(Board.from_json(json.loads(BOARD)))]
+    assert json.loads(json.dumps(decided)) == json.loads(DECIDED)
+'''
+
+
+def as_test(seen: Board) -> str:
+    """A test that holds a board and what is decided on it, a worker, a unit or an ask a line."""
+    board = _lines(seen.to_json())
+    decided = ",\n".join(json.dumps(one.to_json()) for one in decide_on(seen))
+    decided = f"[\n{decided}\n]"
+    return _TEST.format(board=board.replace("\\", "\\\\"), decided=decided.replace("\\", "\\\\"))
+
+
+def _lines(board: Mapping[str, Any]) -> str:
+    fields = []
+    for name, value in board.items():
+        items = ",\n".join(json.dumps(item) for item in value) if isinstance(value, list) else ""
+        fields.append(f"{json.dumps(name)}: " + (f"[\n{items}\n]" if items else json.dumps(value)))
+    return "{\n" + ",\n".join(fields) + "\n}"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def run_pass() -> Steps[Passed]:
     again = _sees_more(seen, decided)
     parts = list(_parts(decided))
     for n, part in enumerate(parts, 1):
-        more = {"board": json.loads(text)} if seen.recorded and n == 1 else {}
+        failed = any(one.refused and one.refused.gate == "error" for one in part)
+        more = {"board": json.loads(text)} if failed or (seen.recorded and n == 1) else {}
         report = yield apply(
             pass_=seen.pass_number,
             decisions=[told(decision) for decision in part],

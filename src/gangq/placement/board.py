@@ -289,15 +289,21 @@ def _loader(kind: Any) -> Loader:
 
 @functools.cache
 def _object(kind: Any) -> Loader:
-    loaders = {name: _loader(hint) for name, hint in get_type_hints(kind).items()}
+    hints = get_type_hints(kind)
+    loaders = {name: _loader(hint) for name, hint in hints.items()}
+    as_it_is = {name: hint for name, hint in hints.items() if hint in (int, str, bool)}
 
     def load(data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        # type() first: isinstance of an abstract class costs as much as the rest, and there are 100,000 objects.
+        if type(data) is not dict and not isinstance(data, Mapping):
             raise _Wrong(f"is {data!r}, not an object")
         if not data.keys() <= loaders.keys():
             raise _Wrong(f"has fields that no board has: {', '.join(sorted(data.keys() - loaders.keys()))}")
         given = {}
         for name, value in data.items():
+            if type(value) is as_it_is.get(name):
+                given[name] = value
+                continue
             try:
                 given[name] = loaders[name](value)
             except _Wrong as problem:
@@ -313,7 +319,7 @@ def _object(kind: Any) -> Loader:
 
 def _list(kind: Any, one: Loader) -> Loader:
     def load(data: Any) -> Any:
-        if not isinstance(data, list | tuple | set | frozenset):
+        if type(data) is not list and not isinstance(data, list | tuple | set | frozenset):
             raise _Wrong(f"is {data!r}, not a list")
         items = []
         for item in data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,26 +22,34 @@ def decide(board: Board) -> list[Decision]:
     The asks are judged one after another, as the orders of the queues say. An ask starts if it fits without delaying
     the planned starts of those before it. Otherwise units are told to stop for it, if it may displace any; otherwise
     it gets a planned start, if fewer than ``board.planned_starts`` have one; otherwise it waits. The single jobs of
-    one kind and priority are one ask with many turns.
+    one kind and priority are one ask with many turns. An ask about which deciding fails waits, and says so.
 
     Returns:
         One decision per ask, in the order in which they were judged first; then one for each unit that moves.
     """
     now = Pass(board)
     for ask in now.turns:
-        kind, counts = now.kinds[ask.kind], counts_of(ask, now.kinds[ask.kind])
-        if refused := next(filter(None, (gate(now, ask, kind, counts) for gate in GATES)), None):
-            now.wait(ask, refused)
-        elif not isinstance(seats := now.seats(ask, counts), Refused):
-            now.start(ask, *now.grow(ask, counts, seats))
-        elif seats.gate == "stopping":
-            now.wait(ask, seats)
-        elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
-            now.stop(ask, counts, *found)
-        elif not now.plan(ask, counts, seats):
-            now.wait(ask, now.later(ask, counts, now.never(ask, seats)))
+        try:
+            judge(now, ask)
+        except Exception as problem:
+            now.failed(ask, problem)
     now.move()
     return list(now.decisions.values())
+
+
+def judge(now: Pass, ask: Ask) -> None:
+    """Decide about one ask, on what those before it have left."""
+    kind, counts = now.kinds[ask.kind], counts_of(ask, now.kinds[ask.kind])
+    if refused := next(filter(None, (gate(now, ask, kind, counts) for gate in GATES)), None):
+        now.wait(ask, refused)
+    elif not isinstance(seats := now.seats(ask, counts), Refused):
+        now.start(ask, *now.grow(ask, counts, seats))
+    elif seats.gate == "stopping":
+        now.wait(ask, seats)
+    elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
+        now.stop(ask, counts, *found)
+    elif not now.plan(ask, counts, seats):
+        now.wait(ask, now.later(ask, counts, now.never(ask, seats)))
 
 
 def counts_of(ask: Ask, kind: Kind) -> list[int]:
@@ -246,6 +255,15 @@ class Pass:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
         self._remember(ask, replace(refused, may_stop=(), may_stop_at=None))
+
+    def failed(self, ask: Ask, problem: Exception) -> None:
+        """Nothing becomes of it in this pass, and the others go on. What it left half done is not given to others:
+        a pass that errs wastes room, and the next one begins anew.
+        """
+        self._refused.pop(ask.kind, None)
+        at = traceback.extract_tb(problem.__traceback__)[-1]
+        what = f"{type(problem).__name__}: {problem} ({at.name}, line {at.lineno})"
+        self.decisions[ask.id] = Decision(ask.id, refused=Refused("error", where=what[:500]))
 
     def move(self) -> None:
         """What runs where it should not, and could run elsewhere, is told to stop."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.decisions import Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, Taken
+from gangq.placement.free import HOLDERS, Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
 
@@ -27,7 +27,7 @@ class Displacer:
         self._search = search
         self._usage = usage
         self.units = {unit.id: unit for unit in board.units}
-        self._holds = {unit.id: search.free.held_by(unit.holds) for unit in board.units}
+        self._holds = dict(search.free.held)
         self._told: set[str] = set()
         self._left = board.victims
         self._searches = SEARCHES
@@ -164,6 +164,9 @@ class Displacer:
                 continue
             if not any(self._search.free.workers[hold.worker].open for hold in self._holds[unit.id]):
                 continue
+            if not self._guarded:
+                chosen.append(unit.id)
+                continue
             lost = Amount.held(unit)
             if self._usage.may_lose(unit.queue, path, lost, gone):
                 chosen.append(unit.id)
@@ -265,26 +268,10 @@ class Displacer:
 
 def swap(before: Sequence[Taken], after: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
     """What seats ``after`` need beyond what ``before`` holds on the same workers, and what of that is left over."""
-    had, will = _by_worker(before), _by_worker(after)
+    had, will = by_worker(before), by_worker(after)
     more = [_beyond(will[worker], had.get(worker)) for worker in sorted(will)]
     left = [_beyond(had[worker], will.get(worker)) for worker in sorted(had)]
     return more, left
-
-
-def _by_worker(seats: Sequence[Taken]) -> dict[int, Taken]:
-    found: dict[int, Taken] = {}
-    for seat in seats:
-        if seat.worker in found:
-            one = found[seat.worker]
-            seat = Taken(
-                seat.worker,
-                one.devices + seat.devices,
-                one.slots + seat.slots,
-                one.memory_mb + seat.memory_mb,
-                one.millicpus + seat.millicpus,
-            )
-        found[seat.worker] = seat
-    return found
 
 
 def _beyond(one: Taken, other: Taken | None) -> Taken:

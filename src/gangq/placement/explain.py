@@ -126,6 +126,8 @@ def _explain(refused: Refused) -> tuple[str, str]:
             )
         case "devices":
             return "its roles cannot share the devices that are free", "other free devices on its workers"
+        case "error":
+            return f"deciding about it failed: {r.where}", "a bug report with `gangq board --save`"
         case _:
             raise ValueError(f"no words for gate {r.gate!r}")
 

@@ -1,4 +1,4 @@
-"""Where members sit: strategies, topology domains, roles, devices.
+"""Where members sit: topology domains, roles, hosts by strategy, devices.
 
 A search returns seats, or the :class:`Refused` of the check that failed first, with the numbers it had in hand.
 """
@@ -6,117 +6,13 @@ A search returns seats, or the :class:`Refused` of the check that failed first, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import Refused
 from gangq.placement.free import HOLDERS, Free, Rooms, Taken
-
-Takes = list[tuple[int, int]]
-"""(host, how many members it takes)."""
-Strategy = Callable[[int, Rooms], Takes | None]
-Choice = Callable[[Sequence[Device], int], Sequence[Device] | None]
-
-STRATEGIES: dict[str, Strategy] = {}
-"""How the members of a role spread over hosts, by name. Add one with ``@strategy("name")``."""
-CHOICES: dict[str, Choice] = {}
-"""Which of the free devices of a worker a member gets, by name. Add one with ``@choice("name")``."""
-
-
-def strategy(name: str) -> Callable[[Strategy], Strategy]:
-    """Register a strategy: it gets a number of members and the rooms, and returns who takes how many, or None."""
-
-    def register(function: Strategy) -> Strategy:
-        STRATEGIES[name] = function
-        return function
-
-    return register
-
-
-def choice(name: str) -> Callable[[Choice], Choice]:
-    """Register a choice of devices: it gets those that will do, smallest first, and how many are needed."""
-
-    def register(function: Choice) -> Choice:
-        CHOICES[name] = function
-        return function
-
-    return register
-
-
-# -- strategies ----------------------------------------------------------------------------------------------
-
-
-@strategy("pack")
-def pack(size: int, rooms: Rooms) -> Takes | None:
-    """The fewest hosts: the roomiest first, as the last one the tightest that will do: large hosts stay whole."""
-    takes: Takes = []
-    for room, host in rooms.descending():
-        if room >= size:
-            used = {taken for taken, _ in takes}
-            host = next(host for _, host in rooms.ascending(size) if host not in used)
-            return [*takes, (host, size)]
-        takes.append((host, room))
-        size -= room
-    return None
-
-
-@strategy("balanced")
-def balanced(size: int, rooms: Rooms) -> Takes | None:
-    """As few hosts as :func:`pack` or a few more, if the members then divide evenly among them."""
-    packed = pack(size, rooms)
-    if packed is None or len(packed) == 1:
-        return packed
-    roomiest = list(rooms.descending())
-    for hosts in range(len(packed), len(roomiest) + 1):
-        each, more = divmod(size, hosts)
-        if each and roomiest[hosts - 1][0] >= each and (not more or roomiest[more - 1][0] > each):
-            return [(host, each + (n < more)) for n, (_, host) in enumerate(roomiest[:hosts])]
-    return packed
-
-
-@strategy("strict_pack")
-def strict_pack(size: int, rooms: Rooms) -> Takes | None:
-    """One host, the tightest that holds all."""
-    found = rooms.tightest(size)
-    return found and [(found[1], size)]
-
-
-@strategy("spread")
-def spread(size: int, rooms: Rooms) -> Takes | None:
-    """One member on each of as many hosts as there are, the roomiest first, then a second on each, and so on."""
-    roomiest = []
-    for room, host in rooms.descending():
-        roomiest.append((room, host))
-        if len(roomiest) == size:
-            break
-    takes = Counter[int]()
-    while size and roomiest:
-        for _, host in roomiest[:size]:
-            takes[host] += 1
-        size -= min(size, len(roomiest))
-        roomiest = [(room, host) for room, host in roomiest if room > takes[host]]
-    return None if size else list(takes.items())
-
-
-@strategy("strict_spread")
-def strict_spread(size: int, rooms: Rooms) -> Takes | None:
-    """Each member on another host, the tightest ones, so that large hosts stay whole."""
-    takes: Takes = []
-    for _, host in rooms.ascending():
-        takes.append((host, 1))
-        if len(takes) == size:
-            return takes
-    return None
-
-
-@choice("smallest")
-def smallest(devices: Sequence[Device], count: int) -> Sequence[Device] | None:
-    """The smallest that will do."""
-    return devices[:count] if len(devices) >= count else None
-
-
-# -- seats ---------------------------------------------------------------------------------------------------
+from gangq.placement.strategies import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -165,7 +61,7 @@ class Search:
         """Hosts of these workers are no hosts for others with this key."""
         self._apart[key][unit].update(self.free.host_of[worker] for worker in workers)
 
-    def hosts_of_others(self, ask: Ask, leaving: frozenset[str] = frozenset()) -> frozenset[int]:
+    def hosts_of_others(self, ask: Ask, leaving: Container[str] = ()) -> frozenset[int]:
         """Hosts from which an ask is to be kept apart; units that are ``leaving`` will be gone."""
         key = self.kinds[ask.kind].apart
         if not key:
@@ -199,7 +95,7 @@ class Search:
         ask: Ask,
         counts: Sequence[int],
         layer: int,
-        leaving: frozenset[str] = frozenset(),
+        leaving: Container[str] = (),
         first: frozenset[int] = frozenset(),
     ) -> list[Taken] | Refused:
         """Seats for so many members of each role, ranks in order, for something that meets the first ``layer``
@@ -305,8 +201,7 @@ class Search:
     ) -> list[int] | None:
         """By the strategy of a role; then ranks contiguous by domain, host and worker, the host not filled last."""
         rooms = rooms or self.free.rooms(role, layer, without=wish.without, inside=wish.only)
-        name = "balanced" if role.balanced and role.strategy == "pack" else role.strategy
-        takes = STRATEGIES[name](count, rooms)
+        takes = strategy_of(role).hosts(count, rooms)
         if takes is None:
             return None
         seated: list[tuple[int, int]] = []
@@ -367,7 +262,7 @@ class Search:
                 if needs.gpus:
                     mine = free.setdefault(worker, self.free.free_devices(worker, layer))
                     good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
-                    picked = CHOICES["smallest"](good, needs.gpus)
+                    picked = strategy_of(kind.roles[n]).choice.devices(good, needs.gpus)
                     if picked is None:
                         return None
                     free[worker] = [device for device in mine if device not in picked]
@@ -457,3 +352,8 @@ class Search:
         if role.strategy == "strict_spread":
             without = without | {self.free.host_of[worker] for worker in mine}
         return Wish(without, only)
+
+
+def strategy_of(role: Role) -> Strategy:
+    """How its members spread over hosts."""
+    return STRATEGIES["balanced" if role.balanced and role.strategy == "pack" else role.strategy]

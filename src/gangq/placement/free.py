@@ -90,13 +90,11 @@ class Free:
             if worker.open:
                 self.workers_of[-1].append(n)
         self.device = {device.id: device for worker in self.workers for device in worker.devices}
-        self._left = [[worker.slots, worker.memory_mb, worker.millicpus] for worker in self.workers]
+        self._left = self._all_left()
         self.rank: dict[int, int] = {}
         """Of devices of one size the lowest rank is taken first; 0 unless said."""
-        self._devices = [
-            sorted((d for d in worker.devices if not d.withheld), key=self._smallest)
-            for worker in self.workers
-        ]
+        self._devices = self._all_devices()
+        """Of each worker the free devices, by id."""
         self._owed = Counter[int]()
         """Of a device how many more have taken it than one can: plans, which get it once it is given back."""
         self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
@@ -110,8 +108,10 @@ class Free:
         """How often anything was taken, given back or planned."""
         self._changed: set[int] = set()
         """Hosts that stand in the layers as they were before."""
-        for unit in board.units:
-            for taken in self.held_by(unit.holds):
+        self.held = {unit.id: self.held_by(unit.holds) for unit in board.units}
+        """What each unit of the board holds."""
+        for seats in self.held.values():
+            for taken in seats:
                 self._add(taken, -1)
         self._rebuild()
 
@@ -152,10 +152,10 @@ class Free:
         _add(self._left[taken.worker], taken, sign)
         devices = self._devices[taken.worker]
         for device in taken.devices:
-            if sign < 0 and device in devices:
-                devices.remove(device)
+            if sign < 0 and device.id in devices:
+                del devices[device.id]
             elif sign > 0 and not self._owed[device.id]:
-                insort(devices, device, key=self._smallest)
+                devices[device.id] = device
             else:
                 # Held and planned for: whoever holds it gives it back to the plan.
                 self._owed[device.id] -= sign
@@ -181,12 +181,27 @@ class Free:
         twin.__dict__.update(self.__dict__)
         twin.rank = {}
         twin._left = [list(left) for left in self._left]
-        twin._devices = [list(devices) for devices in self._devices]
+        twin._devices = [devices.copy() for devices in self._devices]
         twin._owed = Counter(self._owed)
         twin.starts = [start.copy() for start in self.starts] if starts else []
         twin._changed = set(self._changed)
         twin.layers = [layer.copy() for layer in self.layers[: len(twin.starts) + 1]]
         return twin
+
+    def emptied(self) -> Free:
+        """The same workers, once everything has ended."""
+        twin = self.copy(starts=False)
+        twin._left, twin._devices = self._all_left(), self._all_devices()
+        twin._owed.clear()
+        twin.layers = []
+        twin._rebuild()
+        return twin
+
+    def _all_left(self) -> list[list[int]]:
+        return [[worker.slots, worker.memory_mb, worker.millicpus] for worker in self.workers]
+
+    def _all_devices(self) -> list[dict[int, Device]]:
+        return [{d.id: d for d in worker.devices if not d.withheld} for worker in self.workers]
 
     # -- layers ----------------------------------------------------------------------------------------------
 
@@ -224,7 +239,7 @@ class Free:
     def worker_state(self, worker: int, layer: int, avoid: frozenset[int] = frozenset()) -> WorkerState:
         """What is free on one worker for something that meets the first ``layer`` planned starts."""
         slots, memory_mb, millicpus = self._left[worker]
-        devices = self._devices[worker]
+        devices: Iterable[Device] = self._devices[worker].values()
         for start in self.starts[:layer]:
             if (left := start.left.get(worker)) is not None:
                 slots, memory_mb, millicpus = (
@@ -233,13 +248,14 @@ class Free:
                     min(millicpus, left[2]),
                 )
                 devices = [device for device in devices if device.id not in start.devices]
-        vrams = tuple(d.vram_mb for d in devices if d.id not in avoid)
+        vrams = tuple(sorted([d.vram_mb for d in devices if d.id not in avoid]))
         return self.workers[worker].class_id, slots, memory_mb, millicpus, vrams
 
     def free_devices(self, worker: int, layer: int) -> list[Device]:
         """The devices behind :meth:`worker_state`, smallest first."""
         kept = {d for start in self.starts[:layer] if worker in start.left for d in start.devices}
-        return [device for device in self._devices[worker] if device.id not in kept]
+        free = [device for device in self._devices[worker].values() if device.id not in kept]
+        return sorted(free, key=self._smallest)
 
     def needed_at(self, seat: Taken, layer: int) -> float | None:
         """When a planned start beyond this layer needs a seat that is about to be taken; None: never."""
@@ -400,6 +416,23 @@ class Rooms:
     def tightest(self, size: int) -> tuple[int, int] | None:
         """The host that holds so many and little more."""
         return next(self.ascending(size), None)
+
+
+def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:
+    """What seats take of each worker together."""
+    found: dict[int, Taken] = {}
+    for seat in seats:
+        if seat.worker in found:
+            one = found[seat.worker]
+            seat = Taken(
+                seat.worker,
+                one.devices + seat.devices,
+                one.slots + seat.slots,
+                one.memory_mb + seat.memory_mb,
+                one.millicpus + seat.millicpus,
+            )
+        found[seat.worker] = seat
+    return found
 
 
 def _add(left: list[int], taken: Taken, sign: int) -> None:

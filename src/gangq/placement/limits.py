@@ -61,11 +61,14 @@ class Usage:
         for queue in board.queues:
             for up in self.path(queue.name):
                 self.used[up.name]["jobs"] += queue.light_jobs
+        held: dict[tuple[str, str], Amount] = defaultdict(Amount)
         for unit in board.units:
-            self.add(unit.queue, unit.submitter, Amount.held(unit))
+            held[unit.queue, unit.submitter].add(Amount.held(unit))
             for up in self.path(unit.queue):
                 self.holders[up.name, ""].append(unit.id)
                 self.holders[up.name, unit.submitter].append(unit.id)
+        for (name, submitter), used in held.items():
+            self.add(name, submitter, used)
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""

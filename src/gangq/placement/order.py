@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import NamedTuple
 
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.limits import Usage
@@ -13,24 +11,50 @@ REPLACES_MEMBERS = 1001
 """Above every priority: a gang that runs without some of its members holds what it has in vain."""
 
 
-class Order(NamedTuple):
-    """How one queue orders what waits in it."""
+class Order:
+    """How one queue orders what waits in it. This one: priority, then age."""
 
-    key: Callable[[Ask, int], tuple[int, ...]]
-    """Sorts the asks of a lane; gets the ask and its size in members."""
-    by_age: bool = False
+    by_age = False
     """Nobody passes those before: an ask counts for no more than they do between queues."""
-    by_submitter: bool = False
+    by_submitter = False
     """Each submitter has a lane, and the one that uses least goes first."""
+
+    def key(self, ask: Ask, _size: int, /) -> tuple[int, ...]:
+        """Sorts the asks of a lane, of each of which it is also told how many members it has at most."""
+        return -ask.priority, ask.order
+
+
+class Fifo(Order):
+    """Age alone."""
+
+    by_age = True
+
+    def key(self, ask: Ask, _size: int, /) -> tuple[int, ...]:
+        """The oldest first."""
+        return (ask.order,)
+
+
+class Fair(Order):
+    """Submitters take turns, the one that uses least first."""
+
+    by_submitter = True
+
+
+class LargestFirst(Order):
+    """Priority, then size: what needs many is not left to the end."""
+
+    def key(self, ask: Ask, size: int, /) -> tuple[int, ...]:
+        """Of equal priority the one with most members first."""
+        return -ask.priority, -size, ask.order
 
 
 ORDERS: dict[str, Order] = {
-    "priority": Order(lambda ask, _: (-ask.priority, ask.order)),
-    "fifo": Order(lambda ask, _: (ask.order,), by_age=True),
-    "fair": Order(lambda ask, _: (-ask.priority, ask.order), by_submitter=True),
-    "largest_first": Order(lambda ask, size: (-ask.priority, -size, ask.order)),
+    "priority": Order(),
+    "fifo": Fifo(),
+    "fair": Fair(),
+    "largest_first": LargestFirst(),
 }
-"""The orders of a queue, by name. A new one is a line here."""
+"""By the name that a queue is given. A new one is a class above and a line here."""
 
 
 class Lane:

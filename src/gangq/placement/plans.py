@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
+from operator import itemgetter
 
 from gangq.placement.board import Ask, Board, Role
 from gangq.placement.decisions import End, Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, PlannedStart, Taken
+from gangq.placement.free import HOLDERS, Free, PlannedStart, Taken, by_worker
+
+Moment = tuple[float, str, list[Taken]]
+"""(when, which unit ends then, what it gives back)"""
+_when = itemgetter(0, 1)
 
 
 class Timeline:
     """What runs on a board, and what the pass starts, in the order of its end."""
 
     def __init__(self, board: Board, free: Free) -> None:
-        self._ends = {unit.id: (unit.ends_at, free.held_by(unit.holds)) for unit in board.units}
+        self._ends = {unit.id: (unit.ends_at, free.held[unit.id]) for unit in board.units}
         self._by = {unit.id: unit.ends_by for unit in board.units}
         """What the end of each rests on."""
+        self._moments: list[Moment] = []
+        """The same in order; empty: to be sorted again."""
         self._empty: Free | None = None
         """What is free once everything has ended."""
         self._not_before: dict[int, float] = {}
@@ -24,12 +32,14 @@ class Timeline:
 
     def add(self, unit: str, ends_at: float, seats: list[Taken], by: str = "plan") -> None:
         """A unit ends then, or another time than was known."""
-        self._ends[unit] = (ends_at, seats)
+        self._ends[unit] = (ends_at, list(by_worker(seats).values()))
         self._by[unit] = by
+        self._moments = []
 
     def remove(self, unit: str) -> None:
         """A unit is accounted for in another way."""
         self._ends.pop(unit, None)
+        self._moments = []
 
     def find(self, search: Search, ask: Ask, counts: Sequence[int]) -> tuple[PlannedStart, Free] | Refused:
         """The first moment at which an ask fits, beside all planned starts there are; and what is free then.
@@ -37,20 +47,17 @@ class Timeline:
         The planned starts count as placed from now until they end. So what is free only grows with time.
         """
         if self._empty is None:
-            self._empty = search.free.copy(starts=False)
-            for _, seats in self._ends.values():
-                self._empty.give(seats, 0)
-        found = search.on(self._empty).seats(ask, counts, 0, leaving=frozenset(self._ends))
+            self._empty = search.free.emptied()
+        found = search.on(self._empty).seats(ask, counts, 0, leaving=self._ends)
         if isinstance(found, Refused):
             return found
-        ends = list(self._ends.items())
         then = search.free.copy(starts=False)
+        moments = list(self._in_order())
         for start in search.free.starts:
-            then.take(start.seats, 0)
-            ends.append((start.ask, (start.ends_at, list(start.seats))))
-        ends.sort(key=lambda end: (end[1][0], end[0]))
+            planned = list(by_worker(start.seats).values())
+            then.take(planned, 0)
+            insort(moments, (start.ends_at, start.ask, planned), key=_when)
         earliest = self._not_before.get(ask.kind, 0.0)
-        moments = [(at, unit, seats) for unit, (at, seats) in ends]
         fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
         if isinstance(fit, Refused):
             return fit
@@ -66,13 +73,18 @@ class Timeline:
         )
         return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats, after[:HOLDERS]), then
 
+    def _in_order(self) -> list[Moment]:
+        if not self._moments:
+            self._moments = sorted([(at, unit, seats) for unit, (at, seats) in self._ends.items()], key=_when)
+        return self._moments
+
 
 def first_fit(
     search: Search,
     ask: Ask,
     counts: Sequence[int],
     layer: int,
-    moments: Sequence[tuple[float, str, list[Taken]]],
+    moments: Sequence[Moment],
     earliest: float = 0.0,
     leaving: Sequence[str] = (),
     together: bool = True,
@@ -112,7 +124,7 @@ def first_fit(
             and at >= earliest
             and all(have >= count for have, (_, count) in zip(room, roles, strict=True))
         ):
-            found = search.seats(ask, counts, layer, leaving=frozenset(gone))
+            found = search.seats(ask, counts, layer, leaving=gone)
             if not isinstance(found, Refused):
                 return at, n + 1, found
             refused = found

@@ -1,0 +1,147 @@
+"""How members spread over hosts, and which devices each gets: one small class each, and one line that names it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from gangq.placement.board import Device
+from gangq.placement.free import Rooms
+
+Takes = list[tuple[int, int]]
+"""(host, how many members it takes)."""
+
+
+class Choice(Protocol):
+    """Which of the free devices of a worker one member gets."""
+
+    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
+        """So many of those that will do, which are given smallest first; None: these will not do."""
+
+
+class Smallest:
+    """The smallest that will do: large ones stay free for what needs them."""
+
+    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
+        """The first ones."""
+        return good[:count] if len(good) >= count else None
+
+
+class Linked:
+    """No larger ones than needed, and of those as few NVLink groups as possible; single ones come from groups that
+    are broken already. Where no links are known this is :class:`Smallest`.
+    """
+
+    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
+        """The tightest group that holds all, else whole groups, the largest first and the tightest last."""
+        if len(good) < count or not any(device.link for device in good):
+            return Smallest().devices(good, count)
+        groups: dict[str, list[Device]] = defaultdict(list)
+        for device in good:
+            if device.vram_mb <= good[count - 1].vram_mb:
+                groups[device.link or f"alone {device.id}"].append(device)
+        taken: list[Device] = []
+        while len(taken) < count:
+            lacking = count - len(taken)
+            enough = [name for name in groups if len(groups[name]) >= lacking]
+            name = (
+                min(enough, key=lambda n: len(groups[n]))
+                if enough
+                else max(groups, key=lambda n: len(groups[n]))
+            )
+            taken += groups.pop(name)[:lacking]
+        return taken
+
+
+class Strategy:
+    """How the members of a role spread over hosts."""
+
+    choice: Choice = Linked()
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """Who takes how many members; None: there is no room for all in this way."""
+        raise NotImplementedError
+
+
+class Pack(Strategy):
+    """The fewest hosts: the roomiest first, as the last one the tightest that will do: large hosts stay whole."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """One host after another."""
+        takes: Takes = []
+        for room, host in rooms.descending():
+            if room >= size:
+                used = {taken for taken, _ in takes}
+                host = next(host for _, host in rooms.ascending(size) if host not in used)
+                return [*takes, (host, size)]
+            takes.append((host, room))
+            size -= room
+        return None
+
+
+class Balanced(Pack):
+    """As few hosts as :class:`Pack` or a few more, if the members then divide evenly among them."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """Packed, and then as many hosts more as it takes."""
+        packed = super().hosts(size, rooms)
+        if packed is None or len(packed) == 1:
+            return packed
+        roomiest = list(rooms.descending())
+        for hosts in range(len(packed), len(roomiest) + 1):
+            each, more = divmod(size, hosts)
+            if each and roomiest[hosts - 1][0] >= each and (not more or roomiest[more - 1][0] > each):
+                return [(host, each + (n < more)) for n, (_, host) in enumerate(roomiest[:hosts])]
+        return packed
+
+
+class StrictPack(Strategy):
+    """One host, the tightest that holds all."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """That one."""
+        found = rooms.tightest(size)
+        return found and [(found[1], size)]
+
+
+class Spread(Strategy):
+    """One member on each of as many hosts as there are, the roomiest first, then a second on each, and so on."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """One round after another."""
+        roomiest = []
+        for room, host in rooms.descending():
+            roomiest.append((room, host))
+            if len(roomiest) == size:
+                break
+        takes = Counter[int]()
+        while size and roomiest:
+            for _, host in roomiest[:size]:
+                takes[host] += 1
+            size -= min(size, len(roomiest))
+            roomiest = [(room, host) for room, host in roomiest if room > takes[host]]
+        return None if size else list(takes.items())
+
+
+class StrictSpread(Strategy):
+    """Each member on another host, the tightest ones, so that large hosts stay whole."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """As many hosts as there are members."""
+        takes: Takes = []
+        for _, host in rooms.ascending():
+            takes.append((host, 1))
+            if len(takes) == size:
+                return takes
+        return None
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "pack": Pack(),
+    "balanced": Balanced(),
+    "strict_pack": StrictPack(),
+    "spread": Spread(),
+    "strict_spread": StrictSpread(),
+}
+"""By the name that a role asks for. A new one is a class above and a line here."""
