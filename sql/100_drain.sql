@@ -135,8 +135,7 @@ begin
     (attempts, crashes, trips, stops) = (
       select c.attempts, c.crashes, c.trips, c.stops
       from gangq.charges_for(lose_members.cause) p
-      cross
-      join gangq.charge_job(j, case when j.id = any (pays) then p.culprit else p.sibling end) c),
+      cross join gangq.charge_job(j, case when j.id = any (pays) then p.culprit else p.sibling end) c),
     final_token = j.token,
     token = null,
     incarnation = null,
@@ -1011,8 +1010,7 @@ begin
     t + make_interval(secs => coalesce(k.timeout_s, c.placement_timeout_s))
   from gangq.shapes s
   cross join gangq.settings c
-  cross
-  join (select gangq.shape_for(k.shape_id, gangq.caller(), session_user) as shape_id offset 0) o
+  cross join (select gangq.shape_for(k.shape_id, gangq.caller(), session_user) as shape_id offset 0) o
   where s.id = k.shape_id;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
     priority, max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
