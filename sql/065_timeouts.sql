@@ -1,26 +1,33 @@
--- A gang that could have had a place and was given none for too long: time_out; and from when on it waits.
--- Locks: the gang, then its jobs, all with skip locked: what is busy now is looked at by the next tick.
+-- A gang that could have had a place and was given none for too long: time_out; and from when on it
+-- waits.
+-- Locks: the gang, then its jobs, all with skip locked: what is busy now is looked at by the next
+-- tick.
 
 create function gangq.holds_back(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
 comment on function gangq.holds_back is
-  'Internal. Whether a verdict of this gate means not eligible: such time does not count towards a placement timeout.';
+  'Internal. Whether a verdict of this gate means not eligible: such time does not count towards a '
+  'placement timeout.';
 
--- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how far it has run since
--- the gang began to wait: pauses that began before and those nobody looked at count for as much as they lasted.
--- PL/pgSQL, because SQL with a subquery is not inlined, and would be planned anew by every submit_gang.
-create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision language plpgsql stable as $$
+-- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how
+-- far it has run since the gang began to wait: pauses that began before and those nobody looked at
+-- count for as much as they lasted. PL/pgSQL, because SQL with a subquery is not inlined, and would
+-- be planned anew by every submit_gang.
+create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return coalesce((
-    select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
+    select v.held_s + case when gangq.holds_back(v.gate)
+      then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
   'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
 
--- A trigger, because many verbs make a gang wait (submit_gang, retry, rollbacks, drains, dependencies that are done), and
--- one that forgot would let it time out for the hours in which it ran.
+-- A trigger, because many verbs make a gang wait (submit_gang, retry, rollbacks, drains,
+-- dependencies that are done), and one that forgot would let it time out for the hours in which it
+-- ran.
 create function gangq.begin_waiting() returns trigger language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -28,13 +35,16 @@ begin
   if new.state = 'reserved' then
     -- It may come back unclaimed: what its kind was held so far is settled while that is known.
     new.timeout_at := old.timeout_at + make_interval(secs =>
-      greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s, extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));
+      greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s,
+        extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));
     return new;
   elsif tg_op = 'UPDATE' and old.state = 'blocked' then
     -- The same wait, of another kind from now on, whose clock stands elsewhere.
-    new.timeout_at := new.timeout_at + make_interval(secs => greatest(0, gangq.ineligible_s(old.kind_id, t) - old.held_s));
+    new.timeout_at := new.timeout_at + make_interval(secs => greatest(0,
+      gangq.ineligible_s(old.kind_id, t) - old.held_s));
   elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
-    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would wait for ever.
+    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would
+    -- wait for ever.
     new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
@@ -43,18 +53,20 @@ begin
   return new;
 end $$;
 comment on function gangq.begin_waiting is
-  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has backed off, '
-  'until it begins: a place that was not claimed is none.';
+  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has '
+  'backed off, until it begins: a place that was not claimed is none.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
 
 create trigger live_gangs_waits before update of state, kind_id on gangq.live_gangs for each row
-when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id) or old.state = 'blocked' and new.state = 'reserved')
+when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.kind_id)
+  or old.state = 'blocked' and new.state = 'reserved')
 execute function gangq.begin_waiting();
 
--- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind: places are unique, and
--- a short timeout must be no way to the front. A job keeps what it saved itself, up to the last step that all had saved.
+-- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind:
+-- places are unique, and a short timeout must be no way to the front. A job keeps what it saved
+-- itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
 language plpgsql as $$
 #variable_conflict use_column
@@ -65,30 +77,42 @@ begin
   update gangq.checkpoints c set gang_id = null
   where c.gang_id = (g).id and c.step <= gangq.restore_step(g);
   with placed as (
-    select m.id, case when m.nth = 1 then m.order_key else gangq.order_key(m.priority, gangq.next_pos((select b.base from gangq.id_base() b))) end as order_key
+    select m.id, case when m.nth = 1 then m.order_key
+      else gangq.order_key(m.priority,
+        gangq.next_pos((select b.base from gangq.id_base() b))) end as order_key
     from (
       select j.id, j.order_key, j.priority, row_number() over (order by j.rank) as nth
       from gangq.live_jobs j where j.gang_id = (g).id and j.state = 'blocked' order by j.rank) m
   ),
   single as (
-    update gangq.live_jobs j set state = 'pending', gang_id = null, rank = null, epoch_rank = null, role = null, ran_on = null,
+    update gangq.live_jobs j
+      set state = 'pending', gang_id = null, rank = null, epoch_rank = null, role = null,
+        ran_on = null,
       order_key = p.order_key
     from placed p where j.id = p.id
     returning j.id, j.order_key
   )
   select array_agg(s.id order by s.order_key) into ids from single s;
-  perform gangq.log_event(t, 'split', (g).id, (g).epoch, reason => split_gang.reason, data => jsonb_build_object('job_ids', ids));
-  perform gangq.end_gang((g).id, 'cancelled', format('%s; its members run as single jobs', split_gang.reason), t);
+  perform gangq.log_event(t, 'split', (g).id, (g).epoch, reason => split_gang.reason,
+    data => jsonb_build_object('job_ids', ids));
+  perform gangq.end_gang((g).id, 'cancelled',
+    format('%s; its members run as single jobs', split_gang.reason), t);
   for wake in
-    select s.queue, count(*) as jobs from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (ids) group by s.queue
+    select s.queue, count(*) as jobs
+    from gangq.live_jobs j
+    join gangq.shapes s on s.id = j.shape_id
+    where j.id = any (ids)
+    group by s.queue
   loop
     perform gangq.wake_sleepers(wake.queue, wake.jobs, 'sleepers');
   end loop;
 end $$;
 comment on function gangq.split_gang is
-  'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their ids, payloads and counters.';
+  'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their '
+  'ids, payloads and counters.';
 
-create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text) language plpgsql as $$
+create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text)
+language plpgsql as $$
 #variable_conflict use_column
 declare
   v gangq.verdicts;
@@ -101,32 +125,47 @@ begin
   if (g).timeout_style = 'requeue' and v.gate is distinct from 'infeasible'
     and not exists (select 1 from gangq.plans p where p.gang_id = (g).id and p.starts_at <= t) then
     -- It waits for its turn like everybody else, and nothing is wrong with that.
-    update gangq.live_gangs x set timeout_at = t + make_interval(secs => x.timeout_s), held_s = gangq.ineligible_s(x.kind_id, t)
+    update gangq.live_gangs x
+      set timeout_at = t + make_interval(secs => x.timeout_s),
+        held_s = gangq.ineligible_s(x.kind_id, t)
     where x.id = (g).id;
     return;
   end if;
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
   why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
-    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), v.why, v.gate));
+    || case when (g).placement_misses > 0
+      then format(' (%s its places were not claimed in time)',
+        gangq.counted((g).placement_misses, 'time'))
+      else '' end,
+    coalesce(nullif(too_large, ''), v.why, v.gate));
   if (g).timeout_style = 'requeue' then
-    delay := (select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1) from gangq.settings c);
+    delay := (
+      select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1)
+      from gangq.settings c);
   end if;
-  perform gangq.log_event(t, 'timeout', (g).id, (g).epoch, reason => why, data => jsonb_build_object(
-    'style', (g).timeout_style, 'timeouts', (g).timeouts + 1, 'gate', v.gate, 'numbers', v.numbers, 'not_before', t + delay));
+  perform gangq.log_event(t, 'timeout', (g).id, (g).epoch, reason => why,
+    data => jsonb_build_object(
+    'style', (g).timeout_style, 'timeouts', (g).timeouts + 1, 'gate', v.gate, 'numbers', v.numbers,
+      'not_before', t + delay));
   if (g).timeout_style = 'hard' then
     perform gangq.end_gang((g).id, 'failed', why, t);
   elsif (g).timeout_style = 'soft' then
     perform gangq.split_gang(g, why, t);
   else
     update gangq.live_gangs x set timeouts = x.timeouts + 1, not_before = t + delay,
-      timeout_at = t + delay + make_interval(secs => x.timeout_s), held_s = gangq.ineligible_s(x.kind_id, t)
+      timeout_at = t + delay + make_interval(secs => x.timeout_s),
+        held_s = gangq.ineligible_s(x.kind_id, t)
     where x.id = (g).id;
     delete from gangq.plans p where p.gang_id = any (array(
       select z.gang_id from gangq.plans z where z.gang_id = (g).id for update skip locked));
     with gone as (
       delete from gangq.earmarks e where e.gang_id = (g).id and e.incarnation = any (array(
-        select z.incarnation from gangq.earmarks z where z.gang_id = (g).id order by z.incarnation for update skip locked))
+        select z.incarnation
+        from gangq.earmarks z
+        where z.gang_id = (g).id
+        order by z.incarnation
+        for update skip locked))
       returning e.incarnation
     )
     select array_agg(x.incarnation) into freed from gone x;
@@ -134,9 +173,10 @@ begin
   end if;
 end $$;
 comment on function gangq.timed_out is
-  'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the plan back and backs off, if '
-  'its planned start is overdue or nothing known could hold it; else it waits on. hard: it fails. soft: its members run as '
-  'single jobs. too_large: why no worker there is could hold its kind, empty if some could; null: not asked yet.';
+  'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the '
+  'plan back and backs off, if its planned start is overdue or nothing known could hold it; else '
+  'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
+  'there is could hold its kind, empty if some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql as $$
@@ -152,13 +192,20 @@ declare
   later integer;
 begin
   perform gangq.check_most(most);
-  if not exists (select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
+  if not exists (select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t)
+    then
     return 0;
   end if;
-  -- By kind, so that a paused queue with any number of gangs costs one look: who is not eligible cannot time out.
+  -- By kind, so that a paused queue with any number of gangs costs one look: who is not eligible
+  -- cannot time out.
   for k in
     with recursive kinds(id, first) as (
-      (select x.kind_id, x.timeout_at from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id, x.timeout_at limit 1)
+      (
+        select x.kind_id, x.timeout_at
+        from gangq.live_gangs x
+        where x.state = 'blocked'
+        order by x.kind_id, x.timeout_at
+        limit 1)
       union all
       select y.kind_id, y.timeout_at
       from kinds p cross join lateral (
@@ -173,7 +220,8 @@ begin
     exit when n >= most;
     held := gangq.ineligible_s(k.id, t);
     too_large := null;
-    -- Never by more than it has waited: what is due later, or backs off, was not waiting all the time its kind was held.
+    -- Never by more than it has waited: what is due later, or backs off, was not waiting all the
+    -- time its kind was held.
     update gangq.live_gangs x set held_s = held, timeout_at = x.timeout_at + make_interval(secs =>
       least(held - x.held_s, extract(epoch from t - x.timeout_at)::float8 + x.timeout_s))
     where x.id = any (array(
@@ -189,7 +237,8 @@ begin
     loop
       continue when not gangq.try_lock_gang(w.id);
       select x.* into g from gangq.live_gangs x
-      where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= held;
+      where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t
+        and x.held_s >= held;
       continue when not found;
       begin
         too_large := gangq.timed_out(g, t, too_large);
@@ -202,5 +251,6 @@ begin
   return n;
 end $$;
 comment on function gangq.time_out is
-  'Gangs that have waited for a place for their timeout, not counting time in which they were not eligible (paused, or over '
-  'a limit): each is requeued, failed or split as it was submitted. Returns how many it looked at.';
+  'Gangs that have waited for a place for their timeout, not counting time in which they were not '
+  'eligible (paused, or over a limit): each is requeued, failed or split as it was submitted. '
+  'Returns how many it looked at.';

@@ -461,6 +461,7 @@ returns text language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
+  charge text;
 begin
   requeue.error := gangq.cut(requeue.error, 262144);
   j := gangq.lock_job(requeue.job_id);
@@ -479,15 +480,21 @@ begin
     perform gangq.lose_members(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
     return 'preempted';
   end if;
-  if j.trips >= j.max_trips then
-    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
-    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], coalesce(requeue.error, '{}'), t);
+  charge := (gangq.charges_for('trip')).culprit;
+  if gangq.spends_job(j, charge) then
+    update gangq.live_jobs x set trips = c.trips from gangq.charge_job(j, charge) c where x.id = j.id;
+    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[],
+      coalesce(requeue.error, '{}'), t);
     perform gangq.wake_tick();
     return 'failed';
   end if;
-  update gangq.live_jobs x set state = 'pending', trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token, token = null,
-    incarnation = null, error = requeue.error, request_id = null,
-    order_key = case when front then gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b))) else x.order_key end
+  update gangq.live_jobs x set state = 'pending', attempts = c.attempts, crashes = c.crashes,
+    trips = c.trips, stops = c.stops, final_token = x.token, token = null, incarnation = null,
+    error = requeue.error, request_id = null,
+    order_key = case when front
+      then gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
+      else x.order_key end
+  from gangq.charge_job(j, charge) c
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1, 'sleepers');
@@ -541,33 +548,42 @@ comment on function gangq.release is
 
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
 -- gone_at: it is not stopped yet, but will be then.
-create function gangq.hand_back(j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null) returns text
-language plpgsql as $$
+create function gangq.hand_back(
+  j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null
+) returns text language plpgsql as $$
+declare
+  charge text := (gangq.charges_for(hand_back.how)).culprit;
+  lost jsonb := case how
+    when 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason) end;
 begin
-  perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id, token => (j).token,
-    incarnation => (j).incarnation, reason => hand_back.reason);
-  if how <> 'crash' and (j).stops >= (select c.max_stops from gangq.settings c) then
-    perform gangq.leave(array[(j).id], array[(j).token], case (j).state when 'running' then 'failed' else 'cancelled' end, array[null]::jsonb[],
-      jsonb_build_object('type', 'StoppedTooOften', 'message', format('handed back or told to stop %s', gangq.counted((j).stops + 1, 'time'))), t);
+  perform gangq.log_event(t, case how when 'crash' then 'reap' else 'release' end, job_id => (j).id,
+    token => (j).token, incarnation => (j).incarnation, reason => hand_back.reason);
+  if gangq.spends_job(j, charge) then
+    update gangq.live_jobs x set crashes = c.crashes
+    from gangq.charge_job(j, charge) c where x.id = (j).id;
+    perform gangq.leave(array[(j).id], array[(j).token],
+      case when (j).state = 'running' or lost is not null then 'failed' else 'cancelled' end,
+      array[null]::jsonb[],
+      coalesce(lost || jsonb_build_object('crashes', (j).crashes + 1),
+        jsonb_build_object('type', 'StoppedTooOften',
+          'message', format('handed back or told to stop %s', gangq.counted((j).stops + 1, 'time')))),
+      t);
     return 'failed';
   end if;
-  if how = 'crash' and (j).crashes >= (j).max_crashes then
-    update gangq.live_jobs x set crashes = x.crashes + 1 where x.id = (j).id;
-    perform gangq.leave(array[(j).id], array[(j).token], 'failed', array[null]::jsonb[],
-      jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason, 'crashes', (j).crashes + 1), t);
-    return 'failed';
-  end if;
-  update gangq.live_jobs x set state = case when gone_at is null then 'pending' else 'scheduled' end, due_at = gone_at,
+  update gangq.live_jobs x set
+    state = case when gone_at is null then 'pending' else 'scheduled' end, due_at = gone_at,
     ran_on = case when gone_at is not null then x.incarnation end,
-    attempts = x.attempts - 1, final_token = x.token, token = null, incarnation = null, request_id = null, told_at = null, stop_reason = null,
-    crashes = x.crashes + case how when 'crash' then 1 else 0 end, stops = x.stops + case how when 'crash' then 0 else 1 end,
-    error = case how when 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', hand_back.reason) else x.error end
+    final_token = x.token, token = null, incarnation = null, request_id = null, told_at = null,
+    stop_reason = null, error = coalesce(lost, x.error), attempts = c.attempts,
+    crashes = c.crashes, trips = c.trips, stops = c.stops
+  from gangq.charge_job(j, charge) c
   where x.id = (j).id;
   delete from gangq.device_holds h where h.job_id = (j).id;
   if gone_at is not null then
     return 'scheduled';
   end if;
-  perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
+  perform gangq.wake_sleepers(
+    (select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
   return 'pending';
 end $$;
 comment on function gangq.hand_back is

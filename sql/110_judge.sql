@@ -1,10 +1,13 @@
--- Who is dead, and what is due: outage, reap_expired, free_orphans, flag_dead_workers, bounce, rollback of stale
--- reservations, promote_due. Each step is bounded and takes what it can with skip locked; the rest waits for the next
--- tick.
+-- Which workers are dead and which work is due: the steps of the tick reap_expired,
+-- flag_dead_workers, rollback_stale, settle_dependents and promote_due; free_orphans; and bounce,
+-- for the restarter of a host.
+-- Locks: note_outage the row of tick_state; then gangs by id, jobs by id, incarnations by id,
+-- device_holds, all with skip locked. What is locked is left for the next tick. Each step takes a
+-- bounded number of rows.
 
--- Judging needs to know that the authority itself was there. After a restart, a failover, a long gap between ticks or
--- a jump of the clock, every lease gets one full period from now before it is judged; after a gap those of all workers that
--- were heard since the last such period.
+-- A lease can only be judged if the workers could renew it. After a restart, a failover or a jump
+-- of the clock every lease gets one full period from now. After a gap between two ticks the same
+-- holds for the workers heard since the last such gap.
 create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
@@ -16,25 +19,30 @@ declare
 begin
   select x.* into s from gangq.tick_state x for update skip locked;
   if not found then
-    -- Another judge holds the row this moment and writes the same.
+    -- Another transaction holds the row now and writes the same.
     return (select x.outage_ended_at from gangq.tick_state x);
   end if;
-  -- A gap counts when a healthy worker's lease could have run out in it: three quarters of the shortest live lease.
+  -- A gap counts when a healthy worker's lease could have run out in it: three quarters of the
+  -- shortest live lease.
   select coalesce(min(l.lease_s), 120) into shortest
   from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
-  interrupted := s.server_started_at is distinct from started or s.timeline is distinct from line or s.last_at > t;
+  interrupted := s.server_started_at is distinct from started or s.timeline is distinct from line
+    or s.last_at > t;
   if s.last_at is not null and (
-    interrupted or (t - s.last_at > make_interval(secs => shortest * 0.75) and (s.outage_ended_at is null or exists (
-      -- Where only a slow cron ticks, every gap is long: without a sign of life since the last one no more is granted.
+    interrupted or (t - s.last_at > make_interval(secs => shortest * 0.75)
+      and (s.outage_ended_at is null or exists (
+      -- With a slow cron every gap is long: only workers heard since the last gap are granted
+      -- another period.
       select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
       where i.ended_at is null and l.renewed_at > s.outage_ended_at)))
   ) then
     if interrupted then
       s.interrupted_at := t;
     else
-      -- Where only a slow cron ticks, every gap looks like an outage. A worker that has said nothing since the last one was
-      -- given its period then: while another lives it would else be given one more at every tick, and never be judged.
-      update gangq.leases l set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
+      -- A worker not heard since the last gap was given its period then. If it got one more at
+      -- every tick of a slow cron, it would never be judged.
+      update gangq.leases l
+        set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
       where l.incarnation = any (array(
         select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
         where i.ended_at is null and (s.outage_ended_at is null or z.renewed_at > s.outage_ended_at)
@@ -47,17 +55,24 @@ begin
       when s.last_at > t then 'the clock went back'
       else 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s' end);
   end if;
-  update gangq.tick_state x set last_at = t, server_started_at = started, timeline = line, outage_ended_at = s.outage_ended_at,
+  update gangq.tick_state x
+    set last_at = t, server_started_at = started, timeline = line,
+      outage_ended_at = s.outage_ended_at,
     interrupted_at = s.interrupted_at;
-  update gangq.sequence_base x set base = b.base, timeline = b.timeline from gangq.id_base() b where x.timeline <> b.timeline;
+  update gangq.sequence_base x set base = b.base, timeline = b.timeline
+  from gangq.id_base() b
+  where x.timeline <> b.timeline;
   return s.outage_ended_at;
 end $$;
 comment on function gangq.note_outage is
-  'Internal. Notices an outage since the last judgement and returns when the last one was over (null: none).';
+  'Internal. Called by reap_expired and flag_dead_workers. Records an outage since the last '
+  'judgement, extends leases after a gap, and returns when the last outage ended (null: none).';
 
-create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz) returns timestamptz
+create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
+returns timestamptz
 language sql immutable as
-$$ select greatest(expires_at, coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
+$$ select greatest(expires_at,
+  coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
 comment on function gangq.lease_end is 'Internal. When a lease may be judged, outages considered.';
 
 create function gangq.reap_expired(most integer default 200) returns integer
@@ -68,137 +83,134 @@ declare
   outage timestamptz := gangq.note_outage(t);
   interrupted timestamptz := (select x.interrupted_at from gangq.tick_state x);
   w record;
-  j gangq.live_jobs;
   dead integer := 0;
 begin
   perform gangq.check_most(most);
   for w in
-    select i.id, i.name from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+    select i.id, i.name
+    from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
     where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t
-    order by i.id limit most
+    order by i.id
+    limit most
   loop
-    -- Skip locked, and look again: a heartbeat may have come between.
-    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for no key update skip locked;
+    -- Read again under the lock: a heartbeat may have renewed the lease.
+    perform 1
+    from gangq.incarnations i
+    where i.id = w.id and i.ended_at is null
+    for no key update skip locked;
     continue when not found;
     perform 1 from gangq.leases l
-    where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t for update skip locked;
+    where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t
+    for update skip locked;
     continue when not found;
     perform gangq.end_incarnation(w.id, 'dead', t);
     perform gangq.log_event(t, 'reap', incarnation => w.id, reason => 'its lease ended');
     dead := dead + 1;
   end loop;
-  dead := dead + gangq.free_orphans(null, most);
-  -- Told to stop, heard, but never acknowledged: renewal of that job ended ack_timeout_s after it was told, so its lease
-  -- ended one lease later. The device may still be busy: it is quarantined in the same transaction.
-  for w in
-    select x.id, x.gang_id, x.incarnation from gangq.live_jobs x
-    join gangq.leases l on l.incarnation = x.incarnation cross join gangq.settings s
-    where x.incarnation is not null and x.state = 'preempting'
-      and gangq.lease_end(x.told_at + make_interval(secs => s.ack_timeout_s + l.lease_s), l.lease_s, outage) <= t
-    order by x.gang_id nulls last, x.id limit most
-  loop
-    continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
-    select x.* into j from gangq.live_jobs x where x.id = w.id and x.state = 'preempting' for update skip locked;
-    continue when not found;
-    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = t,
-      reason = format('job %s was told to stop and never confirmed it', j.id)
-    where h.job_id = j.id;
-    if found then
-      perform gangq.log_event(t, 'quarantine', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), job_id => j.id, token => j.token, incarnation => j.incarnation,
-        reason => 'told to stop and never confirmed it');
-    end if;
-    perform gangq.stopped(j, null, t, 'force');
-    dead := dead + 1;
-  end loop;
+  dead := dead + gangq.free_orphans(null, most) + gangq.force_unconfirmed(outage, t, most);
   perform gangq.lift_withheld(null, t, most);
   return dead;
 end $$;
 comment on function gangq.reap_expired is
-  'Judges by the clock, and only after leases have ended: incarnations whose lease is over are dead and their jobs free; '
-  'jobs told to stop that never confirmed are force-drained and their devices quarantined. Returns how many of each. '
-  'Devices withheld after a trip are given back when their time is over.';
+  'A step of the tick. Judges by the clock, and only after leases have ended. Incarnations whose '
+  'lease is over are dead and their jobs are freed; jobs told to stop that never confirmed are '
+  'force-drained and their devices quarantined; devices withheld after a trip are given back when '
+  'their time is over. Returns how many incarnations and jobs. Raises GQ001.';
 
--- A worker that tripped goes within seconds, and until then the children of its other slots may run. What an inline
--- worker holds besides the job that tripped it has not begun.
-create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean language sql immutable as
+create function gangq.force_unconfirmed(outage timestamptz, t timestamptz, most integer)
+returns integer
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  w record;
+  j gangq.live_jobs;
+  n integer := 0;
+begin
+  for w in
+    select x.id, x.gang_id
+    from gangq.live_jobs x
+    join gangq.leases l on l.incarnation = x.incarnation
+    cross join gangq.settings s
+    where x.incarnation is not null
+      and x.state = 'preempting'
+      and gangq.lease_end(x.told_at + make_interval(secs => s.ack_timeout_s + l.lease_s), l.lease_s,
+        outage) <= t
+    order by x.gang_id nulls last, x.id
+    limit most
+  loop
+    continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
+    select x.*
+    into j
+    from gangq.live_jobs x
+    where x.id = w.id and x.state = 'preempting'
+    for update skip locked;
+    continue when not found;
+    update gangq.device_holds h set
+      kind = 'quarantine',
+      job_id = null,
+      token = null,
+      since = t,
+      reason = format('job %s was told to stop and never confirmed it', j.id)
+    where h.job_id = j.id;
+    if found then
+      perform gangq.log_event(t, 'quarantine', j.gang_id,
+        (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
+        job_id => j.id, token => j.token, incarnation => j.incarnation,
+          reason => 'told to stop and never confirmed it');
+    end if;
+    perform gangq.stopped(j, null, t, 'force');
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+comment on function gangq.force_unconfirmed is
+  'Internal, for reap_expired. Jobs that were told to stop and never confirmed it. A worker stops '
+  'renewing such a job ack_timeout_s after it was told, so its lease on that job ends one lease '
+  'later. The devices may still be busy: they are quarantined in the same transaction. Returns how '
+  'many jobs.';
+
+-- A worker that tripped exits within seconds. Until then the child processes of its other slots may
+-- run. An inline worker runs only the job that tripped it.
+create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean
+language sql immutable as
 $$ select coalesce(i.exits_at > t and i.kind = 'command', false) $$;
 comment on function gangq.may_still_run is
-  'Internal. Whether jobs of an ended incarnation may be running this moment.';
+  'Internal. Whether jobs of an ended incarnation may be running at this moment.';
 
--- Jobs still held by incarnations that have ended. Works from what is there, so it can be interrupted and repeated.
-create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000) returns integer
+create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000)
+returns integer
 language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   freed integer := 0;
   w record;
-  j gangq.live_jobs;
-  g gangq.live_gangs;
-  gone bigint[];
-  how text;
 begin
   for w in
-    select distinct x.gang_id from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
-    where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is not null
+    select distinct x.gang_id
+    from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
+    where i.ended_at is not null
+      and (of_incarnations is null or i.id = any (of_incarnations))
+      and x.gang_id is not null
       and not gangq.may_still_run(i, t)
-    order by x.gang_id limit most
+    order by x.gang_id
+    limit most
   loop
     continue when not gangq.try_lock_gang(w.gang_id);
-    select x.* into g from gangq.live_gangs x where x.id = w.gang_id;
-    for j in
-      select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-      where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null and not gangq.may_still_run(i, t) order by x.id
-    loop
-      perform gangq.keep_doubtful(j, t);
-      perform gangq.stopped(j, null, t, 'dead');
-      freed := freed + 1;
-    end loop;
-    continue when g.state = 'draining';
-    if g.state = 'reserved' or exists (
-      select 1 from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-      where x.gang_id = g.id and x.state = 'reserved' and i.ended_at is not null) then
-      continue when gangq.rollback_gang(g.id, 'a worker ended before it claimed') and g.state = 'reserved';
-    end if;
-    -- Whoever tripped has said so, and was not lost.
-    select array_agg(x.id order by x.rank), case when bool_or(i.state = 'dead' and i.exit_code is null) then 'dead'
-      when bool_and(i.exit_code is not null) then 'tripped' else 'retired' end
-    into gone, how
-    from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-    where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null and not gangq.may_still_run(i, t);
-    continue when gone is null and g.state = 'running';
-    perform gangq.keep_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id, token => x.token, incarnation => x.incarnation,
-      reason => 'its worker ended') from gangq.live_jobs x where x.id = any (gone);
-    perform gangq.lose_members(g.id, coalesce(gone, '{}'),
-      case when gone is null then 'placement_miss' when how = 'dead' then 'crash' when how = 'tripped' then 'bystander' else 'release' end,
-      case when how = 'dead' then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
-      case when gone is null then 'a worker ended before it claimed its member' when how = 'dead' then 'a member''s worker was lost'
-        when how = 'tripped' then 'a member''s worker stopped over another job' else 'a member''s worker stopped' end, t);
-    freed := freed + coalesce(cardinality(gone), 0);
+    freed := freed + gangq.free_orphaned_members(w.gang_id, t);
   end loop;
   for w in
-    select x.id, i.id as incarnation, i.name, i.state, i.exit_code, x.claimed_at,
-      row_number() over (partition by i.id order by x.claimed_at, x.order_key) as nth, i.prefetch, i.slots
+    select x.id, i as worker,
+      row_number() over (partition by i.id order by x.claimed_at, x.order_key) as nth
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
-    where i.ended_at is not null and (of_incarnations is null or i.id = any (of_incarnations)) and x.gang_id is null
+    where i.ended_at is not null
+      and (of_incarnations is null or i.id = any (of_incarnations))
+      and x.gang_id is null
       and not gangq.may_still_run(i, t)
-    order by x.id limit most
+    order by x.id
+    limit most
   loop
-    select x.* into j from gangq.live_jobs x where x.id = w.id and x.incarnation = w.incarnation for update skip locked;
-    continue when not found;
-    perform gangq.keep_doubtful(j, t);
-    if j.state = 'preempting' then
-      perform gangq.stopped(j, null, t, 'dead');
-    else
-      perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation, reason => 'its worker ended');
-      -- Of prefetched jobs only the first, one a slot, can have been running: only those are charged. Another job's trip
-      -- charges nobody else.
-      perform gangq.hand_back(j,
-        case when w.state = 'dead' and w.exit_code is null and (w.prefetch = 1 or w.nth <= w.slots) then 'crash' else 'release' end,
-        format('worker %s %s', w.name, case when w.exit_code is not null then format('stopped over another job (%s)', w.exit_code)
-          when w.state = 'dead' then 'was lost' else 'was retired' end), t);
-    end if;
-    freed := freed + 1;
+    freed := freed + gangq.free_orphaned_job(w.id, w.worker, w.nth, t)::integer;
   end loop;
   if freed > 0 then
     perform gangq.wake_tick();
@@ -206,25 +218,133 @@ begin
   return freed;
 end $$;
 comment on function gangq.free_orphans is
-  'Internal. Frees what ended incarnations still hold: crashes are charged as crashes, retirements and the trip of '
-  'another job not at all. What somebody has locked (a caller completing it in an open transaction) is left for the next '
-  'tick, and so is what may still run.';
+  'Internal. Called by reap_expired, report_dead, retire_worker, register_worker and trip. Frees '
+  'the jobs that ended incarnations still hold and returns how many. It works from the rows alone, '
+  'so it can be interrupted and repeated. Locked rows (a caller completes the job in an open '
+  'transaction) and jobs that may still run are left for the next tick.';
 
--- The devices of a worker that is not proven gone, or that nothing can kill, go to nobody with its jobs.
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void language plpgsql as $$
+create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  j gangq.live_jobs;
+  g gangq.live_gangs;
+  gone bigint[];
+  cause text;
+  freed integer := 0;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
+  for j in
+    select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+    where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null
+      and not gangq.may_still_run(i, t)
+    order by x.id
+  loop
+    perform gangq.keep_doubtful(j, t);
+    perform gangq.stopped(j, null, t, 'dead');
+    freed := freed + 1;
+  end loop;
+  if g.state = 'draining' then
+    return freed;
+  end if;
+  if g.state = 'reserved' or exists (
+    select 1 from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+    where x.gang_id = g.id and x.state = 'reserved' and i.ended_at is not null)
+  then
+    if gangq.rollback_gang(g.id, 'a worker ended before it claimed') and g.state = 'reserved' then
+      return freed;
+    end if;
+  end if;
+  select array_agg(x.id order by x.rank), case
+    when bool_or(gangq.cause_of_loss(i) = 'crash') then 'crash'
+    when bool_and(gangq.cause_of_loss(i) = 'bystander') then 'bystander'
+    else 'release' end
+  into gone, cause
+  from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
+  where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null
+    and not gangq.may_still_run(i, t);
+  if gone is null and g.state = 'running' then
+    return freed;
+  end if;
+  perform gangq.keep_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id, token => x.token,
+    incarnation => x.incarnation, reason => 'its worker ended')
+  from gangq.live_jobs x where x.id = any (gone);
+  if gone is null then
+    perform gangq.lose_members(g.id, '{}', 'placement_miss', null,
+      'a worker ended before it claimed its member', t);
+    return freed;
+  end if;
+  perform gangq.lose_members(g.id, gone, cause,
+    case when cause = 'crash'
+      then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
+    case cause
+      when 'crash' then 'a member''s worker was lost'
+      when 'bystander' then 'a member''s worker stopped over another job'
+      else 'a member''s worker stopped' end,
+    t);
+  return freed + cardinality(gone);
+end $$;
+comment on function gangq.free_orphaned_members is
+  'Internal, for free_orphans. Frees the members of a locked gang whose workers have ended and '
+  'returns how many. Members told to stop are stopped; a reservation that nobody claimed is rolled '
+  'back; running members are lost, with the cause of cause_of_loss.';
+
+create function gangq.free_orphaned_job(job_id bigint, worker gangq.incarnations, nth bigint,
+  t timestamptz)
+returns boolean language plpgsql as $$
+#variable_conflict use_column
+declare
+  j gangq.live_jobs;
+  cause text := gangq.cause_of_loss(worker);
+  could_run boolean := worker.prefetch = 1 or nth <= worker.slots;
+begin
+  select x.* into j from gangq.live_jobs x
+  where x.id = free_orphaned_job.job_id and x.incarnation = worker.id
+  for update skip locked;
+  if not found then
+    return false;
+  end if;
+  perform gangq.keep_doubtful(j, t);
+  if j.state = 'preempting' then
+    perform gangq.stopped(j, null, t, 'dead');
+    return true;
+  end if;
+  perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
+    reason => 'its worker ended');
+  perform gangq.hand_back(j,
+    case when cause = 'crash' and could_run then 'crash' else 'release' end,
+    format('worker %s %s', worker.name, case
+      when cause = 'bystander' then format('stopped over another job (%s)', worker.exit_code)
+      when worker.state = 'dead' then 'was lost'
+      else 'was retired' end),
+    t);
+  return true;
+end $$;
+comment on function gangq.free_orphaned_job is
+  'Internal, for free_orphans. Frees a single job of an ended worker; false when another '
+  'transaction holds it. nth: its place among the claims of that worker. Of prefetched jobs only '
+  'one a slot, the oldest, can have been running: only those are charged a crash.';
+
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
+language plpgsql as $$
 declare
   i gangq.incarnations;
 begin
-  select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
+  select x.* into i from gangq.incarnations x where x.id = j.incarnation;
   if i.reboot_needed then
-    perform gangq.withhold(j, coalesce(i.quarantined, format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)), null, t);
+    perform gangq.withhold(j,
+      coalesce(i.quarantined,
+        format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)), null,
+          t);
   elsif i.exits_at is not null then
     perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)', i.name, i.exit_code),
-      greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id)), t);
+      greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id)),
+        t);
   end if;
 end $$;
 comment on function gangq.keep_doubtful is
-  'Internal. Before a job of an ended incarnation is freed: withholds its devices unless that incarnation is proven gone.';
+  'Internal, for free_orphans. Before a job of an ended incarnation is freed: withholds its '
+  'devices when the incarnation is not proven gone or has a process that cannot be killed.';
 
 create function gangq.flag_dead_workers() returns integer
 language plpgsql as $$
@@ -239,78 +359,105 @@ begin
   for w in
     select c.id, c.name, c.host, c.pid, c.flagged_at, c.silent_s, h.jobs
     from (
-      select i.id, i.name, i.host, i.pid, i.flagged_at, round(extract(epoch from t - l.renewed_at)::numeric, 1) as silent_s
-      from gangq.incarnations i join gangq.leases l on l.incarnation = i.id cross join gangq.settings s
+      select i.id, i.name, i.host, i.pid, i.flagged_at,
+        round(extract(epoch from t - l.renewed_at)::numeric, 1) as silent_s
+      from gangq.incarnations i
+      join gangq.leases l on l.incarnation = i.id
+      cross join gangq.settings s
       where i.ended_at is null and case
         when i.flagged_at is not null then l.renewed_at > i.flagged_at
         else greatest(l.renewed_at, outage) <= t - make_interval(secs => s.flag_after_s) end
       offset 0) c
     cross join lateral (
-      select array_agg(j.id order by j.id) as jobs from gangq.live_jobs j where j.incarnation = c.id) h
+      select array_agg(j.id order by j.id) as jobs
+      from gangq.live_jobs j
+      where j.incarnation = c.id) h
     where c.flagged_at is not null or h.jobs is not null
     order by c.id limit 200
   loop
-    perform 1 from gangq.incarnations i where i.id = w.id and i.ended_at is null for no key update skip locked;
+    perform 1
+    from gangq.incarnations i
+    where i.id = w.id and i.ended_at is null
+    for no key update skip locked;
     continue when not found;
     if w.flagged_at is not null then
       update gangq.incarnations i set flagged_at = null where i.id = w.id;
       perform gangq.log_event(t, 'unflag', incarnation => w.id, reason => 'heard again');
       continue;
     end if;
-    -- What it holds is read before the lock: it may have been heard, and have finished, in between.
+    -- The loop read its jobs before the lock: since then it may have been heard, and have finished.
     select l.renewed_at into heard_at from gangq.leases l where l.incarnation = w.id;
-    continue when heard_at > t - make_interval(secs => (select s.flag_after_s from gangq.settings s));
+    continue when heard_at > t - make_interval(secs => (
+      select s.flag_after_s from gangq.settings s));
     update gangq.incarnations i set flagged_at = t where i.id = w.id;
     flagged := flagged + 1;
-    what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
+    what_to_do := format(
+      'restart it on host %s (gangq bounce --once does), or prove it dead: '
+      'select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
     perform gangq.log_event(t, 'flag', incarnation => w.id,
-      reason => format('silent for %s s with %s: %s', w.silent_s, gangq.counted(cardinality(w.jobs), 'job'), what_to_do),
-      data => jsonb_build_object('host', w.host, 'pid', w.pid, 'silent_s', w.silent_s, 'jobs', w.jobs));
+      reason => format('silent for %s s with %s: %s', w.silent_s,
+        gangq.counted(cardinality(w.jobs), 'job'), what_to_do),
+      data => jsonb_build_object('host', w.host, 'pid', w.pid, 'silent_s', w.silent_s, 'jobs',
+        w.jobs));
     raise warning 'DEAD WORKER % on host %, incarnation %, pid %: silent % s, holds jobs %: %',
-      w.name, w.host, w.id, coalesce(w.pid::text, '?'), w.silent_s, array_to_string(w.jobs[1:20], ', '), what_to_do;
+      w.name, w.host, w.id, coalesce(w.pid::text, '?'), w.silent_s,
+      array_to_string(w.jobs[1:20], ', '), what_to_do;
   end loop;
   return flagged;
 end $$;
 comment on function gangq.flag_dead_workers is
-  'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by itself; a flag stands '
-  'until that incarnation is heard again or replaced. Frees nothing: only proof of death or the end of a lease does. '
-  'Returns how many were flagged; each is an event and a line in the server''s log that says what to do.';
+  'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by '
+  'itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only '
+  'proof of death or the end of a lease does. Returns how many were flagged; each is an event and '
+  'a line in the server''s log that says what to do.';
 
 create view gangq.flagged as
-select i.name as worker, i.host, i.id as incarnation, i.flagged_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+select i.name as worker, i.host, i.id as incarnation, i.flagged_at,
+  round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
   array(select j.id from gangq.live_jobs j where j.incarnation = i.id order by j.id) as jobs, i.pid,
-  case when (select gangq.may_act_as('gangq_host')) or gangq.may_report(i.login) then i.identity else '{}' end as identity
+  case when (select gangq.may_act_as('gangq_host')) or gangq.may_report(i.login) then i.identity
+    else '{}' end as identity
 from gangq.incarnations i
 join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
 where i.flagged_at is not null and l.renewed_at <= i.flagged_at and i.state <> 'retired'
-  -- Judged dead by its lease is not restarted yet; but whoever was left dead for long was left so on purpose.
+  -- A worker judged dead by its lease is not restarted yet. One that stays dead for long was left
+  -- so on purpose.
   and (i.ended_at is null or i.flagged_at > c.t - interval '30 minutes')
   and not exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id);
 comment on view gangq.flagged is
-  'Workers that fell silent while they held jobs and were neither heard nor replaced since: what the cron job of a host '
-  'reads (where host = ''...'') to know which of its workers to restart. One that was judged dead stays half an hour. identity is '
-  'shown to the login that registered the worker, gangq_host and admins.';
+  'Workers that fell silent while they held jobs and were neither heard nor replaced since: what '
+  'the cron job of a host reads (where host = ''...'') to know which of its workers to restart. '
+  'One that was judged dead stays half an hour. identity is shown to the login that registered the '
+  'worker, gangq_host and admins.';
 
--- A silent host is restarted worker by worker: what it restarts within ten minutes of the first is one round.
-create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean language sql stable as $$
+-- A host restarts its workers one by one. All restarts within ten minutes of the first are one
+-- round.
+create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean
+language sql stable as $$
   with bounces as (
     select e.worker, e.at, date_bin('10 minutes', e.at, min(e.at) over ()) as round_at,
       date_bin('10 minutes', bounced_too_often.t, min(e.at) over ()) as this_round
     from gangq.events e
-    where e.at > bounced_too_often.t - interval '1 hour' and e.at <= bounced_too_often.t and e.kind = 'bounce'
+    where e.at > bounced_too_often.t - interval '1 hour' and e.at <= bounced_too_often.t
+      and e.kind = 'bounce'
       and e.data ->> 'host' = bounced_too_often.host
   )
-  select (select count(*) from bounces b where b.worker = bounced_too_often.name) >= c.bounces_per_hour
-    or (select count(distinct b.round_at) from bounces b where b.round_at <> b.this_round) >= c.bounces_per_hour
+  select (
+    select count(*) from bounces b where b.worker = bounced_too_often.name) >= c.bounces_per_hour
+    or (
+      select count(distinct b.round_at)
+      from bounces b
+      where b.round_at <> b.this_round) >= c.bounces_per_hour
   from gangq.settings c
 $$;
 comment on function gangq.bounced_too_often is
-  'Internal. Whether this host, or this worker of it, was restarted bounces_per_hour times within the hour. A host''s '
-  'restarts are counted in rounds of ten minutes, so that a host of many workers is restarted as a whole, and new names '
-  'buy no more of them.';
+  'Internal. Whether this host, or this worker of it, was restarted bounces_per_hour times within '
+  'the hour. A host''s restarts are counted in rounds of ten minutes, so that a host of many '
+  'workers is restarted as a whole, and new names buy no more of them.';
 
-create function gangq.bounce(incarnation bigint, host text, report_only boolean default false) returns text
+create function gangq.bounce(incarnation bigint, host text, report_only boolean default false)
+returns text
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -320,24 +467,27 @@ declare
   fleet bigint;
   answer text;
 begin
-  -- One bouncer at a time asks about a worker, and asks after the other was answered.
+  -- The lock makes two restarters of one worker ask one after the other.
   select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for no key update;
   t := gangq.now();
   if i.id is null or i.host is distinct from bounce.host then
     return 'unknown';
   end if;
   perform gangq.check_login(i.id, host => true);
-  -- Hosts, because one hung host silences all its workers; and only those that have worked, because anyone with a
-  -- worker's login can register a hundred that never do.
-  select count(distinct x.host) filter (where f.incarnation is not null), count(distinct x.host) into flagged, fleet
+  -- Counted in hosts, because one hung host silences all its workers. Only workers that have worked
+  -- count, because anyone with a worker's login can register a hundred that never do.
+  select count(distinct x.host) filter (where f.incarnation is not null), count(distinct x.host)
+  into flagged, fleet
   from gangq.incarnations x left join gangq.flagged f on f.incarnation = x.id
   where x.worked_at is not null and (x.ended_at is null or f.incarnation is not null);
   answer := case
-    when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id) or i.state = 'retired' then 'replaced'
+    when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id)
+      or i.state = 'retired' then 'replaced'
     when not exists (select 1 from gangq.flagged f where f.incarnation = i.id) then 'heard'
     when exists (
       select 1 from gangq.events e
-      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id) then 'taken'
+      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id)
+        then 'taken'
     when gangq.bounced_too_often(i.name, i.host, t) then 'too_often'
     when flagged > 1 and flagged * 5 > fleet then 'fleet'
     else 'go' end;
@@ -348,38 +498,51 @@ begin
     perform gangq.log_event(t, 'bounce', incarnation => i.id,
       reason => format('host %s restarts it', i.host), data => jsonb_build_object('host', i.host));
   elsif not exists (
-    select 1 from gangq.events e where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
+    select 1
+    from gangq.events e
+    where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
       and e.incarnation = i.id and e.data ->> 'answer' = answer) then
     perform gangq.log_event(t, 'bounce_refused', incarnation => i.id, reason => case answer
         when 'replaced' then 'it was replaced or stopped as asked'
         when 'heard' then 'it is not flagged, or was heard again'
         when 'taken' then 'it is being restarted already'
-        when 'too_often' then 'it or its host was restarted too often within the hour: look at it on its host'
-        else format('workers of %s of %s hosts are flagged at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet) end,
+        when 'too_often'
+          then 'it or its host was restarted too often within the hour: look at it on its host'
+        when 'fleet' then format(
+          'workers of %s of %s hosts are flagged at once: the fault is elsewhere '
+          '(database, network, shared storage)', flagged, fleet)
+        end,
       data => jsonb_build_object('host', i.host, 'answer', answer));
   end if;
   return answer;
 end $$;
 comment on function gangq.bounce is
-  'A host asks whether to restart one of its flagged workers, by incarnation. go: do it, and say how it went with bounced. Else why not: heard '
-  '(not flagged any more), replaced, too_often (bounces_per_hour, by worker and by host), fleet (workers of more than one '
-  'host and of more than a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked within two '
-  'minutes), unknown (not of this host). report_only: only answers. For the login that registered the worker, gangq_host and gangq_admin. Raises 42501.';
+  'The restarter of a host asks whether to restart one of its flagged workers. go: do it, then '
+  'report with bounced. Otherwise the reason: heard (not flagged any more), replaced, too_often '
+  '(bounces_per_hour, by worker and by host), fleet (workers of more than one host and of more '
+  'than a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked '
+  'within two minutes), unknown (not of this host). report_only: only answers. For the login that '
+  'registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
-create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}') returns void
+create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}')
+returns void
 language plpgsql as $$
 begin
   if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
-    perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
+    perform gangq.refuse('GQ002',
+      format('incarnation %s does not exist', coalesce(bounced.incarnation::text, 'null')),
       'Pass the incarnation that bounce was asked about.');
   end if;
   perform gangq.check_login(bounced.incarnation, host => true);
   perform gangq.log_event(gangq.now(), 'bounced', incarnation => bounced.incarnation,
-    reason => case when bounced.ok then 'a new incarnation is heard' else 'the restart did not help' end,
-    data => coalesce(bounced.detail, '{}') || jsonb_build_object('ok', coalesce(bounced.ok, false)));
+    reason => case when bounced.ok then 'a new incarnation is heard'
+      else 'the restart did not help' end,
+    data => coalesce(bounced.detail, '{}')
+      || jsonb_build_object('ok', coalesce(bounced.ok, false)));
 end $$;
 comment on function gangq.bounced is
-  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. Raises GQ002, 42501.';
+  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. '
+  'Raises GQ002, 42501.';
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
@@ -395,52 +558,76 @@ begin
     select x.id from (
       select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
       union all
-      select g.id, least(g.deadline_at, g.timeout_at) from gangq.live_gangs g where g.missing_since is not null) x
+      select g.id, least(g.deadline_at, g.timeout_at)
+      from gangq.live_gangs g
+      where g.missing_since is not null) x
     where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-      where j.gang_id = x.id and j.state = 'reserved' and (i.state <> 'live' or i.quarantined is not null))
+      where j.gang_id = x.id and j.state = 'reserved'
+        and (i.state <> 'live' or i.quarantined is not null))
     order by x.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
-    select x.* into g from gangq.live_gangs x where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
+    select x.*
+    into g
+    from gangq.live_gangs x
+    where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
     continue when not found;
     held := greatest(0, gangq.ineligible_s(g.kind_id, t) - g.held_s);
     if g.missing_since is not null and g.timeout_at <= t and held > 0 then
-      -- Paused, or over a limit: nobody could have been found then.
-      update gangq.live_gangs x set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held where x.id = g.id;
+      -- Time in which the queue was paused or over a limit does not count.
+      update gangq.live_gangs x
+        set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held
+      where x.id = g.id;
     elsif g.missing_since is not null and g.timeout_at <= t then
-      perform gangq.drain(g.id, '{}', 'no_replacement', null, format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
+      perform gangq.drain(g.id, '{}', 'no_replacement', null,
+        format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
     elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
-      -- Some were claimed and wait at the barrier for one that will not come. Only a missed deadline is held against
-      -- whoever has not claimed: a reservation may also be over because another of its workers stops.
-      update gangq.incarnations i set passed_over_until = t + make_interval(secs => (select s.pass_over_s from gangq.settings s))
+      -- Some members were claimed and wait at the barrier for one that will not come. A worker is
+      -- passed over only for a missed deadline: the reservation may also be over because another of
+      -- its workers stops.
+      update gangq.incarnations i
+        set passed_over_until = t + make_interval(secs => (
+          select s.pass_over_s from gangq.settings s))
       where g.deadline_at <= t and i.id = any (array(
         select z.id from gangq.incarnations z
-        where z.id in (select j.incarnation from gangq.live_jobs j where j.gang_id = w.id and j.state = 'reserved')
+        where z.id in (
+          select j.incarnation
+          from gangq.live_jobs j
+          where j.gang_id = w.id and j.state = 'reserved')
         order by z.id for no key update skip locked));
-      perform gangq.drain(w.id, '{}', 'placement_miss', null, 'a member was not claimed in time, or its worker takes nothing more', t);
+      perform gangq.drain(w.id, '{}', 'placement_miss', null,
+        'a member was not claimed in time, or its worker takes nothing more', t);
     end if;
     n := n + 1;
   end loop;
   return n;
 end $$;
 comment on function gangq.rollback_stale is
-  'Internal. Reservations past their deadline, or on workers that take nothing any more: rolled back when nobody has '
-  'claimed, or when they replace members of a running gang; drained uncharged when somebody has. The silent worker is passed '
-  'over for a while. A running gang that has missed a member for its whole timeout drains, to be placed as a whole.';
+  'Internal. Reservations past their deadline, or on workers that take nothing any more: rolled '
+  'back when nobody has claimed, or when they replace members of a running gang; drained uncharged '
+  'when somebody has. The silent worker is passed over for a while. A running gang that has missed '
+  'a member for its whole timeout drains, to be placed as a whole.';
 
--- A job ends while the submission of one that waits for it is not committed: its ending does not see the dependency, and the
--- submission cannot know of the ending. So a dependency is written with settled = false, and it is settled here.
+-- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
+-- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency
+-- is written with settled = false and is settled here.
 -- Invariant: a settled row is seen by every transaction that ends the awaited job.
--- 1. The row d is visible to the first statement: its submission is committed.
--- 2. A later statement gets a lock on the awaited job's row, which every ending needs: so no ending was under way, and the job
---    was live. The lock is let go at once; to have had it is enough, and nobody waits for a tick that is left open.
--- 3. An ending that begins after that looks for dependents in a statement that begins after it has locked the job's row (leave).
---    That is after step 2, so it sees d. (One with an older snapshot, in REPEATABLE READ, cannot: it leaves a row in unsettled.)
--- 4. Where the lock is not to be had, an ending is under way, or somebody holds the row: the next tick looks again.
--- 5. Where the job is not live any more, it has ended, and d is told how: as its ending would have told it.
--- Each call begins somewhere else, so that dependencies on jobs that somebody holds do not keep the others from being settled.
-create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+-- 1. The row d is visible to the first statement, so its submission is committed.
+-- 2. A later statement locks the awaited job's row, which every ending needs. So no ending was in
+--    flight, and the job was live. The lock is released at once: having had it is enough, and
+--    nothing waits for a tick that is left open.
+-- 3. An ending that begins after step 2 looks for dependents in a statement that starts after it has
+--    locked the job's row (leave), so it sees d. (An ending with an older snapshot, in REPEATABLE
+--    READ, cannot: it leaves a row in unsettled.)
+-- 4. When the lock is not free, an ending is in flight or another transaction holds the row: the next
+--    tick looks again.
+-- 5. When the job is not live any more it has ended, and d is told how, as its ending would have
+--    told it.
+-- Each call starts at a random place, so dependencies on locked jobs do not keep the others from
+-- being settled.
+create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   waiting bigint[];
@@ -452,28 +639,48 @@ declare
   first bigint;
   told integer;
 begin
-  select x.on_job_id into lowest from gangq.dependencies x where not x.settled and x.outcome is null order by x.on_job_id limit 1;
+  select x.on_job_id
+  into lowest
+  from gangq.dependencies x
+  where not x.settled and x.outcome is null
+  order by x.on_job_id
+  limit 1;
   if lowest is null then
     return 0;
   end if;
-  select x.on_job_id into highest from gangq.dependencies x where not x.settled and x.outcome is null order by x.on_job_id desc limit 1;
+  select x.on_job_id
+  into highest
+  from gangq.dependencies x
+  where not x.settled and x.outcome is null
+  order by x.on_job_id desc
+  limit 1;
   first := lowest + floor(random() * (highest - lowest + 1))::bigint;
   select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, awaited
   from (
     (select x.job_id, x.on_job_id from gangq.dependencies x
-      where not x.settled and x.outcome is null and x.on_job_id >= first order by x.on_job_id, x.job_id limit most)
+      where not x.settled and x.outcome is null and x.on_job_id >= first
+      order by x.on_job_id, x.job_id
+      limit most)
     union all
     (select x.job_id, x.on_job_id from gangq.dependencies x
-      where not x.settled and x.outcome is null and x.on_job_id < first order by x.on_job_id, x.job_id limit most)
+      where not x.settled and x.outcome is null and x.on_job_id < first
+      order by x.on_job_id, x.job_id
+      limit most)
     limit most) d;
   begin
-    quiet := array(select j.id from gangq.live_jobs j where j.id = any (awaited) order by j.id for key share skip locked);
+    quiet := array(
+      select j.id
+      from gangq.live_jobs j
+      where j.id = any (awaited)
+      order by j.id for key share skip locked);
     raise exception using errcode = 'GQ000';
   exception when sqlstate 'GQ000' then
-    null;  -- lets go of the locks
+    null;  -- the locks are released
   end;
   ended := array(
-    select distinct a.id from unnest(awaited) as a(id) where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
+    select distinct a.id
+    from unnest(awaited) as a(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
   perform gangq.settle(ended);
   update gangq.dependencies d set settled = true
   where d.ctid = any (array(
@@ -485,8 +692,8 @@ begin
   return told + (select count(*)::integer from unnest(awaited) as a(id) where a.id = any (ended));
 end $$;
 comment on function gangq.settle_dependents is
-  'Internal, a step of the tick. Dependencies that have become visible since the last one: settled, or told how the awaited job '
-  'has ended. Returns how many.';
+  'Internal, a step of the tick. Dependencies that have become visible since the last one: '
+  'settled, or told how the awaited job has ended. Returns how many.';
 
 create function gangq.promote_due(most integer default 200) returns integer
 language plpgsql as $$
@@ -496,84 +703,146 @@ declare
   due record;
   w record;
   g bigint;
-  waiters bigint[];
   ended bigint[];
   locked boolean;
-  fewer integer;
 begin
   perform gangq.check_most(most);
   for due in
     with ready as (
       update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
       where j.id = any (array(
-        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
-        order by z.due_at limit most for update skip locked))
+        select z.id from gangq.live_jobs z
+        where z.state = 'scheduled' and z.due_at <= t
+        order by z.due_at
+        limit most
+        for update skip locked))
       returning j.shape_id
     )
-    select s.queue, count(*) as jobs from ready r join gangq.shapes s on s.id = r.shape_id group by s.queue
+    select s.queue, count(*) as jobs
+    from ready r
+    join gangq.shapes s on s.id = r.shape_id
+    group by s.queue
   loop
     n := n + due.jobs;
     perform gangq.wake_sleepers(due.queue, due.jobs, 'sleepers');
   end loop;
-  ended := array(select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
+  ended := array(
+    select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
   if ended <> '{}' then
     perform gangq.settle(ended);
-    delete from gangq.unsettled u where u.job_id = any (ended)
-      and not exists (select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
+    delete from gangq.unsettled u
+    where u.job_id = any (ended)
+      and not exists (
+        select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
   end if;
-  -- Jobs whose awaited jobs have ended. A failed or cancelled one cancels all that wait for it.
   for w in
-    select d.job_id, j.gang_id, array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
+    select d.job_id, j.gang_id,
+      array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
       min(d.on_job_id) filter (where d.outcome <> 'done') as lost
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
     where d.job_id = any (array(
         with settled as (
-          select distinct x.job_id from gangq.dependencies x where x.outcome is not null order by x.job_id limit most)
+          select distinct x.job_id
+          from gangq.dependencies x
+          where x.outcome is not null
+          order by x.job_id
+          limit most)
         select s.job_id from settled s
         union
-        -- Members are let go together: the limit never cuts a gang.
-        select m.id from settled s join gangq.live_jobs x on x.id = s.job_id join gangq.live_jobs m on m.gang_id = x.gang_id))
+        -- Members are released together: the limit never cuts a gang.
+        select m.id
+        from settled s
+        join gangq.live_jobs x on x.id = s.job_id
+        join gangq.live_jobs m on m.gang_id = x.gang_id))
       and d.outcome is not null
-    group by d.job_id, j.gang_id order by j.gang_id, d.job_id
+    group by d.job_id, j.gang_id
+    order by j.gang_id, d.job_id
   loop
     if w.gang_id is not null and w.gang_id is distinct from g then
       g := w.gang_id;
       locked := gangq.try_lock_gang(g);
     end if;
     continue when w.gang_id is not null and not locked;
-    perform 1 from gangq.live_jobs j where j.id = w.job_id and j.state = 'waiting' for update skip locked;
+    perform 1
+    from gangq.live_jobs j
+    where j.id = w.job_id and j.state = 'waiting'
+    for update skip locked;
     continue when not found;
     n := n + 1;
     if w.lost is not null then
-      -- It may also wait for a job that a caller is completing in an open transaction: then it is cancelled later.
-      waiters := array(select j.id from gangq.live_jobs j where j.id = w.job_id or j.gang_id = w.gang_id);
-      continue when (select count(*) from gangq.dependencies d where d.job_id = any (waiters)) <> (
-        select count(*) from (
-          select 1 from gangq.dependencies d where d.job_id = any (waiters) order by d.on_job_id, d.job_id for update skip locked) l);
-      if w.gang_id is not null then
-        perform gangq.cancel_all('{}', array[w.gang_id], format('job %s, which it waited for, did not succeed', w.lost));
-      else
-        perform gangq.cancel_all(array[w.job_id], '{}', format('job %s, which it waited for, did not succeed', w.lost));
-      end if;
-      continue;
-    end if;
-    -- Counted as they go: another promotion may have taken some of them since this one looked.
-    with gone as (
-      delete from gangq.dependencies d where d.job_id = w.job_id and d.on_job_id = any (w.done) returning d.on_job_id)
-    select count(*) into fewer from gone;
-    update gangq.live_jobs j set waits_on = j.waits_on - fewer,
-      state = case when j.waits_on > fewer then 'waiting' when j.gang_id is not null then 'blocked'
-        when j.due_at > t then 'scheduled' else 'pending' end
-    where j.id = w.job_id;
-    if w.gang_id is not null then
-      update gangq.live_gangs x set state = 'blocked'
-      where x.id = w.gang_id and not exists (select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.lost);
     else
-      perform gangq.wake_sleepers((select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = w.job_id), 1, 'sleepers');
+      perform gangq.release_dependent(w.job_id, w.gang_id, w.done, t);
     end if;
   end loop;
   return n;
 end $$;
 comment on function gangq.promote_due is
-  'Makes due what was scheduled, and lets go what waited for jobs that are now done; what waited for one that failed or '
-  'was cancelled is cancelled. Returns how many moved.';
+  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
+  'are done now are released; jobs that waited for one that failed or was cancelled are cancelled. '
+  'Returns how many moved. Raises GQ001.';
+
+create function gangq.cancel_dependent(job_id bigint, gang_id bigint, lost bigint) returns void
+language plpgsql as $$
+declare
+  waiters bigint[] := array(
+    select j.id from gangq.live_jobs j
+    where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id);
+  why text := format('job %s, which it waited for, did not succeed', lost);
+begin
+  -- It may also wait for a job that a caller completes in an open transaction: then a later tick
+  -- cancels it.
+  if (select count(*) from gangq.dependencies d where d.job_id = any (waiters)) <> (
+    select count(*) from (
+      select 1 from gangq.dependencies d
+      where d.job_id = any (waiters)
+      order by d.on_job_id, d.job_id
+      for update skip locked) l)
+  then
+    return;
+  end if;
+  if cancel_dependent.gang_id is not null then
+    perform gangq.cancel_all('{}', array[cancel_dependent.gang_id], why);
+  else
+    perform gangq.cancel_all(array[cancel_dependent.job_id], '{}', why);
+  end if;
+end $$;
+comment on function gangq.cancel_dependent is
+  'Internal, for promote_due. Cancels a locked waiting job, or its gang, because the job lost did '
+  'not succeed. Does nothing while another transaction holds one of its dependencies.';
+
+create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
+returns void
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  fewer integer;
+begin
+  -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
+  with gone as (
+    delete from gangq.dependencies d
+    where d.job_id = release_dependent.job_id and d.on_job_id = any (done)
+    returning d.on_job_id)
+  select count(*) into fewer from gone;
+  update gangq.live_jobs j set
+    waits_on = j.waits_on - fewer,
+    state = case
+      when j.waits_on > fewer then 'waiting'
+      when j.gang_id is not null then 'blocked'
+      when j.due_at > t then 'scheduled'
+      else 'pending' end
+  where j.id = release_dependent.job_id;
+  if release_dependent.gang_id is not null then
+    update gangq.live_gangs x set state = 'blocked'
+    where x.id = release_dependent.gang_id
+      and not exists (
+        select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+  else
+    perform gangq.wake_sleepers(s.queue, 1, 'sleepers')
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.id = release_dependent.job_id;
+  end if;
+end $$;
+comment on function gangq.release_dependent is
+  'Internal, for promote_due. A locked waiting job does not wait for these jobs any more. When it '
+  'waits for none, it is pending or scheduled; its gang is blocked when none of its members waits.';

@@ -1,10 +1,10 @@
--- A watchdog has acted, or would: trip and suspect; what a trip leaves behind (devices withheld, a death not yet
--- proven, a process that nothing can kill); and the host that restarts a silent worker.
--- Locks: the gang, its members or the job, the row 'brake' of lock_rows, this worker's row; then other jobs of the
--- worker with skip locked only. The caller of trip is dying and has two seconds. report_stuck: gangs, the worker's name, its row,
--- those of workers that offer what it had. lift_avoided, a step of the tick: gangs and jobs, with skip locked.
+-- What a watchdog saw and did: suspect, trip; what a trip leaves behind (withheld devices, a death
+-- that is not proven yet, a process that cannot be killed); and devices that a job avoids.
+-- Locks: trip: the gang, its members or the job, the row 'brake' of lock_rows, the worker's row;
+-- then other jobs of the worker with skip locked. The caller of trip is dying and has two seconds.
+-- report_stuck: gangs, the worker's name, its row, the rows of workers that offer its devices.
+-- lift_avoided, a step of the tick: gangs and jobs, with skip locked.
 
--- Writes what a watchdog saw: the event for everybody, the evidence for those who may read payloads, at one instant.
 create function gangq.witness(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
 ) returns void language plpgsql as $$
@@ -15,38 +15,50 @@ declare
 begin
   select x.* into s from gangq.shapes x where x.id = (j).shape_id;
   select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
-  perform gangq.log_event(t, witness.kind, (j).gang_id, (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
+  perform gangq.log_event(t, witness.kind, (j).gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
     (j).token, (j).incarnation, witness.reason,
-    witness.data || jsonb_strip_nulls(jsonb_build_object('waits_for', case when jsonb_typeof(what -> 'waits_for') = 'array'
+    witness.data || jsonb_strip_nulls(jsonb_build_object('waits_for',
+      case when jsonb_typeof(what -> 'waits_for') = 'array'
         and pg_column_size(what -> 'waits_for') < 4096 then what -> 'waits_for' end))
-      || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name, 'rank', coalesce((j).epoch_rank, (j).rank)));
-  -- A trip must not fail because a log was long.
+      || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name,
+        'rank', coalesce((j).epoch_rank, (j).rank)));
+  -- A trip must not fail because of a long log.
   if pg_column_size(what) > 4194304 then
-    what := jsonb_build_object('dropped', format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
+    what := jsonb_build_object('dropped',
+      format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
   end if;
   insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
   values (t, witness.kind, (j).id, (j).token, (j).incarnation, what);
 end $$;
 comment on function gangq.witness is
-  'Internal. Appends an event of a job and, apart from it, its evidence; both carry the same instant.';
+  'Internal. Called by trip, suspect and judge_standstill. Appends an event of a job, readable by '
+  'everybody, and its evidence, readable by those who may read payloads, at the same instant.';
 
 create function gangq.class_of(code integer) returns text language sql immutable as $$
-  select case code when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health' when 79 then 'unstopped'
-    when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory' when 87 then 'unkillable' when 88 then 'unfit' end
+  select case code when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78
+    then 'health' when 79 then 'unstopped'
+    when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory' when 87 then 'unkillable'
+    when 88 then 'unfit' end
 $$;
-comment on function gangq.class_of is 'Internal. The word for an exit code; null: it is none of ours.';
+comment on function gangq.class_of is
+  'Internal. The watchdog class of an exit code; null for a code that no watchdog uses.';
 
--- Many suspects at once are not many faults but one, elsewhere: the detector, the database or the shared store. So the
--- brake holds their trips. The members of one gang wait for each other and count as one suspect, and as one of the fleet.
+-- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
+-- the brake holds their trips. The members of one gang wait for each other and count as one
+-- suspect, and as one of the fleet.
 --
--- A job that beats, only more rarely than its stall timeout, is suspected anew with every beat: a few such jobs would keep
--- the brake on for ever, so they do not count. A job that has not beaten since counts each time it is suspected, or an
--- outage longer than two timeouts would release the brake. (offset 0: looked up for each suspect, by its job.)
+-- A job that beats more rarely than its stall timeout is suspected anew with every beat. A few such
+-- jobs would keep the brake on for ever, so a job that has beaten since does not count. A job that
+-- has not beaten counts each time it is suspected, or an outage longer than two timeouts would
+-- release the brake. (offset 0: looked up for each suspect, by its job.)
 --
--- A trip that has been held for brake_hold_s is let go: by then its own fault is likelier than a fault that all share.
--- Two things keep it held. The database was away within a lease: then nobody could say that he beats. And suspects of other
--- gangs or workers that wait for the same file system or peer as this job: then that one is at fault.
-create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz) returns boolean
+-- A trip held for brake_hold_s is released: by then a fault of its own is likelier than a shared
+-- one. Two things keep it held. The database was away within a lease, so no beat could be stored.
+-- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
+-- fault is there.
+create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
+returns boolean
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -58,23 +70,30 @@ declare
   unit text;
 begin
   select x.* into cfg from gangq.settings x;
-  select coalesce('g' || (j).gang_id, 'w' || i.name) into unit from gangq.incarnations i where i.id = (j).incarnation;
+  select coalesce('g' || (j).gang_id, 'w' || i.name)
+  into unit
+  from gangq.incarnations i
+  where i.id = (j).incarnation;
   with suspected as (
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
       and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
       and not exists (
-        select 1 from gangq.events p join gangq.progress b on b.job_id = p.job_id and b.token = p.token and b.beat_at > p.at
-        where p.job_id = e.job_id and p.token = e.token and p.at < e.at - interval '1 minute' and p.at > t - interval '1 hour'
+        select 1
+        from gangq.events p
+        join gangq.progress b on b.job_id = p.job_id and b.token = p.token and b.beat_at > p.at
+        where p.job_id = e.job_id and p.token = e.token and p.at < e.at - interval '1 minute'
+          and p.at > t - interval '1 hour'
           and p.kind in ('suspect', 'held') and p.data ->> 'class' = e.data ->> 'class' offset 0)
     union
     select braking.unit from (values (unit)) as braking(unit)
   ),
-  -- What was tripped within the minute has ended: it counts on both sides.
+  -- A job tripped within the minute has ended: it counts as suspect and as fleet.
   live as (
     select coalesce('g' || m.gang_id, 'w' || i.name) as unit
     from gangq.incarnations i
-    left join gangq.live_jobs m on m.incarnation = i.id and m.gang_id is not null and m.state in ('running', 'preempting')
+    left join gangq.live_jobs m on m.incarnation = i.id and m.gang_id is not null
+      and m.state in ('running', 'preempting')
     where i.ended_at is null
     union
     select s.unit from suspected s
@@ -83,36 +102,48 @@ begin
   if suspects < 3 or suspects <= cfg.brake_share::numeric * fleet then
     return false;
   end if;
-  select p.beat_at into last_beat from gangq.progress p where p.job_id = (j).id and p.token = (j).token;
+  select p.beat_at
+  into last_beat
+  from gangq.progress p
+  where p.job_id = (j).id and p.token = (j).token;
   select min(e.at) into held_since from gangq.events e
-  where e.job_id = (j).id and e.token = (j).token and e.kind = 'held' and e.data ->> 'class' = braking.class
+  where e.job_id = (j).id and e.token = (j).token and e.kind = 'held'
+    and e.data ->> 'class' = braking.class
     and e.at > coalesce(last_beat, '-infinity');
   return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
     or exists (
       select 1 from gangq.tick_state x cross join gangq.leases l
-      where l.incarnation = (j).incarnation and x.outage_ended_at > t - make_interval(secs => l.lease_s))
-    -- Held trips come again once a stall timeout, so this looks further back than the minute in which suspects are counted.
+      where l.incarnation = (j).incarnation
+        and x.outage_ended_at > t - make_interval(secs => l.lease_s))
+    -- A held trip comes again once a stall timeout, so this looks back ten minutes instead of one.
     or exists (
       select 1 from gangq.events e
       join gangq.live_jobs o on o.id = e.job_id and o.token = e.token and o.state = 'running'
       where e.at > t - interval '10 minutes' and e.at <= t and e.kind in ('suspect', 'held')
         and e.data -> 'waits_for' ?| array(
-          select w.thing from jsonb_array_elements_text(case jsonb_typeof(evidence -> 'waits_for') when 'array' then evidence -> 'waits_for' else '[]' end) as w(thing))
+          select w.thing
+          from jsonb_array_elements_text(case jsonb_typeof(evidence -> 'waits_for') when 'array'
+            then evidence -> 'waits_for' else '[]' end) as w(thing))
         and coalesce('g' || e.gang_id, 'w' || e.worker) <> unit
         and not exists (
-          select 1 from gangq.progress b where b.job_id = e.job_id and b.token = e.token and b.beat_at > e.at offset 0));
+          select 1
+          from gangq.progress b
+          where b.job_id = e.job_id and b.token = e.token and b.beat_at > e.at offset 0));
 end $$;
 comment on function gangq.braking is
-  'Internal. Whether so many gangs and single workers, the one of this job among them, were suspect within the last minute '
-  'that nobody is to be stopped on suspicion: at least three, and more than brake_share of the fleet. The members of a gang '
-  'are one. A job suspected before, that has beaten since, does not count. After brake_hold_s a held trip is let go, unless '
-  'other suspects wait for the same file system or peer (evidence''s "waits_for"), or the database was away within a lease.';
+  'Internal. Whether so many gangs and single workers, the one of this job among them, were '
+  'suspect within the last minute that nobody is to be stopped on suspicion: at least three, and '
+  'more than brake_share of the fleet. The members of a gang are one. A job suspected before, that '
+  'has beaten since, does not count. After brake_hold_s a held trip is let go, unless other '
+  'suspects wait for the same file system or peer (evidence''s "waits_for"), or the database was '
+  'away within a lease.';
 
--- In a collective the members that wait look like the one that they wait for: none beats. Which one stopped first is said
--- only where the data carry it.
---   1. One member is behind all others by at least the longest stride, the steps between two beats of a member.
---   2. All others wait in one place of the code, and one is in another place: it has not arrived.
--- The order of last beats says nothing: all beat the same step before the one that was never finished.
+-- In a collective the waiting members look like the one that they wait for: none beats. The first
+-- to stop is named only when the data show it:
+-- 1. One member is behind all others by at least the longest stride (steps between two beats).
+-- 2. All others wait in one place of the code, and one member is in another place.
+-- The order of last beats proves nothing: all members beat the last step before the one that was
+-- never finished.
 create function gangq.who_stopped(
   gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
 ) language plpgsql stable as $$
@@ -122,187 +153,433 @@ declare
   odd record;
   n bigint;
 begin
-  select array_agg(x.id order by x.step, x.rank) as ids, array_agg(x.rank order by x.step, x.rank) as ranks,
-    array_agg(x.step order by x.step, x.rank) as steps, array_agg(x.stride order by x.step, x.rank) as strides,
+  select array_agg(x.id order by x.step, x.rank) as ids,
+    array_agg(x.rank order by x.step, x.rank) as ranks,
+    array_agg(x.step order by x.step, x.rank) as steps,
+      array_agg(x.stride order by x.step, x.rank) as strides,
     array_agg(x.place order by x.step, x.rank) as places
   into m
   from (
     select j.id, coalesce(j.epoch_rank, j.rank) as rank, p.step, p.stride,
       case when j.id = own_id then own_place else (
         select v.data ->> 'place' from gangq.evidence v
-        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip') order by v.at desc limit 1) end as place
+        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')
+        order by v.at desc
+        limit 1) end as place
     from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
     where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')) x;
   n := cardinality(m.ids);
-  if n > 1 and array_position(m.steps, null) is null and m.steps[2]::numeric - m.steps[1] >= (select coalesce(max(s.stride), 1) from unnest(m.strides) as s(stride)) then
+  if n > 1 and array_position(m.steps, null) is null
+    and m.steps[2]::numeric - m.steps[1] >= (
+      select coalesce(max(s.stride), 1) from unnest(m.strides) as s(stride)) then
     job_id := m.ids[1];
-    sentence := format('rank %s stopped first: it is at step %s, the others at step %s or later', m.ranks[1], m.steps[1], m.steps[2]);
+    sentence := format('rank %s stopped first: it is at step %s, the others at step %s or later',
+      m.ranks[1], m.steps[1], m.steps[2]);
     return;
   end if;
   if n > 2 and array_position(m.places, null) is null then
-    select here.place, here.ids[1] as id, here.ranks[1] as rank, there.place as elsewhere, there.ranks as ranks into odd
+    select here.place, here.ids[1] as id, here.ranks[1] as rank, there.place as elsewhere,
+      there.ranks as ranks
+    into odd
     from (
       select x.place, array_agg(x.id) as ids, array_agg(x.rank order by x.rank) as ranks
       from unnest(m.ids, m.ranks, m.places) as x(id, rank, place) group by x.place) here
     join (
-      select x.place, array_agg(x.rank order by x.rank) as ranks from unnest(m.ranks, m.places) as x(rank, place) group by x.place) there
+      select x.place, array_agg(x.rank order by x.rank) as ranks
+      from unnest(m.ranks, m.places) as x(rank, place)
+      group by x.place) there
       on there.place <> here.place
     where cardinality(here.ids) = 1 and cardinality(there.ranks) = n - 1;
     if found then
       job_id := odd.id;
-      sentence := format('%s in %s; rank %s has not arrived: it is in %s', gangq.ranks_wait(odd.ranks), odd.elsewhere, odd.rank, odd.place);
+      sentence := format('%s in %s; rank %s has not arrived: it is in %s',
+        gangq.ranks_wait(odd.ranks), odd.elsewhere, odd.rank, odd.place);
       return;
     end if;
   end if;
   sentence := format('%s%s%s; which of them stopped first is not known',
     gangq.ranks_wait(array(select x.rank from unnest(m.ranks) as x(rank) order by x.rank)),
-    case when m.steps[1] is null then '' when array_position(m.steps, null) is null and m.steps[1] = m.steps[n] then format(' at step %s', m.steps[1])
+    case when m.steps[1] is null then '' when array_position(m.steps, null) is null
+      and m.steps[1] = m.steps[n] then format(' at step %s', m.steps[1])
       else format(' at step %s and later', m.steps[1]) end,
-    case when array_position(m.places, null) is null and (select count(distinct x.place) from unnest(m.places) as x(place)) = 1
+    case when array_position(m.places, null) is null
+      and (select count(distinct x.place) from unnest(m.places) as x(place)) = 1
       then ' in ' || m.places[1] else '' end);
 end $$;
 comment on function gangq.who_stopped is
-  'Internal. Which member of a gang that stands still stopped first, null where the data do not carry it, and a sentence about '
-  'it. own_place: where in its code the member own_id waits, known before its evidence is stored.';
+  'Internal. Which member of a gang that stands still stopped first (null when the data do not '
+  'show it), and a sentence about it. own_place: where in its code the member own_id waits, known '
+  'before its evidence is stored.';
 
 create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
   select case
     when cardinality(ranks) = 1 then format('rank %s waits', ranks[1])
     when cardinality(ranks) > 2 and ranks[cardinality(ranks)] - ranks[1] = cardinality(ranks) - 1
       then format('ranks %s to %s wait', ranks[1], ranks[cardinality(ranks)])
-    when cardinality(ranks) > 8 then format('ranks %s and %s more wait', array_to_string(ranks[1:8], ', '), cardinality(ranks) - 8)
+    when cardinality(ranks) > 8
+      then format('ranks %s and %s more wait', array_to_string(ranks[1:8], ', '),
+        cardinality(ranks) - 8)
     else format('ranks %s wait', array_to_string(ranks, ', ')) end
 $$;
-comment on function gangq.ranks_wait is 'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
+comment on function gangq.ranks_wait is
+  'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language plpgsql as $$
 begin
   return gangq.shape_like(shape_avoiding.shape_id,
-    nullif(array(select distinct d.id from unnest(shape_avoiding.device_ids) as d(id) where d.id is not null order by d.id), '{}'),
+    nullif(array(
+      select distinct d.id
+      from unnest(shape_avoiding.device_ids) as d(id)
+      where d.id is not null
+      order by d.id), '{}'),
     (select s.submitter from gangq.shapes s where s.id = shape_avoiding.shape_id), null);
 end $$;
 comment on function gangq.shape_avoiding is
   'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
 
--- Whether a gang or job of this shape could ever be placed without these devices, on workers as they are registered.
-create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[]) returns boolean
+-- Whether a gang or job of this shape could ever be placed without these devices, on workers as
+-- they are registered.
+create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
+returns boolean
 language sql stable as $$
   select coalesce(sum(least(d.enough / s.gpus, i.slots,
     case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
     case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end)), 0) >= members
   from gangq.shapes s
-  join gangq.incarnations i on i.state = 'live' and i.ended_at is null and i.quarantined is null and gangq.serves(i, s)
+  join gangq.incarnations i on i.state = 'live' and i.ended_at is null and i.quarantined is null
+    and gangq.serves(i, s)
   cross join lateral (
     select count(*) as enough from gangq.device_registry r
     where r.offered_by = i.id and r.vram_mb >= s.vram_mb and r.id <> all (device_ids)
-      and not exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
+      and not exists (
+        select 1
+        from gangq.device_holds h
+        where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
 comment on function gangq.placeable_without is
-  'Internal. Whether the workers that take work have room for so many members when idle, on devices besides these.';
+  'Internal. Whether the workers that take work have room for so many members when idle, on '
+  'devices besides these.';
 
--- A device that was only idle is avoided as long as another could take the job, and that may end: the other one''s worker
--- retires, or its device is quarantined. What is quarantined for good stays avoided: unquarantine lifts that.
--- Pending jobs and blocked gangs are found by hopping along their indexes, so a tick pays for the kinds that wait. Each
--- round judges a few of those that avoid something, at random, so that none is always left out.
+-- A job avoids a device that was only idle (78) as long as another device could take the job. That
+-- can end: the worker of the other device retires, or it is quarantined. A device quarantined for
+-- good stays avoided until unquarantine. Pending jobs and blocked gangs are found by hops along
+-- their indexes, so a tick pays for the kinds that wait. Each round judges up to 20 kinds at
+-- random, so that none is always left out.
 create function gangq.lift_avoided(most integer default 200) returns integer
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   w record;
-  m record;
   opened integer;
-  jobs integer;
   said jsonb;
   n integer := 0;
 begin
   for w in
     with recursive blocked(kind_id) as (
-      (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
+      (
+        select x.kind_id
+        from gangq.live_gangs x
+        where x.state = 'blocked'
+        order by x.kind_id
+        limit 1)
       union all
-      select (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' and x.kind_id > b.kind_id order by x.kind_id limit 1)
+      select (
+        select x.kind_id
+        from gangq.live_gangs x
+        where x.state = 'blocked' and x.kind_id > b.kind_id
+        order by x.kind_id
+        limit 1)
       from blocked b where b.kind_id is not null
     )
     select s.id as shape_id, k.kind_id, k.members, s.queue, s.avoid, a.kept
     from (
       select p.shape_id, null::integer as kind_id, 1::bigint as members from gangq.pending_shapes p
       union all
-      select r.shape_id, b.kind_id, sum(r.min_members) from blocked b join gangq.kind_roles r on r.kind_id = b.kind_id group by r.shape_id, b.kind_id) k
+      select r.shape_id, b.kind_id, sum(r.min_members)
+      from blocked b
+      join gangq.kind_roles r on r.kind_id = b.kind_id
+      group by r.shape_id, b.kind_id) k
     join gangq.shapes s on s.id = k.shape_id and s.avoid is not null
     cross join lateral (
       select array(
         select h.device_id from gangq.device_holds h
-        where h.device_id = any (s.avoid) and h.kind = 'quarantine' and h.until is null order by h.device_id) as kept) a
+        where h.device_id = any (s.avoid) and h.kind = 'quarantine' and h.until is null
+        order by h.device_id) as kept) a
     where exists (
       select 1 from gangq.device_registry r join gangq.incarnations i on i.id = r.offered_by
       where r.id = any (s.avoid) and r.id <> all (a.kept) and gangq.serves(i, s))
     order by random() limit 20
   loop
     exit when n >= most;
-    -- Where it could not be placed even so, as while all workers restart, nothing would be gained.
+    -- When it could not be placed either way, as while all workers restart, nothing would be
+    -- gained.
     continue when gangq.placeable_without(w.shape_id, w.members, w.avoid)
       or not gangq.placeable_without(w.shape_id, w.members, w.kept);
     opened := gangq.shape_avoiding(w.shape_id, w.kept);
     said := jsonb_build_object('devices', (
-      select jsonb_agg(r.uuid order by r.host, r.index, r.id) from gangq.device_registry r where r.id = any (w.avoid) and r.id <> all (w.kept)));
+      select jsonb_agg(r.uuid order by r.host, r.index, r.id)
+      from gangq.device_registry r
+      where r.id = any (w.avoid) and r.id <> all (w.kept)));
     if w.kind_id is null then
-      jobs := 0;
-      for m in
-        update gangq.live_jobs j set shape_id = opened
-        where j.id = any (array(
-          select z.id from gangq.live_jobs z where z.shape_id = w.shape_id and z.state = 'pending'
-          order by z.order_key limit most - n for update skip locked))
-        returning j.id
-      loop
-        jobs := jobs + 1;
-        perform gangq.log_event(t, 'unavoid', job_id => m.id, reason => 'no other device could take it any more', data => said);
-      end loop;
-      n := n + jobs;
-      perform gangq.wake_sleepers(w.queue, jobs, 'sleepers');
+      n := n + gangq.unavoid_jobs(w.shape_id, opened, w.queue, said, t, most - n);
     else
-      for m in
-        select g.id, g.epoch from gangq.live_gangs g
-        where g.state = 'blocked' and g.kind_id = w.kind_id order by g.order_key limit most - n
-      loop
-        continue when not gangq.try_lock_gang(m.id);
-        update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, w.shape_id, opened),
-          shape_id = case g.shape_id when w.shape_id then opened else g.shape_id end
-        where g.id = m.id and g.state = 'blocked' and g.kind_id = w.kind_id;
-        continue when not found;
-        update gangq.live_jobs j set shape_id = opened where j.gang_id = m.id and j.shape_id = w.shape_id;
-        perform gangq.log_event(t, 'unavoid', m.id, m.epoch, reason => 'no other devices could take it any more', data => said);
-        n := n + 1;
-      end loop;
+      n := n + gangq.unavoid_gangs(w.kind_id, w.shape_id, opened, said, t, most - n);
     end if;
   end loop;
   return n;
 end $$;
 comment on function gangq.lift_avoided is
-  'Internal, a step of the tick. Pending jobs and blocked gangs that avoid devices after a trip there, and that nothing else '
-  'registered could take by now, may use them again unless they are quarantined. Returns how many.';
+  'Internal, a step of the tick. Pending jobs and blocked gangs that avoid devices after a trip '
+  'there, and that no other registered device could take by now, may use them again unless they '
+  'are quarantined. Returns how many.';
 
--- What the quarantine rule counts. A budget or the host''s memory says nothing about a device, nor does a fault that
--- the driver lays to the application, nor a job that trips wherever it runs.
+create function gangq.unavoid_jobs(shape_id integer, opened integer, queue text, devices jsonb,
+  t timestamptz, most integer)
+returns integer language plpgsql as $$
+#variable_conflict use_column
+declare
+  m record;
+  n integer := 0;
+begin
+  for m in
+    update gangq.live_jobs j set shape_id = opened
+    where j.id = any (array(
+      select z.id from gangq.live_jobs z
+      where z.shape_id = unavoid_jobs.shape_id and z.state = 'pending'
+      order by z.order_key
+      limit most
+      for update skip locked))
+    returning j.id
+  loop
+    n := n + 1;
+    perform gangq.log_event(t, 'unavoid', job_id => m.id,
+      reason => 'no other device could take it any more', data => devices);
+  end loop;
+  perform gangq.wake_sleepers(unavoid_jobs.queue, n, 'sleepers');
+  return n;
+end $$;
+comment on function gangq.unavoid_jobs is
+  'Internal, for lift_avoided. Pending jobs of a shape take the shape that avoids less. devices: '
+  'for their events. Returns how many.';
+
+create function gangq.unavoid_gangs(kind_id integer, shape_id integer, opened integer,
+  devices jsonb, t timestamptz, most integer)
+returns integer language plpgsql as $$
+#variable_conflict use_column
+declare
+  m record;
+  n integer := 0;
+begin
+  for m in
+    select g.id, g.epoch from gangq.live_gangs g
+    where g.state = 'blocked' and g.kind_id = unavoid_gangs.kind_id
+    order by g.order_key
+    limit most
+  loop
+    continue when not gangq.try_lock_gang(m.id);
+    update gangq.live_gangs g set
+      kind_id = gangq.kind_avoiding(g.kind_id, unavoid_gangs.shape_id, opened),
+      shape_id = case g.shape_id when unavoid_gangs.shape_id then opened else g.shape_id end
+    where g.id = m.id and g.state = 'blocked' and g.kind_id = unavoid_gangs.kind_id;
+    continue when not found;
+    update gangq.live_jobs j set shape_id = opened
+    where j.gang_id = m.id and j.shape_id = unavoid_gangs.shape_id;
+    perform gangq.log_event(t, 'unavoid', m.id, m.epoch,
+      reason => 'no other devices could take it any more', data => devices);
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+comment on function gangq.unavoid_gangs is
+  'Internal, for lift_avoided. Blocked gangs of a kind take, for their members of one shape, the '
+  'shape that avoids less. Returns how many.';
+
+-- What the quarantine rule counts. A budget (75) or the host's memory (86) says nothing about a
+-- device, nor does a fault that the driver lays to the application, nor a job that trips wherever
+-- it runs.
 create view gangq.device_trips as
 select d.uuid, v.job_id, v.at, e.code, v.incarnation
 from (select gangq.now() as t offset 0) c
 join gangq.evidence v on v.kind = 'trip' and v.at > c.t - interval '1 day' and v.at <= c.t
--- Of each its own event, by its key (offset 0): what else happened that day is never read through.
+-- offset 0: each trip's event is read by its key, never by a scan of the day's events.
 cross join lateral (
   select (x.data ->> 'code')::integer as code, x.data
-  from gangq.events x where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
+  from gangq.events x
+  where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
 cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
 where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
   and coalesce((e.data ->> 'charged')::boolean, true)
-  and not exists (select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
+  and not exists (
+    select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
 comment on view gangq.device_trips is
-  'Which jobs tripped on which device within the last day, as the quarantine of a device counts them: without budgets, '
-  'memory, faults of the application, members that nobody charged, and jobs called poison.';
+  'Which jobs tripped on which device within the last day, as the quarantine of a device counts '
+  'them: without budgets, memory, faults of the application, members that nobody charged, and jobs '
+  'called poison.';
+
+create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
+language plpgsql immutable as $$
+begin
+  if gangq.class_of(code) is null or code in (77, 88) then
+    perform gangq.refuse('GQ001',
+      format('code is %s; no watchdog trips with that', coalesce(code::text, 'null')),
+      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, 87 unkillable.');
+  end if;
+  if class not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen', 'memory',
+    'unkillable') then
+    perform gangq.refuse('GQ001', format('class is %L', class),
+      'Leave it null for that of the code; notify_only knows budget, stall, health, fault and gang.');
+  end if;
+  if exit_in_s is not null and not (exit_in_s >= 0 and exit_in_s <= 600) then
+    perform gangq.refuse('GQ001', format('exit_in_s is %s', exit_in_s),
+      'Seconds within which this process is gone whatever happens, 600 at most; '
+      'null: the work is dead already and the worker lives on.');
+  end if;
+  if coalesce(jsonb_typeof(error), 'null') <> 'object' then
+    perform gangq.refuse('GQ001', 'a trip needs its error as a JSON object',
+      'For example {"type": "Stalled", "message": "no step for 130 s"}.');
+  end if;
+end $$;
+comment on function gangq.check_trip is 'Internal. Raises GQ001 for arguments that no trip has.';
+
+-- The tests of the brake and their record are one critical section. Without the lock a whole fleet
+-- could trip before the first trip is counted.
+create function gangq.braked(j gangq.live_jobs, class text, evidence jsonb) returns boolean
+language plpgsql as $$
+begin
+  begin
+    perform set_config('lock_timeout', '1s', true);
+    perform from gangq.lock_rows l where l.name = 'brake' for update;
+  exception when lock_not_available then
+    null;  -- another trip is left open: go on without the lock, because time is short
+  end;
+  perform set_config('lock_timeout', '2s', true);
+  return gangq.braking(j, class, evidence, gangq.now());
+end $$;
+comment on function gangq.braked is 'Internal, for trip. gangq.braking, one caller at a time.';
+
+create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
+  select bool_and(
+    x.beat_at <= (
+      select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
+      + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
+    or exists (
+      select 1 from gangq.events e
+      where e.job_id = x.id
+        and e.token = x.token
+        and e.kind in ('suspect', 'held')
+        and e.data ->> 'class' in ('stall', 'health')
+        and e.at > coalesce(x.beat_at, '-infinity')))
+  from (
+    select m.id, m.token, p.beat_at
+    from gangq.live_jobs m left join gangq.progress p on p.job_id = m.id and p.token = m.token
+    where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
+$$;
+comment on function gangq.all_stand_still is
+  'Internal, for trip. Whether all running siblings of this member are silent too: they last beat '
+  'at most three heartbeats after it, or are suspect since. Then the whole gang stands still, and '
+  'this member''s watchdog was only the first to act. Null: it has no running sibling.';
+
+create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
+language plpgsql as $$
+begin
+  if not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison') and (
+    select count(distinct e.data ->> 'host') from gangq.events e
+    where e.job_id = j.id and e.kind = 'trip'
+      and coalesce((e.data ->> 'charged')::boolean, true)) > 1
+  then
+    perform gangq.log_event(t, 'poison', j.gang_id,
+      (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
+      j.id, j.token, j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices',
+      (
+        select jsonb_build_object('hosts', jsonb_agg(distinct e.data ->> 'host'))
+        from gangq.events e
+        where e.job_id = j.id and e.kind = 'trip'));
+  end if;
+end $$;
+comment on function gangq.note_poison is
+  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event of kind '
+  'poison, after which device_trips does not count it.';
+
+create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
+returns integer
+language plpgsql as $$
+declare
+  avoid bigint[] := coalesce((select s.avoid from gangq.shapes s where s.id = j.shape_id), '{}')
+    || blamed;
+  members bigint := coalesce((
+    select sum(r.min_members)
+    from gangq.live_gangs g
+    join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = j.shape_id
+    where g.id = j.gang_id), 1);
+begin
+  if faulty or gangq.placeable_without(j.shape_id, members, avoid) then
+    return gangq.shape_avoiding(j.shape_id, avoid);
+  end if;
+  return j.shape_id;
+end $$;
+comment on function gangq.shape_after_trip is
+  'Internal, for trip. The shape of a job after a trip on these devices. It never again uses a '
+  'faulty device. It avoids one that was only idle as long as another device could take it.';
+
+create function gangq.quarantine_blamed(
+  j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
+) returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+  most integer := (select c.device_trips from gangq.settings c);
+  bad bigint[] := blamed;
+begin
+  if not faulty and blamed <> '{}' then
+    -- One query for all devices, limited to workers that had one of them: the day may have seen
+    -- very many other trips.
+    bad := array(
+      select r.id from gangq.device_registry r
+      where r.id = any (blamed) and r.uuid in (
+        select d.uuid from gangq.device_trips d
+        where d.incarnation = any (array(
+          select distinct c.incarnation
+          from gangq.device_claimants c
+          where c.device_id = any (blamed)))
+        group by d.uuid
+        having count(distinct d.job_id) >= most)
+      order by r.id);
+  end if;
+  if bad = '{}' then
+    return;
+  end if;
+  update gangq.device_holds h set
+    kind = 'quarantine',
+    job_id = null,
+    token = null,
+    since = t,
+    reason = case when faulty then format('fault under job %s: %s', j.id, coalesce(message, why))
+      else format('%s different jobs tripped on it within a day, the last one was job %s (%s)',
+        most, j.id, why) end
+  where h.job_id = j.id and h.device_id = any (bad);
+  perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token,
+    incarnation => j.incarnation,
+    reason => h.reason, data => jsonb_build_object('device', r.uuid))
+  from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+  where h.device_id = any (bad)
+  order by r.index, r.id;
+end $$;
+comment on function gangq.quarantine_blamed is
+  'Internal, for trip. Quarantines the devices that the trip blames: all of them after a fault of '
+  'the device (faulty), otherwise those on which settings.device_trips different jobs tripped '
+  'within a day.';
+
+create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
+  select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
+  from gangq.device_registry r where r.id = any (uuids_of.device_ids)
+$$;
+comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
 
 create function gangq.trip(
-  incarnation bigint, job_id bigint, token bigint, code integer, error jsonb, evidence jsonb default '{}',
+  incarnation bigint, job_id bigint, token bigint, code integer, error jsonb,
+    evidence jsonb default '{}',
   devices text[] default '{}', exit_in_s real default null, class text default null
 ) returns text language plpgsql as $$
 #variable_conflict use_column
@@ -313,237 +590,265 @@ declare
   application boolean := coalesce(trip.evidence ->> 'application' = 'true', false);
   said jsonb;
   j gangq.live_jobs;
-  me gangq.incarnations;
-  s gangq.shapes;
   held bigint[];
   blamed bigint[];
-  bad bigint[];
-  outcome text;
-  gone_at timestamptz;
-  lease_ends timestamptz;
-  new_shape integer;
   ended boolean;
-  stands text;
-  charged bigint := trip.job_id;
 begin
-  if gangq.class_of(trip.code) is null or trip.code in (77, 88) then
-    perform gangq.refuse('GQ001', format('code is %s; no watchdog trips with that', coalesce(trip.code::text, 'null')),
-      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, 87 unkillable.');
-  end if;
-  if kind_of not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen', 'memory', 'unkillable') then
-    perform gangq.refuse('GQ001', format('class is %L', kind_of), 'Leave it null for that of the code; notify_only knows budget, stall, health, fault and gang.');
-  end if;
-  if trip.exit_in_s is not null and not (trip.exit_in_s >= 0 and trip.exit_in_s <= 600) then
-    perform gangq.refuse('GQ001', format('exit_in_s is %s', trip.exit_in_s),
-      'Seconds within which this process is gone whatever happens, 600 at most; null: the work is dead already and the worker lives on.');
-  end if;
+  perform gangq.check_trip(trip.code, kind_of, trip.error, trip.exit_in_s);
   trip.error := gangq.cut(trip.error, 262144);
-  if coalesce(jsonb_typeof(trip.error), 'null') <> 'object' then
-    perform gangq.refuse('GQ001', 'a trip needs its error as a JSON object', 'For example {"type": "Stalled", "message": "no step for 130 s"}.');
-  end if;
-  -- The bouncer tells what a worker that is gone has left on its host.
+  -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
-  -- Read under the locks: the process is gone exit_in_s after the call was sent, so counted from here even safer.
+  -- Read under the locks. The process is gone exit_in_s after the call was sent, so counting from
+  -- here is safe.
   t := gangq.now();
-  if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting') then
-    -- Only a trip's own repetition is one: to a process whose job ended otherwise a moment ago, this is a false alarm.
-    if exists (select 1 from gangq.events e where e.job_id = trip.job_id and e.kind = 'trip' and e.token = trip.token) then
+  if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting')
+    then
+    -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
+    -- is a false alarm.
+    if exists (
+      select 1
+      from gangq.events e
+      where e.job_id = trip.job_id and e.kind = 'trip' and e.token = trip.token) then
       return 'repeated';
     end if;
     perform gangq.refuse_stale(trip.job_id, trip.token);
   end if;
   if j.incarnation is distinct from trip.incarnation then
-    perform gangq.refuse('GQ001', format('job %s runs on incarnation %s, not %s', j.id, j.incarnation, coalesce(trip.incarnation::text, 'null')),
+    perform gangq.refuse('GQ001',
+      format('job %s runs on incarnation %s, not %s', j.id, j.incarnation,
+        coalesce(trip.incarnation::text, 'null')),
       'A worker trips its own claims only: pass the incarnation that register_worker returned.');
   end if;
-  select x.* into s from gangq.shapes x where x.id = j.shape_id;
   held := array(
-    select h.device_id from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
-    where h.job_id = j.id and h.kind = 'job' order by r.index, r.id);
-  blamed := array(select r.id from gangq.device_registry r where r.id = any (held) and r.uuid = any (trip.devices) order by r.index, r.id);
+    select h.device_id from gangq.device_holds h where h.job_id = j.id and h.kind = 'job');
+  blamed := array(
+    select r.id
+    from gangq.device_registry r
+    where r.id = any (held) and r.uuid = any (trip.devices));
   if blamed = '{}' then
     blamed := held;
   end if;
-  said := jsonb_build_object('code', trip.code, 'class', kind_of, 'message', trip.error ->> 'message', 'trips', j.trips,
+  said := jsonb_build_object('code', trip.code, 'class', kind_of, 'message',
+    trip.error ->> 'message', 'trips', j.trips,
     'exit_in_s', trip.exit_in_s, 'application', application,
-    'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (held)),
-    'blamed', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (blamed)));
-
-  -- Nothing of it runs any more, or it was told to stop already: no answer could let it go on, so it gets its end.
+    'devices', gangq.uuids_of(held), 'blamed', gangq.uuids_of(blamed));
+  -- The work is dead, or was told to stop already: it cannot go on, so notify and held are no
+  -- answers.
   ended := trip.exit_in_s is null or j.state = 'preempting';
   if kind_of = any (coalesce(
-    (select ts.notify_only from gangq.task_settings ts where ts.task = s.task), (select c.notify_only from gangq.settings c))) then
+    (
+      select ts.notify_only
+      from gangq.task_settings ts
+      join gangq.shapes s on s.task = ts.task
+      where s.id = j.shape_id),
+    (select c.notify_only from gangq.settings c)))
+  then
     if not ended then
       perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
       return 'notify';
     end if;
-    -- But nothing more is done on the word of a class that is only to report.
+    -- It is ended and charged, but a class that only notifies blames no device.
     said := said || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
   end if;
-  -- Wall clock, faults and dead interpreters are facts; a stall and an idle device are conclusions, and those can be
-  -- wrong all at once. One at a time, or a whole fleet could trip in the instant before the first is counted.
+  -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
+  -- and conclusions about a whole fleet can be wrong at once.
   if trip.code in (76, 78) and kind_of in ('stall', 'health') and not ended then
-    begin
-      perform set_config('lock_timeout', '1s', true);
-      perform from gangq.lock_rows l where l.name = 'brake' for update;
-    exception when lock_not_available then
-      null;  -- somebody left a trip open: count without it, for this caller has no more time
-    end;
-    perform set_config('lock_timeout', '2s', true);
-    t := gangq.now();
-    if gangq.braking(j, kind_of, trip.evidence, t) then
-      perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
+    if gangq.braked(j, kind_of, trip.evidence) then
+      perform gangq.witness(gangq.now(), 'held', j, why, said || '{"outcome": "held"}',
+        trip.evidence);
       return 'held';
     end if;
+    t := gangq.now();
   end if;
+  return gangq.carry_out_trip(j, trip.code, kind_of, why, trip.error, trip.evidence, said, blamed,
+    trip.exit_in_s, t);
+end $$;
+comment on function gangq.trip is
+  'A watchdog stops a job, in one statement. The event and its evidence are written. A single job '
+  'goes to the front of its priority with a trip counted and its attempt given back, or fails when '
+  'its trips are spent; a member is lost with cause trip (lose_members). code: the exit code. '
+  'exit_in_s null: the work is proven dead (a command''s process tree) and the worker lives on. '
+  'Otherwise the whole worker process is gone within so many seconds (a kernel timer was armed '
+  'before this call): its incarnation ends now, its other jobs go back uncharged, the job is due '
+  'again when the process is gone, and its devices are withheld until that is proven (report_dead) '
+  'or its lease would have ended. devices: the devices to blame, of those that the job holds; 85 '
+  'quarantines them, 78 and 85 keep the job away from them. evidence: what was seen; '
+  '{"application": true} when the driver lays a fault to the application. class: as notify_only '
+  'knows it, by default the class of the code. Returns pending, scheduled, failed, preempted, '
+  'cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. Work '
+  'that is dead (exit_in_s null) or was told to stop cannot go on and never gets notify or held: '
+  'ask suspect before killing it. When its class only notifies it is ended and charged all the '
+  'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
-  if trip.exit_in_s is not null then
+create function gangq.carry_out_trip(
+  j gangq.live_jobs, code integer, class text, why text, error jsonb, evidence jsonb, said jsonb,
+    blamed bigint[],
+  exit_in_s real, t timestamptz
+) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  me gangq.incarnations;
+  faulty boolean := carry_out_trip.code = 85 and not (said ->> 'application')::boolean;
+  culprit bigint := j.id;
+  charge text := 'nothing';
+  outcome text;
+  gone_at timestamptz;
+  stands text;
+  new_shape integer := j.shape_id;
+begin
+  if exit_in_s is not null then
     select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
-    -- Ended already: by another trip, which then says when it is gone; or proven dead, or its lease is over, this very
-    -- moment, and nothing is to be waited for.
-    gone_at := case when me.ended_at is null then t + make_interval(secs => trip.exit_in_s) when me.exits_at > t then me.exits_at end;
+    -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
+    -- or nothing is to be waited for.
+    gone_at := case
+      when me.ended_at is null then t + make_interval(secs => exit_in_s)
+      when me.exits_at > t then me.exits_at end;
+  end if;
+  if j.gang_id is not null and j.state = 'running' and carry_out_trip.class in ('stall', 'health')
+    and gangq.all_stand_still(j) then
+    select w.job_id, w.sentence
+    into culprit, stands
+    from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
+    said := said || jsonb_build_object('gang', stands);
+  end if;
+  if j.state = 'running' and culprit is not distinct from j.id then
+    charge := (gangq.charges_for('trip')).culprit;
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'
     when j.stop_reason = 'cancel' then 'cancelled'
-    when j.state = 'running' and j.trips >= j.max_trips then 'failed'
+    when gangq.spends_job(j, charge) then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
-  -- Where all siblings are silent too, the whole gang stands still, and this member is only the first one whose watchdog spoke.
-  if j.gang_id is not null and j.state = 'running' and kind_of in ('stall', 'health') and (
-    select bool_and(
-      x.beat_at <= (select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
-        + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
-      or exists (
-        select 1 from gangq.events e
-        where e.job_id = x.id and e.token = x.token and e.kind in ('suspect', 'held') and e.data ->> 'class' in ('stall', 'health')
-          and e.at > coalesce(x.beat_at, '-infinity')))
-    from (
-      select s.id, s.token, p.beat_at from gangq.live_jobs s
-      left join gangq.progress p on p.job_id = s.id and p.token = s.token
-      where s.gang_id = j.gang_id and s.id <> j.id and s.state = 'running') x)
-  then
-    select w.job_id, w.sentence into charged, stands from gangq.who_stopped(j.gang_id, j.id, trip.evidence ->> 'place') w;
-    said := said || jsonb_build_object('gang', stands);
+  perform gangq.witness(t, 'trip', j, why, said || jsonb_build_object('outcome', outcome,
+    'charged', culprit is not distinct from j.id, 'trips', j.trips + (charge = 'trip')::integer),
+      evidence);
+  perform gangq.note_poison(j, t);
+  if carry_out_trip.code in (78, 85) and blamed <> '{}' then
+    new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
-  said := said || jsonb_build_object('outcome', outcome, 'charged', charged is not distinct from j.id,
-    'trips', j.trips + case when j.state = 'running' and charged is not distinct from j.id then 1 else 0 end);
-  perform gangq.witness(t, 'trip', j, why, said, trip.evidence);
-  if not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison') and (
-    select count(distinct e.data ->> 'host') from gangq.events e
-    where e.job_id = j.id and e.kind = 'trip' and coalesce((e.data ->> 'charged')::boolean, true)) > 1 then
-    perform gangq.log_event(t, 'poison', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
-      j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices', (
-        select jsonb_build_object('hosts', jsonb_agg(distinct e.data ->> 'host')) from gangq.events e where e.job_id = j.id and e.kind = 'trip'));
-  end if;
-
-  -- Never again on a device that failed. Of one that was only idle the job keeps away as long as there is another.
-  if trip.code in (78, 85) and blamed <> '{}' and ((trip.code = 85 and not application) or gangq.placeable_without(
-    j.shape_id, coalesce((
-      select sum(r.min_members) from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = j.shape_id
-      where g.id = j.gang_id), 1), coalesce(s.avoid, '{}') || blamed)) then
-    new_shape := gangq.shape_avoiding(j.shape_id, coalesce(s.avoid, '{}') || blamed);
-  else
-    new_shape := j.shape_id;
-  end if;
-  if trip.code = 85 and not application then
-    bad := blamed;
-  elsif blamed <> '{}' then
-    -- Once for all of them, and only trips of workers that had one of them: the day may have seen very many others.
-    bad := array(
-      select r.id from gangq.device_registry r
-      where r.id = any (blamed) and r.uuid in (
-        select d.uuid from gangq.device_trips d
-        where d.incarnation = any (array(select distinct c.incarnation from gangq.device_claimants c where c.device_id = any (blamed)))
-        group by d.uuid having count(distinct d.job_id) >= (select c.device_trips from gangq.settings c))
-      order by r.id);
-  end if;
-  if bad <> '{}' then
-    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = t,
-      reason = case when trip.code = 85 and not application then format('fault under job %s: %s', j.id, coalesce(trip.error ->> 'message', why))
-        else format('%s different jobs tripped on it within a day, the last one was job %s (%s)',
-          (select c.device_trips from gangq.settings c), j.id, why) end
-    where h.job_id = j.id and h.device_id = any (bad);
-    perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token, incarnation => j.incarnation, reason => h.reason,
-      data => jsonb_build_object('device', r.uuid))
-    from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id where h.device_id = any (bad) order by r.index, r.id;
-  end if;
+  perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
   if gone_at is not null then
-    lease_ends := greatest(gone_at, (select l.expires_at from gangq.leases l where l.incarnation = j.incarnation));
-    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)',
-      (select i.name from gangq.incarnations i where i.id = j.incarnation), trip.code), lease_ends, t);
+    perform gangq.withhold(j,
+      format('worker %s is exiting after a trip (%s)', me.name, carry_out_trip.code),
+      greatest(gone_at, (
+        select l.expires_at from gangq.leases l where l.incarnation = j.incarnation)), t);
   end if;
-
   if me.id is not null and me.ended_at is null then
-    -- Before the job moves: complete_drain, called below, places no member again while the old one may still run.
+    -- Before the job moves: complete_drain reads exits_at, so that no member is placed again while
+    -- the old process may run.
     perform gangq.end_incarnation(me.id, 'dead', t);
-    update gangq.incarnations i set exits_at = gone_at, exit_code = trip.code, flagged_at = null where i.id = me.id;
+    update gangq.incarnations i
+      set exits_at = gone_at, exit_code = carry_out_trip.code, flagged_at = null
+    where i.id = me.id;
   end if;
   if j.gang_id is not null then
-    if new_shape <> j.shape_id then
-      update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, j.shape_id, new_shape),
-        shape_id = case g.shape_id when j.shape_id then new_shape else g.shape_id end
-      where g.id = j.gang_id;
-      update gangq.live_jobs x set shape_id = new_shape where x.gang_id = j.gang_id and x.shape_id = j.shape_id;
-    end if;
-    if j.state = 'preempting' then
-      perform gangq.stopped(j, trip.error, t);
-    else
-      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', trip.error || jsonb_build_object('code', trip.code),
-        coalesce(stands, why), t, charged => array_remove(array[charged], null));
-    end if;
-  elsif j.stop_reason = 'cancel' or (j.state = 'preempting' and gone_at is null) then
-    outcome := gangq.stopped(j, trip.error, t);
-  elsif j.state = 'preempting' then
-    outcome := gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
-  elsif outcome = 'failed' then
-    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
-    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], trip.error || jsonb_build_object('code', trip.code), t);
+    perform gangq.trip_member(j, error, carry_out_trip.code, coalesce(stands, why),
+      array_remove(array[culprit], null), new_shape, t);
   else
-    update gangq.live_jobs x set state = outcome, due_at = gone_at, trips = x.trips + 1, attempts = x.attempts - 1, final_token = x.token,
-      token = null, incarnation = null, ran_on = case when gone_at is not null then x.incarnation end, request_id = null,
-      shape_id = new_shape, error = trip.error || jsonb_build_object('code', trip.code),
-      order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
-    where x.id = j.id;
-    delete from gangq.device_holds h where h.job_id = j.id;
-    if outcome = 'pending' then
-      perform gangq.wake_sleepers(s.queue, 1, 'sleepers');
-    end if;
+    outcome := gangq.trip_single(j, outcome, charge, error, carry_out_trip.code, new_shape, gone_at,
+      t);
   end if;
-
   if me.id is not null then
     perform gangq.free_orphans(array[me.id]);
   end if;
-  -- Always: when the job becomes due is news to whoever runs the next tick.
+  -- Always: the next tick has to know when the job becomes due.
   perform gangq.wake_tick(true);
   return outcome;
 end $$;
-comment on function gangq.trip is
-  'A watchdog stops a job, in one statement: event, evidence, and the job goes to the front of its priority with a trip '
-  'counted and its attempt given back, or fails when its trips are spent; a member drains its gang as the culprit. '
-  'code: the exit code. exit_in_s null: the work is proven dead (a command''s tree) and the worker lives on; else the whole worker process '
-  'is gone within so many seconds (a kernel timer was armed before this call): its incarnation ends now, other jobs of it '
-  'go back uncharged, the job is due again when the process is gone, and its devices are withheld until that is proven '
-  '(report_dead) or its lease would have ended. devices: those to blame of the ones it holds; 85 quarantines them, 78 and '
-  '85 keep the job away from them. evidence: what was seen; {"application": true} when the driver lays a fault to the '
-  'application. class: as notify_only knows it, by default that of the code. '
-  'Returns pending, scheduled, failed, preempted, cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. '
-  'Work that is dead (exit_in_s null), or was told to stop, cannot go on and never gets notify or held: ask suspect before '
-  'killing it. Where its class only notifies it is ended and charged all the same, the event says so, and no device is blamed. '
-  'Raises GQ001, GQ002, GQ003.';
+comment on function gangq.carry_out_trip is
+  'Internal, for trip, under its locks: the trip is not held. Writes it down, blames devices, ends '
+  'the incarnation whose process exits, and moves the job. said: the data of its event. blamed: '
+  'devices. Returns as trip.';
 
--- Takes what a job holds out of its hands, for a worker that may not be gone yet.
-create function gangq.withhold(j gangq.live_jobs, reason text, until timestamptz, t timestamptz) returns void
+create function gangq.trip_member(
+  j gangq.live_jobs, error jsonb, code integer, why text, charged bigint[], new_shape integer,
+    t timestamptz
+) returns void language plpgsql as $$
+#variable_conflict use_column
+begin
+  if new_shape <> j.shape_id then
+    update gangq.live_gangs g set
+      kind_id = gangq.kind_avoiding(g.kind_id, j.shape_id, new_shape),
+      shape_id = case g.shape_id when j.shape_id then new_shape else g.shape_id end
+    where g.id = j.gang_id;
+    update gangq.live_jobs x set shape_id = new_shape
+    where x.gang_id = j.gang_id and x.shape_id = j.shape_id;
+  end if;
+  if j.state = 'preempting' then
+    perform gangq.stopped(j, error, t);
+  else
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip',
+      error || jsonb_build_object('code', trip_member.code), why, t,
+      charged => trip_member.charged);
+  end if;
+end $$;
+comment on function gangq.trip_member is
+  'Internal, for trip. A member has tripped: all members of its shape avoid the blamed devices, '
+  'and the member is lost, or stopped when it was told to stop. charged: the member at fault; '
+  'empty when that is not known.';
+
+create function gangq.trip_single(
+  j gangq.live_jobs, outcome text, charge text, error jsonb, code integer, new_shape integer,
+    gone_at timestamptz,
+  t timestamptz
+) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  last_error jsonb := trip_single.error || jsonb_build_object('code', trip_single.code);
+begin
+  if j.stop_reason = 'cancel' or j.state = 'preempting' and gone_at is null then
+    return gangq.stopped(j, trip_single.error, t);
+  elsif j.state = 'preempting' then
+    return gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
+  elsif outcome = 'failed' then
+    update gangq.live_jobs x set trips = x.trips + (charge = 'trip')::integer where x.id = j.id;
+    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], last_error, t);
+    return outcome;
+  end if;
+  update gangq.live_jobs x set
+    state = outcome,
+    due_at = gone_at,
+    (attempts, crashes, trips, stops) = (
+      select c.attempts, c.crashes, c.trips, c.stops from gangq.charge_job(x, charge) c),
+    final_token = x.token,
+    token = null,
+    incarnation = null,
+    ran_on = case when gone_at is not null then x.incarnation end,
+    request_id = null,
+    shape_id = new_shape,
+    error = last_error,
+    order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
+  where x.id = j.id;
+  delete from gangq.device_holds h where h.job_id = j.id;
+  if outcome = 'pending' then
+    perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1,
+      'sleepers');
+  end if;
+  return outcome;
+end $$;
+comment on function gangq.trip_single is
+  'Internal, for trip. A single job has tripped: it fails, goes to the front of its priority '
+  '(scheduled for when its process is gone, gone_at), or is stopped when it was told to stop. '
+  'Returns its state.';
+
+create function gangq.withhold(j gangq.live_jobs, reason text, until timestamptz, t timestamptz)
+returns void
 language sql volatile as $$
-  update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null, since = withhold.t, reason = withhold.reason,
+  update gangq.device_holds h
+    set kind = 'quarantine', job_id = null, token = null, since = withhold.t,
+      reason = withhold.reason,
     incarnation = (j).incarnation, until = withhold.until
   where h.job_id = (j).id and h.kind = 'job'
 $$;
 comment on function gangq.withhold is
-  'Internal. Turns a job''s devices over to a quarantine that proof of its worker''s death lifts, or this time; null: nobody but an operator.';
+  'Internal, for trip and keep_doubtful: the job''s worker may not be gone yet. Its devices are '
+  'quarantined. Proof of the worker''s death lifts that, or the time until; null: only an '
+  'operator.';
 
-create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200) returns integer
+create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
+returns integer
 language plpgsql as $$
 declare
   lifted record;
@@ -554,15 +859,20 @@ begin
       delete from gangq.device_holds h where h.device_id = any (array(
         select z.device_id from gangq.device_holds z
         where z.kind = 'quarantine' and z.until is not null
-          and case when of_incarnation is null then z.until <= lift_withheld.t else z.incarnation = of_incarnation end
+          and case when of_incarnation is null then z.until <= lift_withheld.t
+            else z.incarnation = of_incarnation end
         order by z.device_id limit most for update skip locked))
       returning h.device_id, h.incarnation
     )
-    select r.uuid, r.offered_by, f.incarnation from free f join gangq.device_registry r on r.id = f.device_id order by r.id
+    select r.uuid, r.offered_by, f.incarnation
+    from free f
+    join gangq.device_registry r on r.id = f.device_id
+    order by r.id
   loop
     n := n + 1;
     perform gangq.log_event(lift_withheld.t, 'unquarantine', incarnation => lifted.incarnation,
-      reason => case when of_incarnation is null then 'its worker''s lease would be over' else 'its worker is proven gone' end,
+      reason => case when of_incarnation is null then 'its worker''s lease would be over'
+        else 'its worker is proven gone' end,
       data => jsonb_build_object('device', lifted.uuid));
     perform gangq.wake(array[lifted.offered_by], 'claim');
   end loop;
@@ -572,10 +882,12 @@ begin
   return n;
 end $$;
 comment on function gangq.lift_withheld is
-  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, or (null) those whose time is over.';
+  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
+  'or (null) those whose time is over.';
 
 create function gangq.suspect(
-  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}', notify boolean default false,
+  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
+    notify boolean default false,
   convicted boolean default false
 ) returns text
 language plpgsql as $$
@@ -586,39 +898,51 @@ declare
   held boolean;
   kind text;
 begin
-  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen', 'memory') then
-    perform gangq.refuse('GQ001', format('class is %L', suspect.class), 'It is budget, stall, health, fault, gang, frozen or memory.');
+  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen',
+    'memory') then
+    perform gangq.refuse('GQ001', format('class is %L', suspect.class),
+      'It is budget, stall, health, fault, gang, frozen or memory.');
   end if;
   select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
-  if not found or j.token is distinct from suspect.token or j.incarnation is distinct from suspect.incarnation then
+  if not found or j.token is distinct from suspect.token
+    or j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
   perform gangq.check_login(j.incarnation);
-  held := suspect.class in ('stall', 'health') and gangq.braking(j, suspect.class, suspect.evidence, t);
-  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held' else 'suspect' end;
+  held := suspect.class in ('stall', 'health')
+    and gangq.braking(j, suspect.class, suspect.evidence, t);
+  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
+    else 'suspect' end;
   perform gangq.witness(t, kind, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
     jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect'), 'devices', (
-      select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+      select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
+      from gangq.device_holds h
+      join gangq.device_registry r on r.id = h.device_id
       where h.job_id = j.id)), suspect.evidence);
   return case when held then 'held' else 'noted' end;
 end $$;
 comment on function gangq.suspect is
-  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" is shown to everybody). '
-  'Changes nothing. notify: it would have been stopped, were its class not one that only reports. convicted: the worker stops '
-  'it now unless the answer is held. Returns noted, or held while so many gangs and workers are suspect that a stall or health '
-  'trip would not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
+  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
+  'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
+  'one that only reports. convicted: the worker stops it now unless the answer is held. Returns '
+  'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
+  'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
 
 create function gangq.unproven(worker text)
-returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb, exits_at timestamptz, exit_code integer)
+returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb,
+  exits_at timestamptz, exit_code integer)
 language sql stable as $$
   select i.id, i.host, i.boot_id, i.pid, i.identity, i.exits_at, i.exit_code::integer
   from gangq.incarnations i
-  where i.name = unproven.worker and i.exits_at is not null and (gangq.may_report(i.login) or gangq.may_act_as('gangq_host')) order by i.id
+  where i.name = unproven.worker and i.exits_at is not null
+    and (gangq.may_report(i.login) or gangq.may_act_as('gangq_host'))
+  order by i.id
 $$;
 comment on function gangq.unproven is
-  'Incarnations of this worker that ended by a trip and are not yet proven gone: its next start looks for each and, when '
-  'every process of it is gone, says so with report_dead, which gives their devices back. Those that another login registered are '
-  'left out, but for gangq_host and gangq_admin.';
+  'Incarnations of this worker that ended by a trip and are not yet proven gone: its next start '
+  'looks for each and, when every process of it is gone, says so with report_dead, which gives '
+  'their devices back. Those that another login registered are left out, but for gangq_host and '
+  'gangq_admin.';
 
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
@@ -629,107 +953,187 @@ declare
   why text;
   lease_ends timestamptz;
   stuck bigint[];
-  offering bigint[];
   elsewhere jsonb;
 begin
-  if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object' or report_stuck.evidence = '{}' then
-    perform gangq.refuse('GQ001', format('worker %L is reported stuck without evidence', report_stuck.worker),
+  if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object'
+    or report_stuck.evidence = '{}' then
+    perform gangq.refuse('GQ001',
+      format('worker %L is reported stuck without evidence', report_stuck.worker),
       'Say which process survived SIGKILL, as a JSON object: {"pid": 4711, "state": "D", "wchan": "..."}.');
   end if;
-  -- Gangs that wait for it to be gone, or will once drained, come before its row; but what somebody holds open must not
-  -- keep this from being said.
+  i := gangq.lock_stuck(report_stuck.worker, report_stuck.incarnation);
+  t := gangq.now();
+  why := format('process %s cannot be killed: reboot host %s',
+    coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
+  -- Devices that its jobs hold are withheld when its lease ends and the jobs are freed: see
+  -- free_orphans.
+  stuck := array(
+    select h.device_id from gangq.device_holds h left join gangq.live_jobs j on j.id = h.job_id
+    where j.incarnation = i.id or h.kind = 'quarantine' and h.incarnation = i.id
+    order by h.device_id);
+  if i.reboot_needed then
+    return cardinality(stuck);
+  end if;
+  lease_ends := greatest(i.exits_at,
+    (select l.expires_at from gangq.leases l where l.incarnation = i.id));
+  if i.ended_at is not null and (i.exits_at is null or lease_ends <= t) then
+    -- The devices of its jobs were given back, and it is not known any more which they were: all
+    -- that it had are quarantined.
+    stuck := array(
+      select distinct d.id
+      from unnest(stuck || gangq.quarantine_all_of(i, why, t)) as d(id)
+      order by d.id);
+    elsewhere := (
+      select jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
+        order by r.index, r.id)
+      from gangq.device_claimants c
+      join gangq.device_registry r on r.id = c.device_id
+      join gangq.device_holds h on h.device_id = r.id
+      join gangq.live_jobs j on j.id = h.job_id
+      left join gangq.incarnations x on x.id = j.incarnation
+      where c.incarnation = i.id and j.incarnation is distinct from i.id);
+  end if;
+  update gangq.incarnations x set reboot_needed = true where x.id = i.id;
+  update gangq.incarnations x set quarantined = why
+  where x.id = (
+    select y.id from gangq.incarnations y where y.name = i.name order by y.id desc limit 1);
+  update gangq.device_holds h set reason = why, until = null
+  where h.kind = 'quarantine' and h.incarnation = i.id;
+  if i.exits_at > t then
+    perform gangq.postpone_exit(i, lease_ends);
+  end if;
+  perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why,
+    data => gangq.for_events(report_stuck.evidence) || jsonb_build_object('host', i.host,
+      'held_by_others', coalesce(elsewhere, '[]'), 'devices', gangq.uuids_of(stuck)));
+  insert into gangq.evidence (at, kind, incarnation, data)
+  values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, 4194304));
+  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine%)',
+    i.name, i.host, i.id, why, coalesce((
+      select '; others hold '
+        || string_agg(format('device %s by now (job %s of worker %s): cancel it, then select gangq.quarantine(%L)',
+        e ->> 'device', e ->> 'job_id', e ->> 'worker', e ->> 'device'), '; ')
+          from jsonb_array_elements(elsewhere) e), '');
+  return cardinality(stuck);
+end $$;
+
+create function gangq.lock_stuck(worker text, incarnation bigint) returns gangq.incarnations
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  i gangq.incarnations;
+begin
+  -- Gangs that wait for this worker to be gone, now or once drained, come before its row. A gang
+  -- that another transaction holds open must not block this report.
   begin
     perform set_config('lock_timeout', '500ms', true);
     perform 1 from gangq.live_gangs g
-    where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null) and g.not_before is not null)
-      and exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.ran_on = report_stuck.incarnation)
-    order by g.id for update;
+    where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null)
+      and g.not_before is not null)
+      and exists (
+        select 1
+        from gangq.live_jobs j
+        where j.gang_id = g.id and j.ran_on = lock_stuck.incarnation)
+    order by g.id
+    for update;
   exception when lock_not_available then
     null;
   end;
   perform set_config('lock_timeout', '2s', true);
   -- Against a registration of this name, as quarantine does.
-  perform gangq.lock_name(report_stuck.worker);
+  perform gangq.lock_name(lock_stuck.worker);
   select x.* into i from gangq.incarnations x
-  where x.id = report_stuck.incarnation and x.name = report_stuck.worker for no key update;
+  where x.id = lock_stuck.incarnation and x.name = lock_stuck.worker
+  for no key update;
   if not found then
-    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_stuck.worker, coalesce(report_stuck.incarnation::text, 'null')),
+    perform gangq.refuse('GQ002',
+      format('worker %L has no incarnation %s', lock_stuck.worker,
+        coalesce(lock_stuck.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
   perform gangq.check_login(i.id, host => true);
-  t := gangq.now();
-  why := format('process %s cannot be killed: reboot host %s', coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
-  -- What it still holds by jobs is withheld when its lease ends and they are freed: see free_orphans.
-  stuck := array(
-    select h.device_id from gangq.device_holds h left join gangq.live_jobs j on j.id = h.job_id
-    where j.incarnation = i.id or (h.kind = 'quarantine' and h.incarnation = i.id) order by h.device_id);
-  if i.reboot_needed then
-    return cardinality(stuck);
-  end if;
-  lease_ends := greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id));
-  if i.ended_at is not null and (i.exits_at is null or lease_ends <= t) then
-    -- What its jobs held has been given back, and nobody knows any more which devices that were: all it had. Whoever takes
-    -- a device locks the worker that offers it first, and whoever registers with one, its row.
-    offering := array(
-      select distinct r.offered_by from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
-      where c.incarnation = i.id and r.offered_by is not null);
-    perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
-    perform 1 from gangq.device_registry r
-    where r.offered_by is null and r.id in (select c.device_id from gangq.device_claimants c where c.incarnation = i.id)
-    order by r.uuid for no key update;
-    if exists (
-      select 1 from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
-      where c.incarnation = i.id and r.offered_by is not null and r.offered_by <> all (offering)) then
-      raise exception using errcode = 'lock_not_available', message = format('a device of worker %s is changing hands this moment', i.name),
-        hint = 'Nothing was changed: try again.';
-    end if;
-    with taken as (
-      insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
-      select c.device_id, 'quarantine', why, t, i.id from gangq.device_claimants c where c.incarnation = i.id order by c.device_id
-      -- Also what another trip withholds for a while only.
-      on conflict (device_id) do update set reason = excluded.reason, incarnation = excluded.incarnation, until = null
-      where h.kind = 'quarantine' and h.until is not null
-      returning h.device_id
-    )
-    select array(select distinct d.id from (select k.device_id as id from taken k union all select s.id from unnest(stuck) as s(id)) d order by d.id)
-    into stuck;
-    elsewhere := (
-      select jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name) order by r.index, r.id)
-      from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id join gangq.device_holds h on h.device_id = r.id
-      join gangq.live_jobs j on j.id = h.job_id left join gangq.incarnations x on x.id = j.incarnation
-      where c.incarnation = i.id and j.incarnation is distinct from i.id);
-  end if;
-  update gangq.incarnations x set reboot_needed = true where x.id = i.id;
-  update gangq.incarnations x set quarantined = why
-  where x.id = (select y.id from gangq.incarnations y where y.name = i.name order by y.id desc limit 1);
-  update gangq.device_holds h set reason = why, until = null
-  where h.kind = 'quarantine' and h.incarnation = i.id;
-  -- Announced as gone by exits_at, and it is not: then its lease decides, as for any worker that went silent.
-  if i.exits_at > t then
-    update gangq.live_gangs g set not_before = lease_ends
-    where g.id = any (array(
-      select z.id from gangq.live_gangs z
-      where (z.state = 'blocked' or z.missing_since is not null) and z.not_before >= i.exits_at and z.not_before < lease_ends
-        and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
-      order by z.id for update skip locked));
-    update gangq.live_jobs j set due_at = lease_ends
-    where j.id = any (array(
-      select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-      order by z.id for update skip locked));
-    update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
-  end if;
-  perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why, data => gangq.for_events(report_stuck.evidence) || jsonb_build_object(
-    'host', i.host, 'held_by_others', coalesce(elsewhere, '[]'), 'devices', (select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]') from gangq.device_registry r where r.id = any (stuck))));
-  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, 4194304));
-  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine%)',
-    i.name, i.host, i.id, why, coalesce((
-      select '; others hold ' || string_agg(format('device %s by now (job %s of worker %s): cancel it, then select gangq.quarantine(%L)',
-        e ->> 'device', e ->> 'job_id', e ->> 'worker', e ->> 'device'), '; ') from jsonb_array_elements(elsewhere) e), '');
-  return cardinality(stuck);
+  return i;
 end $$;
+comment on function gangq.lock_stuck is
+  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row, '
+  'and returns the row. Raises GQ002, 42501.';
+
+-- A transaction that takes a device locks the worker that offers it first; one that registers with
+-- a device locks the device's row.
+create function gangq.quarantine_all_of(i gangq.incarnations, why text, t timestamptz)
+returns bigint[]
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  offering bigint[] := array(
+    select distinct r.offered_by
+    from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+    where c.incarnation = i.id and r.offered_by is not null);
+  quarantined bigint[];
+begin
+  perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
+  perform 1 from gangq.device_registry r
+  where r.offered_by is null
+    and r.id in (select c.device_id from gangq.device_claimants c where c.incarnation = i.id)
+  order by r.uuid
+  for no key update;
+  if exists (
+    select 1 from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+    where c.incarnation = i.id and r.offered_by is not null and r.offered_by <> all (offering))
+  then
+    raise exception using errcode = 'lock_not_available',
+      message = format('a device of worker %s is changing hands this moment', i.name),
+      hint = 'Nothing was changed: try again.';
+  end if;
+  with taken as (
+    insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
+    select c.device_id, 'quarantine', why, t, i.id
+    from gangq.device_claimants c
+    where c.incarnation = i.id
+    order by c.device_id
+    -- Also devices that another trip withholds for a while only.
+    on conflict (device_id) do update
+      set reason = excluded.reason, incarnation = excluded.incarnation, until = null
+    where h.kind = 'quarantine' and h.until is not null
+    returning h.device_id
+  )
+  select coalesce(array_agg(k.device_id), '{}') into quarantined from taken k;
+  return quarantined;
+end $$;
+comment on function gangq.quarantine_all_of is
+  'Internal, for report_stuck. Quarantines every device that an incarnation had, except those that '
+  'jobs or other quarantines hold; returns the quarantined ones. Raises 55P03 while a device is '
+  'being registered by another worker.';
+
+create function gangq.postpone_exit(i gangq.incarnations, lease_ends timestamptz) returns void
+language plpgsql as $$
+#variable_conflict use_column
+begin
+  update gangq.live_gangs g set not_before = lease_ends
+  where g.id = any (array(
+    select z.id from gangq.live_gangs z
+    where (z.state = 'blocked' or z.missing_since is not null)
+      and z.not_before >= i.exits_at
+      and z.not_before < lease_ends
+      and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
+    order by z.id
+    for update skip locked));
+  update gangq.live_jobs j set due_at = lease_ends
+  where j.id = any (array(
+    select z.id from gangq.live_jobs z
+    where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+    order by z.id
+    for update skip locked));
+  update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
+end $$;
+comment on function gangq.postpone_exit is
+  'Internal, for report_stuck. A trip announced that this process is gone at exits_at, and it is '
+  'not. Now its lease decides, as for any silent worker: work that waits for its exit waits for '
+  'the end of the lease.';
+
 comment on function gangq.report_stuck is
-  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed early; the worker is '
-  'quarantined by name, and every device it holds from when its lease ends, until an operator lifts it. Said after that, '
-  'every device it had is, but for those that other jobs hold by now: the event and the server''s log name them. Returns '
-  'how many devices. Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
-  '42501; 55P03 while a device is changing hands: try again.';
+  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is '
+  'freed early; the worker is quarantined by name, and every device it holds from when its lease '
+  'ends, until an operator lifts it. Said after that, every device it had is, but for those that '
+  'other jobs hold by now: the event and the server''s log name them. Returns how many devices. '
+  'Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. '
+  'Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: try again.';

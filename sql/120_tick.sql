@@ -1,17 +1,22 @@
--- All maintenance in the right order, run by the session that gets the tick's lock: tick; and the partitions it keeps.
--- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip locked; tick_state; at the end, once
--- an hour, requests and requests_before as a whole.
--- A tick is one autocommit call.
+-- All maintenance in the right order, run by the session that gets the tick's lock: tick; and the
+-- partitions it keeps.
+-- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip
+-- locked; tick_state; at the end, once an hour, requests and requests_before as a whole. A tick is
+-- one autocommit call.
 --
 -- No wake-up is lost, and nobody waits in the database:
 -- 1. A call that finds the row locked reads runs = n first. What runs is run n + 1, or a later one.
--- 2. Run n + 1 may have passed the step that the caller is interested in. Run n + 2 begins after run n + 1 has committed,
+-- 2. Run n + 1 may have passed the step that the caller is interested in. Run n + 2 begins after
+--    run n + 1 has committed,
 --    which is after the caller asked, so it sees everything that the caller had committed.
--- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or runs >= turn.
+-- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or
+--    runs >= turn.
 -- A run that is rolled back is not counted: then the caller runs, or waits for one more.
 
-create function gangq.tick(force boolean default false, turn bigint default null, decides boolean default false)
-returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean)
+create function gangq.tick(force boolean default false, turn bigint default null,
+  decides boolean default false)
+returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint,
+  decide boolean)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -19,7 +24,9 @@ declare
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away', 'keep_partitions'];
+  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers',
+    'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away',
+      'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -30,10 +37,13 @@ begin
   again := false;
   decide := false;
   next_in_s := every;
-  if (not force or runs >= tick.turn) and last_at <= t and last_at > t - make_interval(secs => every * 0.8) then
+  if (not force or runs >= tick.turn) and last_at <= t
+    and last_at > t - make_interval(secs => every * 0.8) then
     next_in_s := every - extract(epoch from t - last_at);
-    -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for each of them.
-    if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t) then
+    -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for
+    -- each of them.
+    if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)
+      then
       return next;
       return;
     end if;
@@ -48,9 +58,10 @@ begin
     return;
   end if;
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
-  -- The row stays locked to the end of the transaction. A client that called this inside of one and then froze would stop all
-  -- maintenance, so the server hangs up on it. This is the one setting of a caller that gangq changes, for this transaction
-  -- only: no lock_timeout of the others could end a wait that they do not even begin.
+  -- The row stays locked to the end of the transaction. A client that called this inside of one and
+  -- then froze would stop all maintenance, so the server hangs up on it. This is the one setting of
+  -- a caller that gangq changes, for this transaction only: no lock_timeout of the others could end
+  -- a wait that they do not even begin.
   if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
@@ -61,17 +72,24 @@ begin
     again := again or done < 0 or done >= 200;
   end loop;
   ran := true;
-  -- What is due sooner than the next safety tick is served on time, not up to a tick late. What was due by now and is left is
-  -- more than one step takes (again), or somebody holds it.
+  -- What is due sooner than the next safety tick is served on time, not up to a tick late. What was
+  -- due by now and is left is more than one step takes (again), or somebody holds it.
   next_in_s := greatest(0.01, least(every, extract(epoch from (
     select min(x.due) from (
-      (select j.due_at as due from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t order by j.due_at limit 1)
+      (
+        select j.due_at as due
+        from gangq.live_jobs j
+        where j.state = 'scheduled' and j.due_at > t
+        order by j.due_at
+        limit 1)
       union all
       (select g.not_before from gangq.live_gangs g
         where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)
       union all
       (select g.not_before from gangq.live_gangs g
-        where g.missing_since is not null and g.not_before > t order by g.not_before limit 1)) x) - gangq.now())));
+        where g.missing_since is not null and g.not_before > t
+        order by g.not_before
+        limit 1)) x) - gangq.now())));
   next_in_s := coalesce(next_in_s, every);
   if again then
     -- What somebody holds locked may stay so: asking at once would be asking all the time.
@@ -86,15 +104,18 @@ begin
   return next;
 end $$;
 comment on function gangq.tick is
-  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, hosts to be left by now, partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has just run; '
-  'without it a call that comes soon after another does no more than what is due. '
-  'Where one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first that has not begun yet: '
-  'call again with turn => next_turn until ran is true or next_turn is null, which it is as soon as that run is over. '
-  'next_in_s: when to call again; where ran is true and it is below settings.tick_s, something is due then: whoever is told does not come early; '
-  'again: there was more to do, or something was busy. decides: the caller can decide. decide: something waits to be placed, and he has the turn: decide on '
-  'gangq.board() and call gangq.apply within a second. Call it in autocommit: the server hangs up on a transaction that '
-  'ticked and then idles for more than 5 s. Raises GQ008.';
+  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs '
+  'that stand still, avoided devices that are the last ones left, hosts to be left by now, '
+  'partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has '
+  'just run; without it a call that comes soon after another does no more than what is due. Where '
+  'one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first '
+  'that has not begun yet: call again with turn => next_turn until ran is true or next_turn is '
+  'null, which it is as soon as that run is over. next_in_s: when to call again; where ran is true '
+  'and it is below settings.tick_s, something is due then: whoever is told does not come early; '
+  'again: there was more to do, or something was busy. decides: the caller can decide. decide: '
+  'something waits to be placed, and he has the turn: decide on gangq.board() and call gangq.apply '
+  'within a second. Call it in autocommit: the server hangs up on a transaction that ticked and '
+  'then idles for more than 5 s. Raises GQ008.';
 
 create function gangq.tick_step(step text) returns integer language plpgsql as $$
 begin
@@ -115,14 +136,17 @@ exception
   when lock_not_available or deadlock_detected then
     return -1;
   when others then
-    -- One broken row must not stop the rest of the maintenance for ever; it must not go unseen either.
-    perform gangq.log_event(gangq.now(), 'tick_error', reason => sqlerrm, data => jsonb_build_object('step', step, 'sqlstate', sqlstate));
+    -- One broken row must not stop the rest of the maintenance for ever; it must not go unseen
+    -- either.
+    perform gangq.log_event(gangq.now(), 'tick_error', reason => sqlerrm,
+      data => jsonb_build_object('step', step, 'sqlstate', sqlstate));
     raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
     return 0;
 end $$;
 comment on function gangq.tick_step is
-  'Internal. One step of the tick, or of the end of a pass, in a subtransaction of its own: how much it did, -1 for "something was busy, ask again". '
-  'A failure is logged as an event (tick_error) and a warning, and the other steps go on.';
+  'Internal. One step of the tick, or of the end of a pass, in a subtransaction of its own: how '
+  'much it did, -1 for "something was busy, ask again". A failure is logged as an event '
+  '(tick_error) and a warning, and the other steps go on.';
 
 create function gangq.finish_drains(most integer default 200) returns integer language plpgsql as $$
 declare
@@ -132,7 +156,9 @@ begin
   for w in
     select g.id from gangq.live_gangs g
     where g.state = 'draining' and not exists (
-      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
+      select 1
+      from gangq.live_jobs j
+      where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
     order by g.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
@@ -141,22 +167,28 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.finish_drains is 'Internal. Drains whose last member stopped without anybody completing them.';
+comment on function gangq.finish_drains is
+  'Internal. Drains whose last member stopped without anybody completing them.';
 
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
 language sql stable as $$
-  select p.name, p.key, p.class, case p.class when 'short' then s.retention_short else s.retention_long end
+  select p.name, p.key, p.class,
+    case p.class when 'short' then s.retention_short else s.retention_long end
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
     ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
-    ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
+    ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'),
+      ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 comment on function gangq.kept_by_day is
-  'Internal. What has a partition a day (UTC): by which column, of which retention class, and how long a day is kept.';
+  'Internal. What has a partition a day (UTC): by which column, of which retention class, and how '
+  'long a day is kept.';
 
--- Partitions by day, made two days ahead. The only dynamic SQL: names of partitions cannot be parameters. Each statement
--- waits 100 ms at most for its lock, and is tried again by a later tick. Bounds are written and read in UTC, whatever the session's own.
-create function gangq.keep_partitions(at_once boolean default false) returns integer language plpgsql
+-- Partitions by day, made two days ahead. The only dynamic SQL: names of partitions cannot be
+-- parameters. Each statement waits 100 ms at most for its lock, and is tried again by a later tick.
+-- Bounds are written and read in UTC, whatever the session's own.
+create function gangq.keep_partitions(at_once boolean default false) returns integer
+language plpgsql
 set datestyle = 'ISO' set timezone = 'UTC' as $$
 declare
   t timestamptz := gangq.now();
@@ -170,7 +202,8 @@ declare
   over boolean;
   made integer := 0;
 begin
-  if not at_once and exists (select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
+  if not at_once and exists (
+    select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
     return 0;
   end if;
   update gangq.tick_state x set partitions_checked_at = t;
@@ -181,32 +214,40 @@ begin
     for day in select (t at time zone 'UTC')::date + n from generate_series(0, 2) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
       continue when to_regclass('gangq.' || part) is not null;
-      -- One day at a time: rows that the default partition has caught on one day must not cost the others theirs.
+      -- One day at a time: rows that the default partition has caught on one day must not cost the
+      -- others theirs.
       begin
         execute format('create table gangq.%I (like gangq.%I including defaults including constraints)', part, parent.name);
         execute format('alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)', parent.name, part,
           day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
-        execute format('comment on table gangq.%I is %L', part, parent.name || ' of ' || day || ' (UTC)');
+        execute format('comment on table gangq.%I is %L', part,
+          parent.name || ' of ' || day || ' (UTC)');
         made := made + 1;
       exception
-        -- A lock not to be had now, or rows of that day already in the default partition: they stay there.
+        -- A lock not to be had now, or rows of that day already in the default partition: they stay
+        -- there.
         when lock_not_available or check_violation then null;
       end;
     end loop;
     rest := parent.name || '_rest';
     begin
       for old in
-        select c.relname from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid
+        select c.relname
+        from pg_catalog.pg_inherits i
+        join pg_catalog.pg_class c on c.oid = i.inhrelid
         where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
-          and to_date(right(c.relname, 8), 'YYYYMMDD') < ((t - parent.keep) at time zone 'UTC')::date
+          and to_date(right(c.relname, 8),
+            'YYYYMMDD') < ((t - parent.keep) at time zone 'UTC')::date
       loop
         execute format('drop table gangq.%I', old.relname);
       end loop;
       if to_regclass('gangq.' || rest) is null then
         execute format('create table gangq.%I partition of gangq.%I default', rest, parent.name);
-        execute format('comment on table gangq.%I is %L', rest, 'Catches rows of days without a partition.');
+        execute format('comment on table gangq.%I is %L', rest,
+          'Catches rows of days without a partition.');
       end if;
-      -- What the default partition has caught goes as a whole too, once the last of it is past its time.
+      -- What the default partition has caught goes as a whole too, once the last of it is past its
+      -- time.
       is_over := format('select exists (select 1 from gangq.%1$I) and not exists (select 1 from gangq.%1$I x where x.%2$I >= $1)', rest, parent.key);
       execute is_over into over using t - parent.keep;
       if over then
@@ -223,34 +264,49 @@ begin
   end loop;
   delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
-    and exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
+    and exists (
+      select 1
+      from gangq.incarnations n
+      where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
   delete from gangq.worker_names n where n.name = any (array(
     select z.name from gangq.worker_names z
-    where not exists (select 1 from gangq.incarnations i where i.name = z.name) for update skip locked));
-  -- Who ended over a trip keeps its lease as long as its jobs, and until it is over: their devices are nobody's so long.
+    where not exists (select 1 from gangq.incarnations i where i.name = z.name)
+    for update skip locked));
+  -- Who ended over a trip keeps its lease as long as its jobs, and until it is over: their devices
+  -- are nobody's so long.
   delete from gangq.leases l using gangq.incarnations i
-  where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
-  -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset 0): no join reads all jobs.
+  where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t
+    and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
+  -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset
+  -- 0): no join reads all jobs.
   delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
     and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
   delete from gangq.retried r
-  where not exists (select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
-    and not exists (select 1 from gangq.gang_history h where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
+  where not exists (
+    select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
+    and not exists (
+      select 1
+      from gangq.gang_history h
+      where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
-  where c.saved_at < t - cfg.retention_long and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
+  where c.saved_at < t - cfg.retention_long
+    and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
   perform gangq.turn_requests(t);
   return made;
 end $$;
 comment on function gangq.keep_partitions is
-  'Makes the partitions of the next two days and drops those past their retention, whole, every ten minutes or at once; also forgets '
-  'incarnations and checkpoints long over, and answers of submissions (turn_requests). Returns how many partitions were made.';
+  'Makes the partitions of the next two days and drops those past their retention, whole, every '
+  'ten minutes or at once; also forgets incarnations and checkpoints long over, and answers of '
+  'submissions (turn_requests). Returns how many partitions were made.';
 
--- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The lock waits for all submissions
--- under way, and is held until the tick commits: see gangq.answer_of. So this is the last that a tick does.
+-- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The
+-- lock waits for all submissions under way, and is held until the tick commits: see
+-- gangq.answer_of. So this is the last that a tick does.
 create function gangq.turn_requests(t timestamptz) returns void language plpgsql
 set lock_timeout = '100ms' as $$
 begin
-  if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour') then
+  if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour')
+    then
     return;
   end if;
   lock table gangq.requests, gangq.requests_before in access exclusive mode;
@@ -260,8 +316,10 @@ begin
   alter table gangq.requests_emptied rename to requests;
   update gangq.tick_state x set requests_turned_at = t;
 exception
-  when lock_not_available then null;  -- A transaction that has submitted is still open: a later tick does it.
+  when lock_not_available
+    then null;  -- A transaction that has submitted is still open: a later tick does it.
 end $$;
 comment on function gangq.turn_requests is
-  'Internal. Once an hour empties requests_before and exchanges it with requests: an answer is kept for one hour at least.';
+  'Internal. Once an hour empties requests_before and exchanges it with requests: an answer is '
+  'kept for one hour at least.';
 

@@ -1,96 +1,150 @@
--- What people and dashboards read. Payloads, results, errors, output and evidence are shown to the submitter of a job, to the
--- login whose live worker holds it, and to admins; in a shared queue to all submitters.
+-- What people and dashboards read. Payloads, results, errors, output and evidence are shown to the
+-- submitter of a job, to the login whose live worker holds it, and to admins; in a shared queue to
+-- all submitters.
 
 create function gangq.queue_load()
 returns table (
-  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
+  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint,
+    memory_mb bigint, cpus numeric,
   waiting_gangs bigint, waiting_jobs bigint
 ) language sql stable as $$
   with used as (
-    select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs, sum(u.gpus)::bigint as gpus,
+    select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs,
+      sum(u.gpus)::bigint as gpus,
       sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
     from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u group by u.queue
   ),
   -- Looked up one by one: of all shapes and kinds, which are kept for ever, only a few wait.
   waits as materialized (
     select (select s.queue from gangq.shapes s where s.id = j.shape_id) as queue, 0 as gangs, j.jobs
-    from (select x.shape_id, count(*) as jobs from gangq.live_jobs x where x.state = 'pending' group by x.shape_id) j
+    from (
+      select x.shape_id, count(*) as jobs
+      from gangq.live_jobs x
+      where x.state = 'pending'
+      group by x.shape_id) j
     union all
     select (select k.queue from gangq.gang_kinds k where k.id = g.kind_id), g.gangs, 0
-    from (select x.kind_id, count(*) as gangs from gangq.live_gangs x where x.state = 'blocked' group by x.kind_id) g
+    from (
+      select x.kind_id, count(*) as gangs
+      from gangq.live_gangs x
+      where x.state = 'blocked'
+      group by x.kind_id) g
   )
   select q.name, cardinality(gangq.queue_path(q.name)) - 1,
-    (select p.name from gangq.queues_table p where p.paused and gangq.below(q.name, array[p.name]) order by length(p.name) desc limit 1),
-    coalesce(u.gangs, 0), coalesce(u.jobs, 0), coalesce(u.gpus, 0), coalesce(u.memory_mb, 0), coalesce(u.cpus, 0),
+    (
+      select p.name
+      from gangq.queues_table p
+      where p.paused and gangq.below(q.name, array[p.name])
+      order by length(p.name) desc
+      limit 1),
+    coalesce(u.gangs, 0), coalesce(u.jobs, 0), coalesce(u.gpus, 0), coalesce(u.memory_mb, 0),
+      coalesce(u.cpus, 0),
     coalesce(w.gangs, 0)::bigint, coalesce(w.jobs, 0)::bigint
   from gangq.queues_table q
   left join used u on u.queue = q.name
   left join lateral (
-    select sum(x.gangs) as gangs, sum(x.jobs) as jobs from waits x where gangq.below(x.queue, array[q.name])) w on true
+    select sum(x.gangs) as gangs, sum(x.jobs) as jobs
+    from waits x
+    where gangq.below(x.queue, array[q.name])) w on true
 $$;
 comment on function gangq.queue_load is
-  'Internal, for the view queues: where each queue stands in the tree, what is placed in it and its children, and what waits there to be placed.';
+  'Internal, for the view queues: where each queue stands in the tree, what is placed in it and '
+  'its children, and what waits there to be placed.';
 
 create view gangq.queues as
-select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s, q.backoff_max_s, q.budget_s,
+select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s,
+  q.backoff_max_s, q.budget_s,
   q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at,
-  l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight, q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
+  l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight, q.max_running_gangs,
+  q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
   q.timeout_style, q.preempts, q.preemptible, q.min_run_s, q.others, q.ceilings,
-  l.running_gangs, l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb, l.cpus as used_cpus, l.waiting_gangs, l.waiting_jobs
+  l.running_gangs, l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb,
+  l.cpus as used_cpus, l.waiting_gangs, l.waiting_jobs
 from gangq.queues_table q join gangq.queue_load() l on l.queue = q.name
 order by string_to_array(q.name, '.') collate "C";
 comment on view gangq.queues is
-  'Queues as a tree, each parent before its children: the defaults their jobs inherit, what they may hold, what is placed '
-  'and what waits there to be placed, children included. paused_by: the nearest queue on its path that is paused. used_gpus, '
-  'used_memory_mb, used_cpus, running_jobs count against maximum. others: who may act on the work of others in it; ceilings: '
-  'the highest priority by role.';
+  'Queues as a tree, each parent before its children: the defaults their jobs inherit, what they '
+  'may hold, what is placed and what waits there to be placed, children included. paused_by: the '
+  'nearest queue on its path that is paused. used_gpus, used_memory_mb, used_cpus, running_jobs '
+  'count against maximum. others: who may act on the work of others in it; ceilings: the highest '
+  'priority by role.';
 
 create view gangq.tasks as
-select coalesce(ts.task, b.task, o.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
+select coalesce(ts.task, b.task, o.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s,
+  ts.health_window_s, ts.long_phase_s, ts.notify_only,
   b.device_class, b.longest_s as longest_gap_s, b.beats, b.updated_at as learned_at,
-  jsonb_strip_nulls(to_jsonb(o) - '{task,worker,declared_at}'::text[]) as declared, o.worker as declared_by, o.declared_at
-from gangq.task_settings ts full join gangq.beat_gaps b on b.task = ts.task full join gangq.task_options o on o.task = coalesce(ts.task, b.task);
-comment on view gangq.tasks is 'What was set for each task and what has been learned of its beats, one row per class of devices it ran on; null: the installation''s number. '
-  'declared: the options with which the newest worker that runs it declares it; submit applies them where a caller says nothing.';
+  jsonb_strip_nulls(to_jsonb(o) - '{task,worker,declared_at}'::text[]) as declared,
+    o.worker as declared_by, o.declared_at
+from gangq.task_settings ts
+full join gangq.beat_gaps b on b.task = ts.task
+full join gangq.task_options o on o.task = coalesce(ts.task, b.task);
+comment on view gangq.tasks is
+  'What was set for each task and what has been learned of its beats, one row per class of devices '
+  'it ran on; null: the installation''s number. declared: the options with which the newest worker '
+  'that runs it declares it; submit applies them where a caller says nothing.';
 
--- What these two look up for each row is in functions, because it makes a query of many days of history look so dear that
--- PostgreSQL compiles it, which takes seconds, where it would read a handful of rows.
-create function gangq.role_of(gang_id bigint, rank integer) returns text language plpgsql stable as $$
+-- What these two look up for each row is in functions, because it makes a query of many days of
+-- history look so dear that PostgreSQL compiles it, which takes seconds, where it would read a
+-- handful of rows.
+create function gangq.role_of(gang_id bigint, rank integer) returns text
+language plpgsql stable as $$
 declare
   kind integer := (select g.kind_id from gangq.live_gangs g where g.id = role_of.gang_id);
 begin
   if kind is null then
-    kind := (select h.kind_id from gangq.gang_history h where h.gang_id = role_of.gang_id order by h.finished_at desc limit 1);
+    kind := (
+      select h.kind_id
+      from gangq.gang_history h
+      where h.gang_id = role_of.gang_id
+      order by h.finished_at desc
+      limit 1);
   end if;
-  return (select r.name from gangq.kind_roles r where r.kind_id = kind and r.first_rank <= role_of.rank order by r.first_rank desc limit 1);
+  return (
+    select r.name
+    from gangq.kind_roles r
+    where r.kind_id = kind and r.first_rank <= role_of.rank
+    order by r.first_rank desc
+    limit 1);
 end $$;
-comment on function gangq.role_of is 'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
+comment on function gangq.role_of is
+  'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
 
 create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable as $$
   -- Not a join: it would read the whole fleet for each gang.
   select array(
     select distinct (select i.host from gangq.incarnations i where i.id = j.incarnation) as host
-    from gangq.live_jobs j where j.gang_id = hosts_of.gang_id and j.incarnation is not null order by host)
+    from gangq.live_jobs j
+    where j.gang_id = hosts_of.gang_id and j.incarnation is not null
+    order by host)
 $$;
-comment on function gangq.hosts_of is 'Internal, for the view gangs: the hosts where members of a live gang are placed.';
+comment on function gangq.hosts_of is
+  'Internal, for the view gangs: the hosts where members of a live gang are placed.';
 
--- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50 reads 50 rows.
+-- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50
+-- reads 50 rows.
 create view gangq.jobs as
-select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host, k.attempts, k.max_attempts,
-  k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at, k.finished_at, k.told_at, k.stop_reason, k.token, k.budget_s,
+select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host,
+  k.attempts, k.max_attempts,
+  k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at, k.finished_at, k.told_at,
+  k.stop_reason, k.token, k.budget_s,
   s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
   case when o.readable then k.payload end as payload,
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
-  case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank, k.parent, k.login, o.readable, k.max_trips
+  case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
+    k.parent, k.login, o.readable, k.max_trips
 from (
-  select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts, j.max_attempts, j.crashes, j.trips,
-    j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter,
+  select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
+    j.max_attempts, j.crashes, j.trips,
+    j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason,
+    j.token, j.budget_s, j.submitter,
     j.login, j.payload, j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips
   from gangq.live_jobs j
   union all
-  select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts, h.max_attempts, h.crashes, h.trips,
-    h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz, null::text, h.token, h.budget_s,
+  select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts,
+    h.max_attempts, h.crashes, h.trips,
+    h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz,
+    null::text, h.token, h.budget_s,
     h.submitter, h.login, h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips
   from gangq.history h
 ) k
@@ -100,46 +154,70 @@ left join gangq.progress p on p.job_id = k.id and p.token = k.token
 -- What is asked about the caller is asked once a query; of a row only columns are compared.
 cross join lateral (
   select (select gangq.is_admin())
-    or k.login = session_user and k.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
+    or k.login = session_user
+    and k.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
     or coalesce(k.live and i.login = session_user and i.ended_at is null, false)
     or s.queue = any ((select gangq.shared_queues())::text[]) as readable) o
-where not exists (select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
+where not exists (
+  select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
 comment on view gangq.jobs is
-  'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its gang at its largest; '
-  'epoch_rank: of an elastic gang, its rank in the present epoch, null while it has no part in it. parent: the job that '
-  'submitted it. login: the login that submitted '
-  'it. readable: whether payload, result and error are shown to this session; where it is false they are null.';
+  'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its '
+  'gang at its largest; epoch_rank: of an elastic gang, its rank in the present epoch, null while '
+  'it has no part in it. parent: the job that submitted it. login: the login that submitted it. '
+  'readable: whether payload, result and error are shown to this session; where it is false they '
+  'are null.';
 
 -- As jobs: the union is of bare tables.
 create view gangq.gangs as
-select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts, k.max_attempts, k.crashes, k.trips, k.placement_misses,
-  k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at,
+select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts,
+  k.max_attempts, k.crashes, k.trips, k.placement_misses,
+  k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at,
+  k.go_at, k.finished_at,
   k.drain_cause, k.note, k.reason, k.submitter,
   case when k.finished_at is null then gangq.hosts_of(k.id) else '{}' end as hosts,
   k.world_size, k.failure_policy, k.completion, k.missing_since, k.login
 from (
-  select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts, g.crashes, g.trips, g.placement_misses,
-    g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
-    g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy, g.completion, g.missing_since, g.login
+  select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts,
+    g.crashes, g.trips, g.placement_misses,
+    g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at,
+    g.go_at, null::timestamptz as finished_at,
+    g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy,
+    g.completion, g.missing_since, g.login
   from gangq.live_gangs g
   union all
-  select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts, h.max_attempts, h.crashes, h.trips, h.placement_misses,
-    h.never_started, h.preemptions, h.submitted_at, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, h.finished_at,
-    null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy, h.completion, null::timestamptz, h.login
+  select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts,
+    h.max_attempts, h.crashes, h.trips, h.placement_misses,
+    h.never_started, h.preemptions, h.submitted_at, null::timestamptz, null::timestamptz,
+    null::timestamptz, null::timestamptz, h.finished_at,
+    null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy, h.completion,
+      null::timestamptz, h.login
   from gangq.gang_history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
-where not exists (select 1 from gangq.retried r where r.gang_id = k.id and r.finished_at = k.finished_at);
+where not exists (
+  select 1 from gangq.retried r where r.gang_id = k.id and r.finished_at = k.finished_at);
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as
-select i.name, i.host, case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent' else i.state end as state,
-  i.id as incarnation, i.kind, i.slots, i.slots - f.slots as used_slots, i.prefetch, i.queues, i.tasks, i.labels,
-  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
-  i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
-  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
-  (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned,
+select i.name, i.host,
+  case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent'
+    else i.state end as state,
+  i.id as incarnation, i.kind, i.slots, i.slots - f.slots as used_slots, i.prefetch, i.queues,
+  i.tasks, i.labels,
+  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus,
+    i.memory_mb, i.cpus, i.pid,
+  i.registered_at, l.renewed_at,
+  round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at,
+    i.passed_over_until, i.quarantined, i.ended_at,
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at,
+  b.step_rate, i.taints,
+  (
+    select c.reason
+    from gangq.cordons c
+    where (c.kind, c.name) in (('host', i.host), ('worker', i.name))
+    order by c.kind
+    limit 1) as cordoned,
   i.task_options, i.login,
   case i.identity -> 'cgroups' when 'true' then true when 'false' then false end as cgroups
 from gangq.incarnations i
@@ -147,19 +225,27 @@ left join gangq.leases l on l.incarnation = i.id
 cross join (select gangq.now() as t offset 0) c
 cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (
-  select max(p.beat_at) as last_beat_at, sum(p.rate) as step_rate from gangq.live_jobs j join gangq.progress p on p.job_id = j.id and p.token = j.token
+  select max(p.beat_at) as last_beat_at, sum(p.rate) as step_rate
+  from gangq.live_jobs j
+  join gangq.progress p on p.job_id = j.id and p.token = j.token
   where j.incarnation = i.id) b
-where i.id = (select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
+where i.id = (
+  select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
 comment on view gangq.workers is
-  'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead. quarantined, cordoned '
-  '(it or its host): why it is given nothing new. login: the login that registered it. '
-  'cgroups: whether its host lets it give each command a control group of its own.';
+  'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or '
+  'dead. quarantined, cordoned (it or its host): why it is given nothing new. login: the login '
+  'that registered it. cgroups: whether its host lets it give each command a control group of its '
+  'own.';
 
-create function gangq.idle_beside_work(waited_s real default 60) returns table (worker text, host text, why text)
+create function gangq.idle_beside_work(waited_s real default 60)
+returns table (worker text, host text, why text)
 language sql stable as $$
   with heads as materialized (
-    select s as shape, j.id, n.t, extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
-    from (select gangq.now() as t offset 0) n cross join gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    select s as shape, j.id, n.t,
+      extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
+    from (select gangq.now() as t offset 0) n
+    cross join gangq.pending_shapes p
+    join gangq.shapes s on s.id = p.shape_id
     cross join lateral (
       select x.id, x.submitted_at, x.due_at, x.claimed_at from gangq.live_jobs x
       where x.shape_id = s.id and x.state = 'pending' order by x.order_key limit 1) j
@@ -170,14 +256,21 @@ language sql stable as $$
   ),
   heard as materialized (
     select i, i.id, i.name, i.host, i.passed_over_until, n.t
-    from (select gangq.now() as t offset 0) n cross join gangq.settings c cross join gangq.incarnations i
+    from (select gangq.now() as t offset 0) n
+    cross join gangq.settings c
+    cross join gangq.incarnations i
     join gangq.leases l on l.incarnation = i.id
-    where i.state = 'live' and i.quarantined is null and l.renewed_at > n.t - make_interval(secs => c.candidate_silence_s)
+    where i.state = 'live' and i.quarantined is null
+      and l.renewed_at > n.t - make_interval(secs => c.candidate_silence_s)
       and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
-      and not exists (select 1 from gangq.cordons x where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))
+      and not exists (
+        select 1
+        from gangq.cordons x
+        where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))
       and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   )
-  select w.name, w.host, format('job %s has waited for %s s and fits', p.id, round(p.waited_s::numeric))
+  select w.name, w.host,
+    format('job %s has waited for %s s and fits', p.id, round(p.waited_s::numeric))
   from heard w cross join lateral gangq.capacity_of(array[w.id]) f
   cross join lateral (
     select h.id, h.waited_s from heads h
@@ -185,16 +278,20 @@ language sql stable as $$
       and case when (h.shape).plain then f.plain_room > 0 else f.slots > 0 end
       and f.memory_mb >= (h.shape).memory_mb and f.cpus >= (h.shape).cpus
       and (select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-        where d.vram >= (h.shape).vram_mb and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid))) >= (h.shape).gpus
+        where d.vram >= (h.shape).vram_mb
+          and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid))) >= (h.shape).gpus
     order by h.waited_s desc limit 1) p
   where not exists (select 1 from gangq.earmarks e where e.incarnation = w.id)
   union all
-  select w.name, w.host, 'it did not claim in time what was reserved on it' from heard w where w.passed_over_until > w.t
+  select w.name, w.host, 'it did not claim in time what was reserved on it'
+  from heard w
+  where w.passed_over_until > w.t
   order by 1
 $$;
 comment on function gangq.idle_beside_work is
-  'Workers that are heard, hold nothing and are open, although a job that fits them has waited for waited_s, or that did not '
-  'claim what was reserved on them. A worker between two jobs may be among them: ask again a second later.';
+  'Workers that are heard, hold nothing and are open, although a job that fits them has waited for '
+  'waited_s, or that did not claim what was reserved on them. A worker between two jobs may be '
+  'among them: ask again a second later.';
 
 create view gangq.preemptions as
 select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason, (e.data ->> 'lost_s')::real as lost_s,
@@ -206,29 +303,38 @@ comment on view gangq.preemptions is
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
-  case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,
+  case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held'
+    when r.offered_by is null then 'withdrawn' else 'free' end as state,
   h.job_id, h.reason, h.since,
-  case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine' then 'quarantined'
-    when d.data @? '$.throttle[*] ? (@ != null)' or d.data @? '$.recovery_action ? (@ > 0)' or d.data @? '$.ecc_uncorrectable ? (@ > 0)'
+  case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine'
+    then 'quarantined'
+    when d.data @? '$.throttle[*] ? (@ != null)' or d.data @? '$.recovery_action ? (@ > 0)'
+      or d.data @? '$.ecc_uncorrectable ? (@ > 0)'
       then 'degraded' else 'ok' end as health,
   coalesce(t.trips, 0) as trips_day, d.data as reading, d.at as read_at
 from gangq.device_registry r
 left join gangq.incarnations i on i.id = r.offered_by
 left join gangq.device_holds h on h.device_id = r.id
 left join gangq.device_readings d on d.device_id = r.id
-left join (select x.uuid, count(distinct x.job_id) as trips from gangq.device_trips x group by x.uuid) t on t.uuid = r.uuid;
+left join (
+  select x.uuid, count(distinct x.job_id) as trips from gangq.device_trips x group by x.uuid) t
+    on t.uuid = r.uuid;
 comment on view gangq.devices is
-  'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). health: ok, degraded (its '
-  'latest reading shows it throttled, with memory errors, or its driver asking for an action), exiting (withheld until '
-  'the worker that tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, as its '
-  'quarantine counts them. reading: the latest one a worker brought.';
+  'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). '
+  'health: ok, degraded (its latest reading shows it throttled, with memory errors, or its driver '
+  'asking for an action), exiting (withheld until the worker that tripped on it is proven gone), '
+  'or quarantined. trips_day: jobs that tripped on it within a day, as its quarantine counts them. '
+  'reading: the latest one a worker brought.';
 
--- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails quotes what it sees.
+-- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails
+-- quotes what it sees.
 create view gangq.job_logs as
 select l.job_id, l.token, l.seq, l.at, case when j.readable then l.chunk end as chunk
 from gangq.jobs j join gangq.logs l on l.job_id = j.id
 where j.readable;
-comment on view gangq.job_logs is 'Output of jobs that this session may read, by attempt (token) and in order (seq). Filter by job_id.';
+comment on view gangq.job_logs is
+  'Output of jobs that this session may read, by attempt (token) and in order (seq). Filter by '
+  'job_id.';
 
 create view gangq.job_evidence as
 select v.at, v.kind, v.job_id, v.token, v.incarnation, case when j.readable then v.data end as data
@@ -238,19 +344,28 @@ union all
 select v.at, v.kind, v.job_id, v.token, v.incarnation, case when o.readable then v.data end as data
 from gangq.evidence v join gangq.incarnations i on i.id = v.incarnation
 cross join lateral (
-  select (select gangq.is_admin()) or i.login = session_user or (select gangq.may_act_as('gangq_host')) as readable) o
+  select (select gangq.is_admin()) or i.login = session_user
+    or (select gangq.may_act_as('gangq_host')) as readable) o
 where v.job_id is null and o.readable;
 comment on view gangq.job_evidence is
-  'What was seen at trips and suspicions of jobs that this session may read; and how workers were proven dead or stuck, for '
-  'the login that registered them, gangq_host and admins. Filter by job_id.';
+  'What was seen at trips and suspicions of jobs that this session may read; and how workers were '
+  'proven dead or stuck, for the login that registered them, gangq_host and admins. Filter by '
+  'job_id.';
 
 create view gangq.trips as
 select e.at, n.code, e.data ->> 'class' as class, e.reason, e.data ->> 'outcome' as outcome,
-  e.data ->> 'task' as task, e.data ->> 'queue' as queue, e.job_id, e.gang_id, e.epoch, n.rank, e.worker, e.data ->> 'host' as host,
-  array(select d #>> '{}' from jsonb_array_elements(case jsonb_typeof(e.data -> 'devices') when 'array' then e.data -> 'devices' else '[]' end) as d) as devices,
-  n.trips, exists (select 1 from gangq.events p where p.job_id = e.job_id and p.kind = 'poison') as poison,
+  e.data ->> 'task' as task, e.data ->> 'queue' as queue, e.job_id, e.gang_id, e.epoch, n.rank,
+    e.worker, e.data ->> 'host' as host,
+  array(
+    select d #>> '{}'
+    from jsonb_array_elements(case jsonb_typeof(e.data -> 'devices') when 'array'
+      then e.data -> 'devices' else '[]' end) as d) as devices,
+  n.trips, exists (
+    select 1 from gangq.events p where p.job_id = e.job_id and p.kind = 'poison') as poison,
   (select v.data from gangq.job_evidence v
-    where v.job_id = e.job_id and v.at = e.at and v.kind = e.kind and v.token is not distinct from e.token limit 1) as evidence
+    where v.job_id = e.job_id and v.at = e.at and v.kind = e.kind
+      and v.token is not distinct from e.token
+    limit 1) as evidence
 from gangq.events e
 -- requeue takes any error from anybody, whose keys may be called like ours.
 cross join lateral (
@@ -259,43 +374,69 @@ cross join lateral (
     case when e.data ->> 'trips' ~ '^[0-9]{1,9}$' then (e.data ->> 'trips')::integer end as trips) n
 where e.kind in ('trip', 'notify', 'held');
 comment on view gangq.trips is
-  'Every trip of a watchdog, by code, task, device and host; outcome notify and held: it would have tripped, and nothing '
-  'was stopped. Evidence is shown to those who may read the payload of its job. Give a range of at: it reads only those days.';
+  'Every trip of a watchdog, by code, task, device and host; outcome notify and held: it would '
+  'have tripped, and nothing was stopped. Evidence is shown to those who may read the payload of '
+  'its job. Give a range of at: it reads only those days.';
 
 create view gangq.capacity as
-select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots, sum(greatest(f.slots, 0)) as free_slots,
+select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots,
+  sum(greatest(f.slots, 0)) as free_slots,
   sum(d.gpus)::bigint as gpus, sum(cardinality(f.device_ids)) as free_gpus,
-  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus, sum(f.cpus) as free_cpus,
+  sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus,
+    sum(f.cpus) as free_cpus,
   count(*) filter (where exists (
-    select 1 from gangq.cordons x where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))) as cordoned
+    select 1
+    from gangq.cordons x
+    where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))) as cordoned
 from gangq.queues_table q
 join gangq.incarnations i on q.name = any (i.queues) and i.ended_at is null
 cross join lateral gangq.capacity_of(array[i.id]) f
-cross join lateral (select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
+cross join lateral (
+  select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
 group by q.name, i.host;
 comment on view gangq.capacity is
-  'What the live workers of each queue offer and have free, by host. A worker of several queues counts in each. cordoned: '
-  'how many of these workers are given nothing new, whatever they have free.';
+  'What the live workers of each queue offer and have free, by host. A worker of several queues '
+  'counts in each. cordoned: how many of these workers are given nothing new, whatever they have '
+  'free.';
 
 create view gangq.timeline as
 select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
-  (e.data ->> 'rank')::integer as rank, e.worker, coalesce(i.host, e.data ->> 'host') as host, e.reason, e.data, e.actor
+  (e.data ->> 'rank')::integer as rank, e.worker, coalesce(i.host, e.data ->> 'host') as host,
+    e.reason, e.data, e.actor
 from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
 where e.gang_id is not null
 order by e.id;
-comment on view gangq.timeline is 'A gang''s life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end. Filter by gang_id.';
+comment on view gangq.timeline is
+  'A gang''s life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end. '
+  'Filter by gang_id.';
 
 create view gangq.drains as
-select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job, (d.data ->> 'told')::integer as moved,
-  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'ack') as acked,
-  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'force') as forced,
-  (select count(*) from gangq.events a where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'dead') as dead,
+select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job,
+  (d.data ->> 'told')::integer as moved,
+  (
+    select count(*)
+    from gangq.events a
+    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'ack') as acked,
+  (
+    select count(*)
+    from gangq.events a
+    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'force') as forced,
+  (
+    select count(*)
+    from gangq.events a
+    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'dead') as dead,
   z.data ->> 'outcome' as outcome, d.reason, d.at as started_at, z.at as ended_at
 from gangq.events d
 left join lateral (
-  select x.at, x.data from gangq.events x where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id order by x.id limit 1) z on true
+  select x.at, x.data
+  from gangq.events x
+  where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id
+  order by x.id
+  limit 1) z on true
 where d.kind = 'drain' and d.gang_id is not null;
-comment on view gangq.drains is 'One row per drain: what caused it, how many members were told to stop, how many acknowledged, were forced, or ended with their worker, and how it ended.';
+comment on view gangq.drains is
+  'One row per drain: what caused it, how many members were told to stop, how many acknowledged, '
+  'were forced, or ended with their worker, and how it ended.';
 
 -- Names of partitions and sizes of files: no table is read.
 create view gangq.retention as
@@ -303,12 +444,16 @@ select k.class, k.name as part_of, k.keep, count(d.day)::integer as partitions,
   coalesce(sum(pg_total_relation_size(f.oid)), 0)::bigint as bytes, min(d.day) as oldest,
   ((min(d.day) + 1)::timestamp at time zone 'UTC') + k.keep as next_drop,
   array(
-    select n::date from generate_series((c.t at time zone 'UTC')::date, (c.t at time zone 'UTC')::date + 1, interval '1 day') n
-    where k.keep is not null and to_regclass('gangq.' || k.name || to_char(n, '_YYYYMMDD')) is null) as missing,
+    select n::date
+    from generate_series((c.t at time zone 'UTC')::date, (c.t at time zone 'UTC')::date + 1,
+      interval '1 day') n
+    where k.keep is not null
+      and to_regclass('gangq.' || k.name || to_char(n, '_YYYYMMDD')) is null) as missing,
   k.keep is not null and not coalesce(bool_or(f.oid = p.partdefid), false) as no_default
 from (
   select x.name, x.class, x.keep from gangq.kept_by_day() x
-  union all values ('history_forever', 'forever', null::interval), ('gang_history_forever', 'forever', null)) k
+  union all values ('history_forever', 'forever', null::interval),
+    ('gang_history_forever', 'forever', null)) k
 cross join (select gangq.now() as t offset 0) c
 join pg_catalog.pg_class r on r.oid = ('gangq.' || k.name)::regclass
 left join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
@@ -316,76 +461,105 @@ left join lateral (
   select i.inhrelid as oid from pg_catalog.pg_inherits i where i.inhparent = r.oid
   union all select r.oid where r.relkind = 'r') f on true
 left join pg_catalog.pg_class b on b.oid = f.oid
-cross join lateral (select case when b.relname ~ '_[0-9]{8}$' then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
+cross join lateral (
+  select case when b.relname ~ '_[0-9]{8}$'
+    then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
 group by k.class, k.name, k.keep, c.t
 order by array_position(array['short', 'long', 'forever'], k.class), k.name;
 comment on view gangq.retention is
-  'What is kept of what has ended, by class (short, long, forever) and table: in how many partitions of a day each, how large '
-  'with indexes, the oldest day, and when that is dropped. missing: today and tomorrow, if they lack a partition; no_default: '
-  'true if nothing would catch their rows then.';
+  'What is kept of what has ended, by class (short, long, forever) and table: in how many '
+  'partitions of a day each, how large with indexes, the oldest day, and when that is dropped. '
+  'missing: today and tomorrow, if they lack a partition; no_default: true if nothing would catch '
+  'their rows then.';
 
 create view gangq.violations as
-select 'members match size' as rule, 'gang ' || g.id as subject, format('%s members, size %s', m.n, g.size) as detail
-from gangq.live_gangs g cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
+select 'members match size' as rule, 'gang ' || g.id as subject,
+  format('%s members, size %s', m.n, g.size) as detail
+from gangq.live_gangs g
+cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
 where m.n <> g.size
 union all
-select 'gang state matches its members', 'gang ' || g.id, format('%s with members %s, and %s outside of the epoch', g.state, m.states, m.others)
+select 'gang state matches its members', 'gang ' || g.id,
+  format('%s with members %s, and %s outside of the epoch', g.state, m.states, m.others)
 from gangq.live_gangs g cross join lateral (
   select coalesce(array_agg(distinct j.state) filter (where x.member), '{}') as states,
     coalesce(array_agg(distinct j.state) filter (where not x.member), '{}') as others
-  from gangq.live_jobs j cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x where j.gang_id = g.id) m
+  from gangq.live_jobs j
+  cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x
+  where j.gang_id = g.id) m
 where not case g.state
   when 'waiting' then m.states <@ '{waiting}'
   when 'blocked' then m.states <@ '{blocked}'
-  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}' and m.others <@ '{blocked}'
+  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
+    and m.others <@ '{blocked}'
   when 'running' then m.others <@ '{blocked,preempting,done}' and case
     when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
-    else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}' and m.states && '{running,done}'
+    else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}'
+      and m.states && '{running,done}'
       and m.states && '{blocked,reserved}' end
-  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}' and m.others <@ '{preempting,preempted,blocked,done}'
+  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}'
+    and m.others <@ '{preempting,preempted,blocked,done}'
     and m.states || m.others && '{preempting}'
   else false end
 union all
-select 'placed gangs have an epoch', 'gang ' || g.id, format('%s with world size %s', g.state, g.world_size)
+select 'placed gangs have an epoch', 'gang ' || g.id,
+  format('%s with world size %s', g.state, g.world_size)
 from gangq.live_gangs g
-where (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining')) or (g.missing_since is not null and g.state <> 'running')
+where (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining'))
+  or (g.missing_since is not null and g.state <> 'running')
 union all
-select 'ranks of an epoch are contiguous', 'gang ' || g.id, format('world size %s, ranks %s', g.world_size, m.ranks)
+select 'ranks of an epoch are contiguous', 'gang ' || g.id,
+  format('world size %s, ranks %s', g.world_size, m.ranks)
 from gangq.live_gangs g cross join lateral (
   select coalesce(array_agg(j.epoch_rank order by j.epoch_rank), '{}') as ranks
   from gangq.live_jobs j where j.gang_id = g.id and j.epoch_rank is not null) m
-where m.ranks <> '{}' and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
+where m.ranks <> '{}'
+  and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
   or m.ranks = '{}' and g.world_size <> g.size
 union all
 select 'member of a live gang', 'job ' || j.id, 'gang ' || j.gang_id || ' is not live'
-from gangq.live_jobs j where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)
+from gangq.live_jobs j
+where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)
 union all
 select 'held by a known incarnation', 'job ' || j.id, 'incarnation ' || j.incarnation
-from gangq.live_jobs j where j.incarnation is not null and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
+from gangq.live_jobs j
+where j.incarnation is not null
+  and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
 union all
-select 'within capacity', 'worker ' || i.name, format('free: %s slots, %s MiB, %s CPUs', f.slots, f.memory_mb, f.cpus)
+select 'within capacity', 'worker ' || i.name,
+  format('free: %s slots, %s MiB, %s CPUs', f.slots, f.memory_mb, f.cpus)
 from gangq.incarnations i cross join lateral gangq.capacity_of(array[i.id]) f
 where i.ended_at is null and (f.slots < 0 or f.memory_mb < 0 or f.cpus < 0)
 union all
-select 'holds as many devices as it asks for', 'job ' || j.id, format('holds %s, asks for %s', h.n, s.gpus)
+select 'holds as many devices as it asks for', 'job ' || j.id,
+  format('holds %s, asks for %s', h.n, s.gpus)
 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
 cross join lateral (select count(*) as n from gangq.device_holds d where d.job_id = j.id) h
 where j.incarnation is not null and h.n <> s.gpus
 union all
 select 'device held by a placed job', 'device ' || r.uuid, 'job ' || h.job_id
 from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
-where h.kind = 'job' and not exists (select 1 from gangq.live_jobs j where j.id = h.job_id and j.incarnation is not null)
+where h.kind = 'job' and not exists (
+  select 1 from gangq.live_jobs j where j.id = h.job_id and j.incarnation is not null)
 union all
 select 'device is not one it avoids', 'job ' || j.id, 'device ' || r.uuid
-from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id join gangq.shapes s on s.id = j.shape_id
+from gangq.device_holds h
+join gangq.device_registry r on r.id = h.device_id
+join gangq.live_jobs j on j.id = h.job_id
+join gangq.shapes s on s.id = j.shape_id
 where h.device_id = any (s.avoid)
 union all
 select 'device large enough', 'job ' || j.id, format('%s MiB of %s', r.vram_mb, s.vram_mb)
-from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id join gangq.shapes s on s.id = j.shape_id
+from gangq.device_holds h
+join gangq.device_registry r on r.id = h.device_id
+join gangq.live_jobs j on j.id = h.job_id
+join gangq.shapes s on s.id = j.shape_id
 where r.vram_mb < s.vram_mb
 union all
 select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
-from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id join gangq.incarnations i on i.id = j.incarnation
+from gangq.live_jobs j
+join gangq.shapes s on s.id = j.shape_id
+join gangq.incarnations i on i.id = j.incarnation
 -- What runs on a worker when an operator taints it runs on.
 where i.operator_taints = '{}' and not gangq.serves(i, s)
 union all
@@ -397,16 +571,23 @@ from gangq.live_jobs j where (j.order_key >> 50) <> 1000 - j.priority
 union all
 select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
 from gangq.dependencies d
-where d.settled and d.outcome is null and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+where d.settled and d.outcome is null
+  and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
   and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
 union all
-select 'waits for as many as it says', 'job ' || j.id, format('%s, of which %s are known', j.waits_on, d.n)
-from gangq.live_jobs j cross join lateral (select count(*) as n from gangq.dependencies x where x.job_id = j.id) d
+select 'waits for as many as it says', 'job ' || j.id,
+  format('%s, of which %s are known', j.waits_on, d.n)
+from gangq.live_jobs j
+cross join lateral (select count(*) as n from gangq.dependencies x where x.job_id = j.id) d
 where j.state = 'waiting' and j.waits_on <> d.n
 union all
-select 'holds devices of its own worker', 'job ' || j.id, format('device %s of worker %s', r.uuid, coalesce(o.name, '(none)'))
-from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id join gangq.live_jobs j on j.id = h.job_id
-join gangq.incarnations i on i.id = j.incarnation left join gangq.incarnations o on o.id = r.offered_by
+select 'holds devices of its own worker', 'job ' || j.id,
+  format('device %s of worker %s', r.uuid, coalesce(o.name, '(none)'))
+from gangq.device_holds h
+join gangq.device_registry r on r.id = h.device_id
+join gangq.live_jobs j on j.id = h.job_id
+join gangq.incarnations i on i.id = j.incarnation
+left join gangq.incarnations o on o.id = r.offered_by
 where i.ended_at is null and not exists (
   select 1 from gangq.device_claimants c where c.device_id = r.id and c.incarnation = j.incarnation)
 union all
@@ -421,42 +602,63 @@ select 'a gang that runs has begun an epoch', 'gang ' || g.id, g.state || ' in e
 from gangq.live_gangs g where g.state = 'running' and g.epoch = 0
 union all
 select 'gang is of a known kind', 'gang ' || g.id, format('kind %s', g.kind_id)
-from gangq.live_gangs g where not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)
+from gangq.live_gangs g
+where not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)
 union all
 select 'gang asks for levels that exist', 'gang ' || g.id, format('level %s', l.level)
-from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id join gangq.kind_roles r on r.kind_id = k.id cross join gangq.settings s
+from gangq.live_gangs g
+join gangq.gang_kinds k on k.id = g.kind_id
+join gangq.kind_roles r on r.kind_id = k.id
+cross join gangq.settings s
 cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
 where l.level <> all (s.topology)
 union all
 select 'live worker has a lease', 'worker ' || i.name, 'incarnation ' || i.id
-from gangq.incarnations i where i.ended_at is null and not exists (select 1 from gangq.leases l where l.incarnation = i.id)
+from gangq.incarnations i
+where i.ended_at is null and not exists (select 1 from gangq.leases l where l.incarnation = i.id)
 union all
 select 'ended worker holds nothing beyond its lease', 'job ' || j.id, 'worker ' || i.name
 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
 where i.ended_at is not null and not exists (
-  select 1 from gangq.leases l where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
+  select 1
+  from gangq.leases l
+  where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
 union all
-select 'counters are not negative', 'job ' || j.id, format('%s crashes, %s trips, %s stops', j.crashes, j.trips, j.stops)
-from gangq.live_jobs j where least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
+select 'counters are not negative', 'job ' || j.id,
+  format('%s crashes, %s trips, %s stops', j.crashes, j.trips, j.stops)
+from gangq.live_jobs j
+where least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
 union all
-select 'counters are not negative', 'gang ' || g.id, format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips)
-from gangq.live_gangs g where least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
+select 'counters are not negative', 'gang ' || g.id,
+  format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips)
+from gangq.live_gangs g
+where least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
 union all
-select 'charged no more than it may spend', 'job ' || j.id, format('%s of %s attempts', j.attempts, j.max_attempts)
+select 'charged no more than it may spend', 'job ' || j.id,
+  format('%s of %s attempts', j.attempts, j.max_attempts)
 from gangq.live_jobs j where j.attempts > j.max_attempts
 union all
-select 'charged no more than it may spend', 'gang ' || g.id, format('%s of %s attempts', g.attempts, g.max_attempts)
+select 'charged no more than it may spend', 'gang ' || g.id,
+  format('%s of %s attempts', g.attempts, g.max_attempts)
 from gangq.live_gangs g where g.attempts > g.max_attempts
 union all
 select 'told to stop while it stops', 'job ' || j.id, format('%s, told at %s', j.state, j.told_at)
-from gangq.live_jobs j where j.told_at is not null and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')
+from gangq.live_jobs j
+where j.told_at is not null
+  and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')
 union all
-select 'finished when it has ended', 'job ' || j.id, format('%s, finished at %s', j.state, j.finished_at)
-from gangq.live_jobs j where j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled')
+select 'finished when it has ended', 'job ' || j.id,
+  format('%s, finished at %s', j.state, j.finished_at)
+from gangq.live_jobs j
+where j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled')
 union all
 select 'has its rows', 'table ' || n.name, 'empty'
-from (values ('settings', exists (select 1 from gangq.settings)), ('tick_state', exists (select 1 from gangq.tick_state)),
-  ('transitions', exists (select 1 from gangq.transitions)), ('lock_rows', exists (select 1 from gangq.lock_rows)),
-  ('sequence_base', exists (select 1 from gangq.sequence_base)), ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
+from (values ('settings', exists (select 1 from gangq.settings)),
+  ('tick_state', exists (select 1 from gangq.tick_state)),
+  ('transitions', exists (select 1 from gangq.transitions)),
+    ('lock_rows', exists (select 1 from gangq.lock_rows)),
+  ('sequence_base', exists (select 1 from gangq.sequence_base)),
+    ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
 where not n.filled;
-comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';
+comment on view gangq.violations is
+  'Broken invariants. Always empty; a row is a bug worth reporting.';
