@@ -23,6 +23,7 @@ import heartbeats
 import held
 import idle
 import measures
+import pass_times
 import per_job
 import pictures
 import report
@@ -34,7 +35,6 @@ from rich.console import Console
 from stage import Stage
 from systems import NAMES, Absent, System, load
 
-import placement
 from gangq.embedded import Binaries, Server, find_binaries
 
 SETTINGS = {
@@ -54,11 +54,11 @@ MEASURES = (
     Measure("pickup", "pick-up latency of an idle worker", measures.pickup),
     Measure("work", "WAL, statements, transactions, dead rows and buffers of a job", per_job.work),
     Measure("gang", "placing a gang on an idle fleet", gang.admission, ("gangq",)),
-    Measure("claimed", "a gang from submission to its last claim", placement.claimed, ("gangq",)),
-    Measure("alone", "a pass for one gang on a large fleet", placement.alone, ("gangq",)),
-    Measure("backlog", "a pass over a long backlog and a full fleet", placement.backlog, ("gangq",)),
-    Measure("deciding", "decisions on large boards", placement.deciding, ("gangq",)),
-    Measure("pass", "a pass that places thousands of gangs", placement.passes, ("gangq",)),
+    Measure("claimed", "a gang from submission to its last claim", pass_times.claimed, ("gangq",)),
+    Measure("alone", "a pass for one gang on a large fleet", pass_times.alone, ("gangq",)),
+    Measure("backlog", "a pass over a long backlog and a full fleet", pass_times.backlog, ("gangq",)),
+    Measure("deciding", "decisions on large boards", pass_times.deciding, ("gangq",)),
+    Measure("pass", "a pass that places thousands of gangs", pass_times.passes, ("gangq",)),
     Measure("depth", "claims behind a long backlog and a long history", flat.depth, ("gangq",)),
     Measure("asleep", "claims beside jobs that are due later or blocked", flat.asleep, ("gangq",)),
     Measure("held", "claims while a transaction elsewhere stays open", held.horizon, ("gangq",)),

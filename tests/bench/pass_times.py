@@ -1,6 +1,6 @@
 """How fast a pass is where it is hard: thousands of hosts, thousands of gangs, a full fleet, one gang.
 
-Fleets and backlogs are made by `placement.sql`. A pass is the board, the decision and what is carried out of it, in
+Fleets and backlogs are made by `pass_times.sql`. A pass is the board, the decision and what is carried out of it, in
 autocommit with fsync on, on a connection that has done so before, as a worker's has. What gangs must be placed on is
 copied anew for every pass.
 """
@@ -25,7 +25,7 @@ from gangq.client.passes import run_pass
 from gangq.client.sync import in_steps, run
 from gangq.placement import decide
 
-_SQL = Path(__file__).with_name("placement.sql")
+_SQL = Path(__file__).with_name("pass_times.sql")
 _SLOTS = 8
 _MEMBERS = 3
 _KINDS = 20
