@@ -101,7 +101,7 @@ def test_a_trip_that_could_not_be_told_is_a_trip_when_the_database_is_back(
     go, come = AWAY[away]
     with worker(floor, "first") as first:
         job = floor.client.submit(task="hangs", budget_s=BUDGET_S)[0]
-        first.until((floor.directory / "began").exists, "it is at work", PATIENCE_S)
+        first.until(lambda: has_begun(floor), "it is at work", PATIENCE_S)
         time.sleep(max(0.0, began(floor) + BUDGET_S - 1.0 - time.monotonic()))
         go(mortal)
         try:
@@ -127,6 +127,12 @@ def test_a_trip_that_could_not_be_told_is_a_trip_when_the_database_is_back(
     assert floor.client.job(id=job).trips == 1
     with worker(floor, "last"):
         until_state(floor.client, job, "done", timeout=PATIENCE_S)
+
+
+def has_begun(floor: Floor) -> bool:
+    """A file is there before its text is."""
+    file = floor.directory / "began"
+    return file.exists() and file.read_text() != ""
 
 
 def began(floor: Floor) -> float:

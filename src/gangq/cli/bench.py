@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from gangq import schema
+from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import Column
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client, core
@@ -71,12 +71,13 @@ def bench(session: Session, jobs: int) -> None:
     may create databases. Where the server is busy the numbers are those of a busy server, and its other
     users notice. With --json one object per measure: {"measure", "value", "unit"}.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with _scratch(session.dsn()) as dsn:
-            session.rows(list(_measure(dsn, jobs)), _COLUMNS, "nothing was measured")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with Interrupts(last=1) as stop, _scratch(session.dsn()) as dsn:
+        measured = []
+        for one in _measure(dsn, jobs):
+            measured.append(one)
+            if stop.count:  # What a signal raises in the middle of a finaliser is lost there.
+                raise KeyboardInterrupt
+        session.rows(measured, _COLUMNS, "nothing was measured")
 
 
 @contextmanager
