@@ -56,7 +56,7 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
     format('%s of %s may take it', count(*) filter (where w.why is null), gangq.counted(count(*), 'worker'))
     || coalesce('; the others: ' || (
       select string_agg(format('%s %s', c.n, c.why), ', ' order by c.n desc, c.why) from counts c), '')
-    || coalesce(format(' (%s: --tolerate %s)', t.names, split_part(t.names, ', ', 1)), ''),
+    || coalesce(' (' || t.names || ': --tolerate ' || split_part(t.names, ', ', 1) || ')', ''),
     jsonb_build_object('live', count(*), 'open', count(*) filter (where w.why is null),
       'serving', count(*) filter (where w.fell is null), 'others', coalesce((
         select jsonb_object_agg(c.why, c.n) from counts c), '{}'))

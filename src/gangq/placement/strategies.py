@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Protocol
@@ -54,14 +55,14 @@ class Linked:
         return taken
 
 
-class Strategy:
+class Strategy(ABC):
     """How the members of a role spread over hosts."""
 
     choice: Choice = Linked()
 
+    @abstractmethod
     def hosts(self, size: int, rooms: Rooms) -> Takes | None:
         """Who takes how many members; None: there is no room for all in this way."""
-        raise NotImplementedError
 
 
 class Pack(Strategy):
