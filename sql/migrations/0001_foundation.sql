@@ -964,7 +964,7 @@ create table gangq.plans (
   gang_id bigint primary key references gangq.live_gangs (id) on delete cascade,
   -- Its place in the order, from 1.
   place integer not null,
-  -- When it will start at the latest if every estimate holds.
+  -- When it will start if every estimate holds.
   starts_at timestamptz not null,
   -- When this was last found.
   decided_at timestamptz not null,

@@ -182,6 +182,15 @@ def test_a_board_is_saved_as_a_test_that_holds_what_is_decided_on_it(
         runpy.run_path(str(saved))["test_what_is_decided"]()
 
 
+@pytest.mark.parametrize("option", ["--save", "--make-test"])
+def test_a_file_that_cannot_be_written_is_named(dsn: str, tmp_path: Path, option: str) -> None:
+    result = gangq(dsn, "board", option, tmp_path / "missing" / "file")
+    assert result.exit_code == 1
+    assert "missing/file" in result.stderr
+    assert "No such file or directory" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -36,17 +36,17 @@ def board(session: Session, save: Path | None, make_test: Path | None) -> None:
     """Tell what the next pass would decide from: workers, what is placed, what waits.
 
     One line of JSON, in one snapshot, for `gangq decide` and for bug reports: it names workers, hosts, queues and
-    logins, and no payload. Needs the role gangq_worker or gangq_admin.
+    logins, and no payload. Needs one of gangq's roles.
     """
     text = session.client().board()
     if make_test is not None:
-        make_test.write_text(as_test(Board.from_json(json.loads(text))))
+        _write(make_test, as_test(Board.from_json(json.loads(text))))
         say(f"saved to {make_test}: say in it what should have been decided")
     if save is None:
         if make_test is None:
             output.write(text)
         return
-    save.write_text(text + "\n")
+    _write(save, text + "\n")
     seen = Board.from_json(json.loads(text))
     kinds = (
         counted(len(seen.workers), "worker"),
@@ -54,6 +54,13 @@ def board(session: Session, save: Path | None, make_test: Path | None) -> None:
         counted(len(seen.asks), "ask"),
     )
     say(f"saved to {save}: {', '.join(kinds)}")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as e:
+        raise click.FileError(str(file), hint=e.strerror or str(e)) from None
 
 
 _TEST = '''"""A board that `gangq board --make-test` has saved, and what was decided on it then."""
