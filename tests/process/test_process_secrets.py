@@ -381,7 +381,10 @@ def state(pid):
     except OSError:
         return "gone"
 if os.path.exists(f"{place}/daemon"):
-    open(f"{place}/seen", "w").write(state(open(f"{place}/daemon").read()))
+    seen = state(open(f"{place}/daemon").read())
+    with open(f"{place}/writing", "w") as file:
+        file.write(seen)
+    os.rename(f"{place}/writing", f"{place}/seen")  # Whoever sees the file sees its text.
 daemon = daemon.replace("os.execve", f"open('{place}/daemon', 'w').write(str(os.getpid())); os.execve")
 subprocess.run([sys.executable, "-c", daemon])
 time.sleep(600)
