@@ -163,7 +163,7 @@ end $$;
 comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened.';
 
--- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, stop, go or tick), gangq_wake for
+-- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go or tick), gangq_wake for
 -- whoever sleeps (payload: the queue), gangq_tick for dedicated tickers. Payloads are constants, so they coalesce.
 
 create function gangq.wake(incarnations bigint[], what text) returns void language sql volatile as
@@ -189,7 +189,7 @@ begin
     )
     select array_agg(r.incarnation) into woken from roused r;
     if woken is not null then
-      perform gangq.wake(woken, 'claim');
+      perform gangq.wake(woken, 'light');
     end if;
   end if;
 end $$;
@@ -205,7 +205,7 @@ declare
   first bigint;
   asked bigint[];
 begin
-  if always or exists (select 1 from gangq.live_gangs g where g.state = 'blocked') then
+  if always or gangq.placed_waits() then
     perform pg_notify('gangq_tick', '');
     -- While a gang waits, one job's end after the other comes by here: the fleet is not read and sorted to choose three of it.
     heard := gangq.now() - interval '15 seconds';
@@ -228,5 +228,25 @@ begin
   end if;
 end $$;
 comment on function gangq.wake_tick is
-  'Internal. When a gang waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
+  'Internal. When placed work waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
   'process delays nothing. Never decides itself.';
+
+create function gangq.counted(n numeric, what text) returns text language sql immutable as
+$$ select format('%s %s%s', n, what, case when n = 1 then '' else 's' end) $$;
+comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
+
+create function gangq.wake_lane(shape_id integer, jobs bigint, how text) returns void
+language plpgsql as $$
+declare
+  s gangq.shapes;
+begin
+  select z.* into s from gangq.shapes z where z.id = wake_lane.shape_id;
+  if gangq.is_placed(s, gangq.placed_queues()) then
+    perform gangq.wake_tick(true);
+  elsif how = 'commit' or exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue]) then
+    perform gangq.wake_sleepers(s.queue, jobs, how);
+  end if;
+end $$;
+comment on function gangq.wake_lane is
+  'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake workers that '
+  'sleep; how: see wake_sleepers.';

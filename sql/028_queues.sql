@@ -19,13 +19,21 @@ comment on function gangq.below is 'Internal. Whether a queue is one of these or
 create function gangq.queue_usage(names text[])
 returns table (queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric, submitter text)
 language sql stable as $$
-  with held as (
+  with serving as materialized (
+    select i.id from gangq.incarnations i
+    where i.queues && array(
+      select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names))
+  ),
+  held as (
     select j.shape_id, j.submitter, j.gang_id, count(*) as jobs
     from gangq.live_jobs j
-    where j.incarnation = any (array(
-      select i.id from gangq.incarnations i
-      where i.queues && array(select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names))))
+    where j.incarnation = any (array(select w.id from serving w))
     group by j.shape_id, j.submitter, j.gang_id
+    union all
+    select p.shape_id, z.submitter, null, count(*)
+    from gangq.places p join gangq.shapes z on z.id = p.shape_id
+    where p.job_id is null and p.incarnation in (select w.id from serving w)
+    group by p.shape_id, z.submitter
   )
   select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint, sum(h.jobs * s.memory_mb)::bigint,
     sum(h.jobs * s.cpus), h.submitter
@@ -34,7 +42,7 @@ language sql stable as $$
   group by n.name, h.submitter
 $$;
 comment on function gangq.queue_usage is
-  'Internal. What is placed (reserved, running, preempting) in each of these queues and their children, by submitter.';
+  'Internal. What is placed (reserved, running, preempting, open places) in each of these queues and their children, by submitter.';
 
 create function gangq.limits_of(names text[])
 returns table (queue text, gate text, resource text, by_submitter boolean, most numeric)
@@ -69,6 +77,22 @@ end $$;
 comment on function gangq.lock_limited is
   'Internal. Locks the queues on the paths of these that have a limit, by name, so that nobody else places work there '
   'until this transaction ends. Count in a later statement.';
+
+create function gangq.over_limit(queue text, submitter text) returns boolean language sql stable as $$
+  with limits as materialized (
+    select l.* from gangq.limits_of(gangq.queue_path(over_limit.queue)) l
+  )
+  select exists (
+    select 1
+    from limits l
+    where l.most < (
+      select sum(case l.resource when 'gangs' then u.gangs when 'jobs' then u.jobs
+        when 'gpus' then u.gpus when 'memory_mb' then u.memory_mb when 'cpus' then u.cpus end)
+      from gangq.queue_usage(array[l.queue]) u
+      where not l.by_submitter or u.submitter = over_limit.submitter))
+$$;
+comment on function gangq.over_limit is
+  'Internal. Whether more is used below this queue or one above it than its limits allow.';
 
 create function gangq.limit_hit(
   queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint, cpus numeric

@@ -12,11 +12,11 @@ declare
 begin
   select x.* into s from gangq.shapes x where x.id = infeasible.shape_id;
   select count(*) as serving, count(*) filter (where s.labels <@ i.labels) as labelled, count(*) filter (where v.able) as able,
-    coalesce(sum(least(i.slots,
-      case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
-      case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end,
-      case when s.gpus > 0 then d.enough / s.gpus else i.slots end)) filter (where v.able), 0) as room,
-    coalesce(sum(i.slots) filter (where v.able), 0) as slots,
+    coalesce(sum(least(v.slots,
+      case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else v.slots end,
+      case when s.cpus > 0 then floor(i.cpus / s.cpus) else v.slots end,
+      case when s.gpus > 0 then d.enough / s.gpus else v.slots end)) filter (where v.able), 0) as room,
+    coalesce(sum(v.slots) filter (where v.able), 0) as slots,
     -- What there would be room for if each worker had as many slots as it likes.
     coalesce(sum(least(infeasible.size,
       case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else infeasible.size end,
@@ -25,7 +25,10 @@ begin
   into n
   from gangq.fleet(infeasible.known) i
   -- An operator's taint is not for ever.
-  cross join lateral (select gangq.serves(i, s) or (infeasible.known and i.operator_taints <> '{}' and s.labels <@ i.labels) as able) v
+  -- A single job that asks for nothing is light in most queues.
+  cross join lateral (
+    select gangq.serves(i, s) or (infeasible.known and i.operator_taints <> '{}' and s.labels <@ i.labels) as able,
+      case when s.plain and infeasible.size = 1 then greatest(i.slots, i.light) else i.slots end as slots) v
   cross join lateral (
     select count(*) as enough from gangq.devices_of(i.id, i.ended_at is not null) r
     where s.gpus > 0 and r.vram_mb >= s.vram_mb and (s.avoid is null or r.id <> all (s.avoid))) d

@@ -84,6 +84,7 @@ comment on type gangq.gang_options is
   'is absent or null has its default.';
 
 create type gangq.worker_options as (
+  light integer,
   prefetch integer,
   labels jsonb,
   taints text[],
@@ -96,7 +97,8 @@ create type gangq.worker_options as (
   lease_s real
 );
 comment on type gangq.worker_options is
-  'The options of register_worker. prefetch: how many jobs beyond its slots it may hold (1). '
+  'The options of register_worker. light: how many light jobs it '
+  'runs at once (1). prefetch: how many it may hold for one light slot (1). '
   'labels: {"gpu": "h100"}. taints: key or key=value, each keeps off what does not tolerate it; '
   'those an operator has set (set_taints) are added. tasks: those it can run; absent: any. '
   'task_options: {"train": {"gpus": 1, "queue": "gpu"}}, what each task is declared with, for '

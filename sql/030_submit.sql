@@ -508,7 +508,7 @@ begin
   elsif not (s.fits or coalesce(o.wait_for_hardware, false)) then
     raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
   end if;
-  -- Places are drawn by transactions that have their number already: see gangq.seen.
+  -- Places are drawn by transactions that have their number already: see gangq.lows.
   number := pg_current_xact_id();
   if submit.request_id is not null then
     -- It waits at the key for another call with this id.
@@ -539,11 +539,8 @@ begin
   returning id;
   if s.state <> 'pending' then
     perform gangq.follow_submission(s, due_at, o.wake);
-  elsif coalesce(o.wake, 'commit') = 'commit'
-    or o.wake = 'sleepers'
-      and exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue])
-  then
-    perform gangq.wake_sleepers(s.queue, cardinality(payloads), coalesce(o.wake, 'commit'));
+  elsif o.wake is distinct from 'never' then
+    perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;
 end $$;
 comment on function gangq.submit is

@@ -68,8 +68,7 @@ comment on function gangq.declare_tasks is
   'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. Raises GQ001.';
 
 create function gangq.check_worker(
-  name text, host text, queues text[], kind text, slots integer, devices jsonb,
-  o gangq.worker_options
+  name text, host text, queues text[], slots integer, devices jsonb, o gangq.worker_options
 ) returns void language plpgsql stable as $$
 declare
   wrong record;
@@ -101,12 +100,6 @@ begin
     perform gangq.refuse('GQ002', format('queue %L does not exist', unknown_queue),
       format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).',
         unknown_queue, unknown_queue));
-  end if;
-  if kind = 'inline' and slots <> 1 then
-    perform gangq.refuse('GQ001',
-      format('worker %L asks for %s slots and runs handlers inline', name, slots),
-      'An inline worker has one slot. Start one worker per slot, or a command worker '
-      '(kind => ''command'').');
   end if;
   if not o.lease_s <= 1e6 then
     perform gangq.refuse('GQ001', format('lease_s is %s', o.lease_s),
@@ -186,7 +179,7 @@ comment on function gangq.register_devices is
   'Internal. Records the devices that an incarnation sees and returns their ids. Raises GQ001.';
 
 create function gangq.register_worker(
-  name text, host text, queues text[], kind text default 'inline', slots integer default null,
+  name text, host text, queues text[], slots integer default null,
   memory_mb bigint default 0, cpus numeric default 0, devices jsonb default '[]',
   options jsonb default '{}'
 ) returns table (
@@ -206,9 +199,9 @@ begin
   o.task_options := nullif(o.task_options, 'null');
   select x.* into s from gangq.settings x;
   -- A device that no slot can use lies idle.
-  slots := coalesce(slots, case when kind = 'command' and jsonb_typeof(devices) = 'array'
+  slots := coalesce(slots, case when jsonb_typeof(devices) = 'array'
     then greatest(1, jsonb_array_length(devices)) else 1 end);
-  perform gangq.check_worker(name, host, queues, kind, slots, devices, o);
+  perform gangq.check_worker(name, host, queues, slots, devices, o);
   lease_granted_s := coalesce(o.lease_s, s.lease_s);
   perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
   perform gangq.lock_name(name);
@@ -218,12 +211,12 @@ begin
   -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
   select i.quarantined, i.operator_taints into predecessor
   from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
-  insert into gangq.incarnations (id, name, host, address, kind, slots, prefetch, memory_mb, cpus,
+  insert into gangq.incarnations (id, name, host, address, slots, light, prefetch, memory_mb, cpus,
     queues, tasks, labels, boot_id, pid, identity, registered_at, quarantined, taints,
     operator_taints, task_options)
   values (register_worker.incarnation, register_worker.name, register_worker.host,
-    coalesce(o.address, register_worker.host), register_worker.kind, register_worker.slots,
-    coalesce(o.prefetch, 1), register_worker.memory_mb, register_worker.cpus,
+    coalesce(o.address, register_worker.host), register_worker.slots,
+    coalesce(o.light, 1), coalesce(o.prefetch, 1), register_worker.memory_mb, register_worker.cpus,
     register_worker.queues, o.tasks, coalesce(o.labels, '{}'), o.boot_id, o.pid,
     coalesce(o.identity, '{}'), register_worker.registered_at, predecessor.quarantined,
     gangq.check_taints(coalesce(o.taints, '{}'), 'taints', false)
@@ -240,7 +233,7 @@ begin
       or exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine'))
     order by r.uuid);
   perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
-    data => jsonb_build_object('host', host, 'slots', slots, 'devices', cardinality(ids),
+    data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1), 'devices', cardinality(ids),
       'withheld', withheld));
   perform gangq.wake_tick();
   heartbeat_s := s.heartbeat_s;
@@ -255,15 +248,15 @@ exception
   when check_violation or not_null_violation or invalid_text_representation
     or invalid_parameter_value or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
-      'kind is inline or command; slots and prefetch at least 1; memory_mb, cpus and vram_mb not '
-      'negative; labels a JSON object.');
+      'slots and light are 0 or more and not both 0; prefetch is at least 1, and above 1 only with '
+      'light 1; memory_mb, cpus and vram_mb are not negative; labels a JSON object.');
 end $$;
 comment on function gangq.register_worker is
   'A worker starts: records what it offers and returns its incarnation, which every other worker '
   'verb carries, and the installation''s numbers. The lease runs from now. Devices that another '
   'live incarnation offers, or that are quarantined, come back in withheld; the former are '
-  'offered as soon as that incarnation has ended. slots: null is one for each device, for kind '
-  'inline one. options: labels, taints, tasks and more, see \dT+ gangq.worker_options. The '
+  'offered as soon as that incarnation has ended. slots: how many placed jobs '
+  'and members it runs at once; null: one for each device, at least 1. options: light (1), labels, taints, tasks and more, see \dT+ gangq.worker_options. The '
   'incarnation belongs to the login that registers it: no other, but its members and admins, '
   'reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s '
   'detail says what proves it dead, to its login), GQ007.';
@@ -448,8 +441,8 @@ language plpgsql as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
   delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
-  delete from gangq.earmarks e where e.incarnation in (
-    select z.incarnation from gangq.earmarks z where z.incarnation = end_incarnation.incarnation for update skip locked);
+  perform gangq.close_places(array(
+    select p.id from gangq.places p where p.incarnation = end_incarnation.incarnation));
   perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
 end $$;
 comment on function gangq.end_incarnation is
@@ -492,7 +485,7 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
-  queue text;
+  shape_id integer;
   due integer := 0;
 begin
   if coalesce(jsonb_typeof(report_dead.evidence), 'null') <> 'object' or report_dead.evidence = '{}' then
@@ -516,7 +509,7 @@ begin
   end if;
   -- It tripped, and was to be gone by then: what waits for that need wait no longer.
   update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
-  for queue in
+  for shape_id in
     with freed as (
       update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
       where j.id = any (array(
@@ -524,10 +517,10 @@ begin
         order by z.id for update skip locked))
       returning j.shape_id
     )
-    select s.queue from freed f join gangq.shapes s on s.id = f.shape_id
+    select f.shape_id from freed f
   loop
     due := due + 1;
-    perform gangq.wake_sleepers(queue, 1, 'sleepers');
+    perform gangq.wake_lane(shape_id, 1, 'sleepers');
   end loop;
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
@@ -583,6 +576,8 @@ begin
     perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
       (select h.job_id from gangq.device_holds h where h.device_id = d.id)), 'Cancel the job or let it end, then quarantine the device.');
   end if;
+  perform gangq.close_places(array(
+    select h.place_id from gangq.device_holds h where h.device_id = d.id and h.kind = 'place'));
   insert into gangq.device_holds (device_id, kind, reason, since) values (d.id, 'quarantine', quarantine.reason, t)
   -- An operator's word also outlives what a trip had withheld for a while.
   on conflict (device_id) do update set reason = excluded.reason, incarnation = null, until = null;

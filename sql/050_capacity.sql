@@ -1,44 +1,116 @@
 -- What workers have free, counted from what they hold: no counters that could drift.
 -- Takes no locks: whoever takes capacity locks the worker row first.
+--
+-- Two lanes. A single job is light where it asks for a turn and nothing that is counted; any worker
+-- that serves it takes it. Everything else is placed by a decision. A worker has slots for placed
+-- work and light slots, and neither lane takes the other's.
 
--- Reserved, running and preempting all count as used. Plain solo jobs share a slot up to the worker's prefetch.
-create function gangq.free_capacity(incarnations bigint[], from_token bigint default 0)
-returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[], first_token bigint)
-language sql stable as $$
-  select i.id,
-    (i.slots - u.whole - ceil(u.plain::numeric / i.prefetch))::integer,
-    ((i.slots - u.whole) * i.prefetch - u.plain)::integer,
-    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams, u.first_token
+-- The lane is a property of the shape and of its queue, and stored nowhere: a limit that is set on a
+-- queue changes one row, and not each job that waits in it.
+create function gangq.placed_queues() returns text[] language sql stable as $$
+  select array(select q.name from gangq.queues_table q where q.limited or q.policy = 'fair')
+$$;
+comment on function gangq.placed_queues is
+  'Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed.';
+
+create function gangq.is_placed(s gangq.shapes, placed_queues text[]) returns boolean
+language sql immutable
+return not (s).plain or (s).model is not null or gangq.below((s).queue, placed_queues);
+comment on function gangq.is_placed is
+  'Internal. Whether single jobs of this shape are placed by a decision; if not, they are light.';
+
+create function gangq.single_waits() returns boolean language sql stable as $$
+  select exists (
+    select 1
+    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    cross join (select gangq.placed_queues() as names offset 0) q
+    where gangq.is_placed(s, q.names))
+$$;
+comment on function gangq.single_waits is 'Internal. Whether a single job waits that a decision has to place.';
+
+create function gangq.placed_waits() returns boolean language sql stable as $$
+  select exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits()
+$$;
+comment on function gangq.placed_waits is
+  'Internal. Whether anything waits that a decision has to place: a gang, or a single job that is not light.';
+
+-- Reserved, running and preempting jobs count, and so do open places that nobody sits in.
+create function gangq.free_capacity(incarnations bigint[])
+returns table (
+  incarnation bigint, slots integer, light integer, memory_mb bigint, cpus numeric,
+  device_ids bigint[], vrams integer[]
+) language sql stable as $$
+  select i.id, (i.slots - u.placed)::integer, (i.light * i.prefetch - u.light)::integer,
+    i.memory_mb - u.memory_mb, i.cpus - u.cpus, d.ids, d.vrams
   from gangq.incarnations i
   cross join lateral (
-    select count(*) filter (where not s.plain or j.gang_id is not null) as whole,
-      count(*) filter (where s.plain and j.gang_id is null) as plain,
-      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus,
-      min(j.token) as first_token
+    select count(*) filter (where not h.light) as placed, count(*) filter (where h.light) as light,
+      coalesce(sum(s.memory_mb), 0)::bigint as memory_mb, coalesce(sum(s.cpus), 0) as cpus
     from (
-      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token is null
+      select j.shape_id, j.light from gangq.live_jobs j where j.incarnation = i.id
       union all
-      select x.shape_id, x.gang_id, x.token from gangq.live_jobs x where x.incarnation = i.id and x.token >= free_capacity.from_token) j
-    join gangq.shapes s on s.id = j.shape_id) u
+      select p.shape_id, false from gangq.places p
+      where p.incarnation = i.id and p.job_id is null) h
+    join gangq.shapes s on s.id = h.shape_id) u
   cross join lateral (
     select coalesce(array_agg(r.id order by r.vram_mb, r.index, r.id), '{}') as ids,
       coalesce(array_agg(r.vram_mb order by r.vram_mb, r.index, r.id), '{}') as vrams
     from gangq.device_registry r
-    where r.offered_by = i.id and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
+    where r.offered_by = i.id
+      and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
   where i.id = any (free_capacity.incarnations)
 $$;
 comment on function gangq.free_capacity is
-  'Internal. Per incarnation: free slots, room for plain solo jobs, memory, CPUs, free devices with their memory, smallest '
-  'first, and the lowest token it holds. from_token: below it nothing is held any more, which the caller has to know.';
+  'Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory, CPUs, '
+  'and free devices with their memory, smallest first.';
 
 create function gangq.capacity_of(incarnations bigint[])
-returns table (incarnation bigint, slots integer, plain_room integer, memory_mb bigint, cpus numeric, device_ids bigint[], vrams integer[])
-language sql stable rows 1 as $$
-  select f.incarnation, f.slots, f.plain_room, f.memory_mb, f.cpus, f.device_ids, f.vrams
-  from gangq.free_capacity(incarnations) f
+returns table (
+  incarnation bigint, slots integer, light integer, memory_mb bigint, cpus numeric,
+  device_ids bigint[], vrams integer[]
+) language sql stable rows 1 as $$
+  select f.* from gangq.free_capacity(incarnations) f
 $$;
 comment on function gangq.capacity_of is
-  'free_capacity for views, which ask for one worker at a time: whoever reads a view calls its functions with his own rights. The verbs use the plain one, which is inlined.';
+  'free_capacity for views, which ask for one worker at a time: a view calls functions with the '
+  'rights of its reader. The verbs use free_capacity, which is inlined.';
+
+create function gangq.takes_work(
+  i gangq.incarnations, renewed_at timestamptz, t timestamptz, heard_since timestamptz, hosts text[],
+  workers text[]
+) returns boolean language sql immutable as $$
+  select i.state = 'live' and i.quarantined is null
+    and (i.passed_over_until is null or i.passed_over_until <= t) and renewed_at > heard_since
+    and i.host <> all (hosts) and i.name <> all (workers)
+$$;
+comment on function gangq.takes_work is
+  'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
+
+create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
+language plpgsql stable as $$
+declare
+  heard_since timestamptz := t - (
+    select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
+  hosts text[] := array(select c.name from gangq.cordons c where c.kind = 'host');
+  workers text[] := array(select c.name from gangq.cordons c where c.kind = 'worker');
+begin
+  if among is null then
+    return array(
+      select i.id
+      from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+      where i.ended_at is null
+        and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers)
+      order by i.id);
+  end if;
+  return array(
+    select i.id
+    from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
+    where i.id = any (among) and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers)
+    order by i.id);
+end $$;
+comment on function gangq.candidates is
+  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, '
+  'not passed over.';
 
 create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable
 return s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels

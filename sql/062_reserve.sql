@@ -71,13 +71,7 @@ begin
   -- epoch's saves.
   delete from gangq.checkpoints c using gangq.live_gangs g
   where g.id = any (ids) and c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
-  delete from gangq.plans p where p.gang_id = any (ids);
-  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
-    select z.incarnation, z.gang_id
-    from gangq.earmarks z
-    where z.gang_id = any (ids)
-    order by z.incarnation, z.gang_id
-    for update skip locked);
+  delete from gangq.plans p where p.ask = any (array(select 'g' || i from unnest(ids) as i));
   insert into gangq.events (id, at, kind, gang_id, epoch, actor, data)
   select (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass), t,
     'reserve', g.id, g.epoch, gangq.actor(), jsonb_build_object(

@@ -18,8 +18,7 @@ language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return coalesce((
-    select v.held_s + case when gangq.holds_back(v.gate)
-      then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
+    select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
@@ -98,13 +97,9 @@ begin
   perform gangq.end_gang((g).id, 'cancelled',
     format('%s; its members run as single jobs', split_gang.reason), t);
   for wake in
-    select s.queue, count(*) as jobs
-    from gangq.live_jobs j
-    join gangq.shapes s on s.id = j.shape_id
-    where j.id = any (ids)
-    group by s.queue
+    select j.shape_id, count(*) as jobs from gangq.live_jobs j where j.id = any (ids) group by j.shape_id
   loop
-    perform gangq.wake_sleepers(wake.queue, wake.jobs, 'sleepers');
+    perform gangq.wake_lane(wake.shape_id, wake.jobs, 'sleepers');
   end loop;
 end $$;
 comment on function gangq.split_gang is
@@ -118,12 +113,11 @@ declare
   v gangq.verdicts;
   why text;
   delay interval;
-  freed bigint[];
 begin
   select x.* into v from gangq.verdicts x
   where x.kind_id = (g).kind_id and x.ask in ('g' || (g).id, '') order by x.ask desc limit 1;
   if (g).timeout_style = 'requeue' and v.gate is distinct from 'infeasible'
-    and not exists (select 1 from gangq.plans p where p.gang_id = (g).id and p.starts_at <= t) then
+    and not exists (select 1 from gangq.plans p where p.ask = 'g' || (g).id and not p.kept and p.starts_at <= t) then
     -- It waits for its turn like everybody else, and nothing is wrong with that.
     update gangq.live_gangs x
       set timeout_at = t + make_interval(secs => x.timeout_s),
@@ -134,11 +128,7 @@ begin
   -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
   why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
-    || case when (g).placement_misses > 0
-      then format(' (%s its places were not claimed in time)',
-        gangq.counted((g).placement_misses, 'time'))
-      else '' end,
-    coalesce(nullif(too_large, ''), v.why, v.gate));
+    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), v.why, v.gate));
   if (g).timeout_style = 'requeue' then
     delay := (
       select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1)
@@ -157,19 +147,7 @@ begin
       timeout_at = t + delay + make_interval(secs => x.timeout_s),
         held_s = gangq.ineligible_s(x.kind_id, t)
     where x.id = (g).id;
-    delete from gangq.plans p where p.gang_id = any (array(
-      select z.gang_id from gangq.plans z where z.gang_id = (g).id for update skip locked));
-    with gone as (
-      delete from gangq.earmarks e where e.gang_id = (g).id and e.incarnation = any (array(
-        select z.incarnation
-        from gangq.earmarks z
-        where z.gang_id = (g).id
-        order by z.incarnation
-        for update skip locked))
-      returning e.incarnation
-    )
-    select array_agg(x.incarnation) into freed from gone x;
-    perform gangq.wake(freed, 'claim');
+    delete from gangq.plans p where p.ask = 'g' || (g).id;
   end if;
 end $$;
 comment on function gangq.timed_out is
@@ -244,7 +222,7 @@ begin
         too_large := gangq.timed_out(g, t, too_large);
         n := n + 1;
       exception when lock_not_available then
-        null;  -- somebody holds an earmark or a plan of it: the next tick
+        null;  -- another session holds its plan: the next tick
       end;
     end loop;
   end loop;

@@ -12,31 +12,24 @@ comment on function gangq.seconds is 'Internal. A moment as a board tells it: se
 
 -- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the table's
 -- statistics are older than it. Who holds jobs has a lease, ended or not.
-create function gangq.held_jobs() returns setof gangq.live_jobs language sql stable as $$
+create function gangq.placed_jobs() returns setof gangq.live_jobs language sql stable as $$
   select j.*
   from gangq.leases l
-  cross join lateral (select x.* from gangq.live_jobs x where x.incarnation = l.incarnation offset 0) j
+  cross join lateral (
+    select x.* from gangq.live_jobs x where x.incarnation = l.incarnation and not x.light offset 0) j
 $$;
-comment on function gangq.held_jobs is 'Internal. All jobs that are reserved, run or are told to stop.';
+comment on function gangq.placed_jobs is
+  'Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop.';
 
--- Light jobs share slots with what is placed, as many to a slot as their worker prefetches: the one whose
--- end frees a slot stands for it.
-create function gangq.light_jobs()
-returns table (id bigint, incarnation bigint, queue text, frees boolean) language sql stable as $$
-  select j.id, j.incarnation, s.queue, (
-    count(*) over (partition by j.incarnation)
-      - row_number() over (partition by j.incarnation order by j.claimed_at, j.id)) % i.prefetch = 0
-  from gangq.held_jobs() j
-  join gangq.shapes s on s.id = j.shape_id
-  join gangq.incarnations i on i.id = j.incarnation
-  where j.gang_id is null and s.plain
-$$;
-comment on function gangq.light_jobs is
-  'Internal. Light jobs that run; frees: whether the end of this one gives a slot back.';
-
+-- A job that took a light slot before its queue had a limit counts for that limit.
 create function gangq.board_queues() returns jsonb language sql stable as $$
   with light as materialized (
-    select l.queue, count(*) as jobs from gangq.light_jobs() l where not l.frees group by l.queue
+    select s.queue, count(*) as jobs
+    from gangq.leases l
+    join gangq.live_jobs j on j.incarnation = l.incarnation and j.light
+    join gangq.shapes s on s.id = j.shape_id
+    where gangq.placed_queues() <> '{}'
+    group by s.queue
   )
   select jsonb_agg(jsonb_build_object(
     'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
@@ -47,12 +40,13 @@ create function gangq.board_queues() returns jsonb language sql stable as $$
 $$;
 comment on function gangq.board_queues is 'Internal. The queues of a board.';
 
-create function gangq.domain_part(name text) returns text language sql immutable as
-$$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
-comment on function gangq.domain_part is 'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
-
 -- The narrow part of a domain's name has the broader ones before it: rack 1 of zone a is not rack 1 of
 -- zone b.
+create function gangq.domain_part(name text) returns text language sql immutable as
+$$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
+comment on function gangq.domain_part is
+  'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
+
 create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb language sql stable as $$
   select jsonb_agg(case
       when l.level = 'host' then i.host
@@ -104,7 +98,7 @@ create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb 
   left join (
     select r.offered_by, jsonb_agg(jsonb_build_object(
       'id', r.id, 'vram_mb', r.vram_mb,
-      'withheld', h.device_id is not null and h.job_id is null) order by r.vram_mb, r.index, r.id) as devices
+      'withheld', h.kind is not distinct from 'quarantine') order by r.vram_mb, r.index, r.id) as devices
     from gangq.device_registry r left join gangq.device_holds h on h.device_id = r.id
     where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id
   where i.ended_at is null
@@ -117,7 +111,7 @@ comment on function gangq.board_workers is
 -- and what has outrun that too, soon.
 create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb language sql stable as $$
   with jobs as materialized (
-    select j.* from gangq.held_jobs() j
+    select j.* from gangq.placed_jobs() j
   ),
   gangs as materialized (
     select g.*
@@ -167,7 +161,6 @@ create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb lang
     left join lateral (
       select jsonb_agg(v.device_id order by v.device_id) as devices
       from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
-    where j.gang_id is not null or not s.plain or j.id in (select l.id from gangq.light_jobs() l where l.frees)
   ),
   estimates as materialized (
     select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
@@ -257,19 +250,27 @@ $$;
 comment on function gangq.board_moves is
   'Internal. What is to be moved off what is drained, and what each would wait as.';
 
+-- A promise of which a worker has ended lapses.
 create function gangq.board_kept(t timestamptz) returns jsonb language sql stable as $$
-  select jsonb_agg(k.kept order by k.gang_id)
-  from (
-    select e.gang_id, jsonb_build_object('ask', 'g' || e.gang_id,
-      'starts_at', gangq.seconds(least(max(e.until), t + make_interval(secs => min(c.grace_s)))),
-      'holds', jsonb_agg(jsonb_build_object(
-        'worker', e.incarnation, 'devices', e.device_ids, 'memory_mb', e.memory_mb,
-        'millicpus', (e.cpus * 1000)::bigint, 'slots', e.slots) order by e.incarnation)) as kept
-    from gangq.earmarks e cross join gangq.settings c
-    where e.kind = 'escrow' and e.until > t
-    group by e.gang_id) k
+  select jsonb_agg(jsonb_build_object('ask', p.ask,
+    'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
+    'holds', p.seats) order by p.ask)
+  from gangq.plans p cross join gangq.settings c
+  where p.kept and p.starts_at > t
+    and not exists (
+      select 1 from jsonb_array_elements(p.seats) as x(value)
+      left join gangq.incarnations i on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
+      where i.id is null)
 $$;
-comment on function gangq.board_kept is 'Internal. Seats that are kept for gangs, for a board.';
+comment on function gangq.board_kept is 'Internal. Seats that are kept for what waits, for a board.';
+
+create function gangq.board_places() returns jsonb language sql stable as $$
+  select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
+    'devices', p.device_ids, 'job', 'j' || p.job_id)) order by p.id)
+  from gangq.places p
+$$;
+comment on function gangq.board_places is
+  'Internal. The open places of a board; job: who sits there, or sat there when it ended.';
 
 create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language sql stable as $$
   with named as materialized (
@@ -360,6 +361,64 @@ comment on function gangq.board_gangs is
   'Internal. Gangs that wait for seats: of each kind the first so many, fewer where there are many '
   'kinds, and those that run and wait for replacements of members.';
 
+-- One row per shape and priority, found by hopping along the index that claims read. jobs: how many wait,
+-- counted up to most, because no pass could place more.
+create function gangq.board_singles(most integer, in_all integer)
+returns table (shape_id integer, head bigint, jobs bigint) language sql stable as $$
+  with recursive placed as materialized (
+    select s.id
+    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    cross join (select gangq.placed_queues() as names offset 0) q
+    where gangq.is_placed(s, q.names)
+  ),
+  heads(shape_id, head) as (
+    select p.id, (
+      select j.order_key from gangq.live_jobs j
+      where j.shape_id = p.id and j.state = 'pending' order by j.order_key limit 1)
+    from placed p
+    union all
+    select h.shape_id, (
+      select j.order_key from gangq.live_jobs j
+      where j.shape_id = h.shape_id and j.state = 'pending'
+        and j.order_key >= ((h.head >> 50) + 1) << 50
+      order by j.order_key limit 1)
+    from heads h where h.head is not null
+  )
+  select h.shape_id, h.head, (
+    select count(*)
+    from (
+      select from gangq.live_jobs j
+      where j.shape_id = h.shape_id and j.state = 'pending'
+        and j.order_key >= h.head and j.order_key < ((h.head >> 50) + 1) << 50
+      limit most) w)
+  from heads h where h.head is not null
+  order by h.head limit in_all
+$$;
+comment on function gangq.board_singles is
+  'Internal. Single jobs that wait to be placed: of each shape and priority the first, and how many there '
+  'are, up to most.';
+
+create function gangq.board_single_asks(most integer) returns jsonb language sql stable as $$
+  select jsonb_agg(jsonb_build_object(
+    'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
+    'priority', 1000 - (b.head >> 50), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
+    'count', b.jobs,
+    'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8) order by b.head)
+  from gangq.board_singles(most, 1000) b
+  join gangq.shapes s on s.id = b.shape_id
+  cross join lateral (
+    select x.submitter, x.budget_s from gangq.live_jobs x
+    where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j
+$$;
+comment on function gangq.board_single_asks is 'Internal. The single jobs that wait, for a board.';
+
+-- One more than could be placed: then the pass says why the rest waits.
+create function gangq.free_slots() returns integer language sql stable as $$
+  select greatest(0, (select sum(i.slots) from gangq.incarnations i where i.ended_at is null)
+    - (select count(*) from gangq.placed_jobs()))::integer
+$$;
+comment on function gangq.free_slots is 'Internal. Slots for placed work that nothing holds, in all.';
+
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb language sql stable as $$
   with gangs as materialized (
     -- One by one: however many gangs there are, those shown are found by their index.
@@ -412,6 +471,8 @@ declare
   examples bigint[];
   moves jsonb;
   cut integer[];
+  most integer := least(200, gangq.free_slots()) + 1;
+  singles jsonb := coalesce(gangq.board_single_asks(most), '[]');
 begin
   with shown as materialized (
     select g.* from gangq.board_gangs(t, 200, 1000) g
@@ -421,6 +482,11 @@ begin
   from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
   select jsonb_object_agg(m.unit, m.ask), kinds || array_agg(distinct m.kind_id) into moves, kinds
   from gangq.board_moves() m;
+  kinds := kinds || array(
+    select distinct (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value));
+  cut := cut || array(
+    select distinct (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value)
+    where (x.value ->> 'count')::integer >= most);
   named := exists (
     select 1
     from (
@@ -445,8 +511,9 @@ begin
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, classes),
-      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t), 'kinds', gangq.board_kinds(kinds, examples),
-      'asks', gangq.board_asks(t, gangs)))
+      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
+      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples),
+      'asks', coalesce(gangq.board_asks(t, gangs), '[]') || singles))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is

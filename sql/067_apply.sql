@@ -66,51 +66,90 @@ $$;
 comment on function gangq.misplaced is
   'Internal. Which promise about where it runs these places would break; null: none.';
 
--- Keeping --------------------------------------------------------------------------------------------
+-- Who asks -------------------------------------------------------------------------------------------
 
--- What each of its workers must have for it, and which devices. Written when it changes, not each pass.
-create function gangq.keep_seats(g gangq.live_gangs, seats jsonb, kind text, until timestamptz)
-returns void language plpgsql as $$
+create type gangq.asker as (
+  ask text,
+  queue text,
+  submitter text,
+  priority integer,
+  kind_id integer
+);
+comment on type gangq.asker is
+  'Internal. What a decision is for: a gang (g7) or the single jobs of one shape and priority (k7/5). '
+  'kind_id: a gang''s kind, or a shape, negative.';
+
+create function gangq.asker_of(ask text) returns gangq.asker language plpgsql stable as $$
+declare
+  a gangq.asker;
+begin
+  if left(ask, 1) = 'g' then
+    select asker_of.ask, k.queue, g.submitter, g.priority, g.kind_id into a
+    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
+    where g.id = substr(asker_of.ask, 2)::bigint;
+  else
+    select asker_of.ask, s.queue, coalesce(s.submitter, j.submitter), j.priority, -s.id into a
+    from gangq.shapes s
+    join gangq.live_jobs j on j.shape_id = s.id and j.state = 'pending'
+      and j.order_key >= gangq.order_key(split_part(asker_of.ask, '/', 2)::integer, 0)
+      and j.order_key < gangq.order_key(split_part(asker_of.ask, '/', 2)::integer - 1, 0)
+    where s.id = substr(split_part(asker_of.ask, '/', 1), 2)::integer
+    order by j.order_key limit 1;
+  end if;
+  return a;
+end $$;
+comment on function gangq.asker_of is
+  'Internal. What a decision is for; null: it is there no more. Of single jobs the first that waits.';
+
+create function gangq.seats_of(a gangq.asker, seats jsonb)
+returns table (n bigint, incarnation bigint, devices bigint[], shape_id integer)
+language sql stable as $$
+  select x.n, (x.value ->> 'worker')::bigint,
+    array(
+      select d.value::bigint
+      from jsonb_array_elements_text(coalesce(x.value -> 'devices', '[]')) with ordinality as d(value, n)
+      order by d.n),
+    case when (a).kind_id < 0 then -(a).kind_id else (
+      select r.shape_id from gangq.kind_roles r
+      where r.kind_id = (a).kind_id and r.ordinal = coalesce((x.value ->> 'role')::integer, 0) + 1) end
+  from jsonb_array_elements(seats) with ordinality as x(value, n)
+$$;
+comment on function gangq.seats_of is
+  'Internal. The seats of a decision, with the shape of the job that each is for.';
+
+-- Plans ----------------------------------------------------------------------------------------------
+
+-- Written when it changes, not at each pass.
+create function gangq.write_plan(
+  a gangq.asker, seats jsonb, kept boolean, place integer, starts_at timestamptz, t timestamptz
+) returns void language plpgsql as $$
 #variable_conflict use_column
 begin
-  with seats as materialized (
-    select (x.value ->> 'worker')::bigint as worker, x.value -> 'devices' as devices, s.gpus, s.memory_mb,
-      s.cpus
-    from jsonb_array_elements(keep_seats.seats) as x(value)
-    join gangq.kind_roles r on r.kind_id = (g).kind_id
-      and r.ordinal = coalesce((x.value ->> 'role')::integer, 0) + 1
-    join gangq.shapes s on s.id = r.shape_id
-  ),
-  wanted as materialized (
-    select x.worker as incarnation, count(*) as slots, sum(x.gpus) as gpus, sum(x.memory_mb) as memory_mb,
-      sum(x.cpus) as cpus, array(
-        select d.value::bigint
-        from seats y cross join lateral jsonb_array_elements_text(y.devices) as d(value)
-        where y.worker = x.worker order by 1) as devices
-    from seats x
-    group by x.worker
-  ),
-  gone as (
-    delete from gangq.earmarks e
-    where e.gang_id = (g).id and e.incarnation not in (select w.incarnation from wanted w)
-  )
-  insert into gangq.earmarks as e
-    (incarnation, gang_id, order_key, kind, until, slots, memory_mb, cpus, gpus, device_ids)
-  select i.id, (g).id, (g).order_key, keep_seats.kind, keep_seats.until, w.slots, w.memory_mb, w.cpus,
-    w.gpus, w.devices
-  from wanted w join gangq.incarnations i on i.id = w.incarnation and i.ended_at is null
-  order by i.id
-  on conflict (incarnation, gang_id) do update set order_key = excluded.order_key,
-    kind = excluded.kind, until = excluded.until, slots = excluded.slots, gpus = excluded.gpus,
-    memory_mb = excluded.memory_mb, cpus = excluded.cpus, device_ids = excluded.device_ids
-  where (e.order_key, e.kind, e.slots, e.gpus, e.memory_mb, e.cpus, e.device_ids) is distinct from
-      (excluded.order_key, excluded.kind, excluded.slots, excluded.gpus, excluded.memory_mb,
-        excluded.cpus, excluded.device_ids)
-    or abs(extract(epoch from e.until - excluded.until)) > 1;
+  insert into gangq.plans as p (ask, kept, place, starts_at, decided_at, pass, seats)
+  select (a).ask, write_plan.kept, write_plan.place, write_plan.starts_at, t, l.runs, (
+    select coalesce(jsonb_agg(jsonb_build_object('worker', x.incarnation, 'devices', to_jsonb(x.devices),
+      'memory_mb', s.memory_mb, 'millicpus', (s.cpus * 1000)::bigint) order by x.n), '[]')
+    from gangq.seats_of(a, write_plan.seats) x join gangq.shapes s on s.id = x.shape_id)
+  from gangq.lock_rows l where l.name = 'pass'
+  on conflict (ask) do update set kept = excluded.kept, place = excluded.place, pass = excluded.pass,
+    seats = excluded.seats,
+    decided_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
+      then excluded.decided_at else p.decided_at end,
+    starts_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
+      then excluded.starts_at else p.starts_at end;
 end $$;
-comment on function gangq.keep_seats is
-  'Internal. Makes what workers keep free for this gang exactly these seats: plan, for a start then; '
-  'escrow, at most until then.';
+comment on function gangq.write_plan is
+  'Internal. Notes where and when something is meant to start. kept: others stop for it, and its seats are '
+  'kept from everybody until then.';
+
+-- As long as those who were told to stop may take: their grace, its confirmation, a lease.
+create function gangq.keep_seats(a gangq.asker, seats jsonb, t timestamptz) returns void
+language sql volatile as $$
+  select gangq.write_plan(a, seats, true, null,
+    t + make_interval(secs => c.grace_s + c.ack_timeout_s + c.lease_s), t)
+  from gangq.settings c
+$$;
+comment on function gangq.keep_seats is 'Internal. Keeps these seats until those who hold them have gone.';
 
 -- One decision ---------------------------------------------------------------------------------------
 
@@ -151,42 +190,25 @@ end $$;
 comment on function gangq.apply_start is
   'Internal. Places a locked gang, or what it misses, on the seats decided: done; or why not.';
 
-create function gangq.apply_plan(g gangq.live_gangs, d jsonb, place integer, t timestamptz)
+create function gangq.apply_plan(a gangq.asker, d jsonb, place integer, t timestamptz)
 returns text language plpgsql as $$
-#variable_conflict use_column
 declare
   starts_at timestamptz := to_timestamp((d ->> 'starts_at')::float8);
 begin
   perform gangq.check_moment('starts_at', starts_at);
-  if g.state <> 'blocked' then
-    return 'stale';
-  end if;
-  insert into gangq.plans as p (gang_id, place, starts_at, decided_at, pass)
-  select g.id, apply_plan.place, starts_at, t, l.runs from gangq.lock_rows l where l.name = 'pass'
-  on conflict (gang_id) do update set pass = excluded.pass, place = excluded.place,
-    decided_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
-      then excluded.decided_at else p.decided_at end,
-    starts_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
-      then excluded.starts_at else p.starts_at end;
-  perform gangq.keep_seats(g, d -> 'planned', 'plan', starts_at);
+  perform gangq.write_plan(a, d -> 'planned', false, place, starts_at, t);
   return 'done';
 end $$;
-comment on function gangq.apply_plan is
-  'Internal. Notes the planned start of a locked gang, and what is kept free for it until then.';
+comment on function gangq.apply_plan is 'Internal. Notes a planned start.';
 
 -- Its victims stop through the same verbs as for anybody else; what they leave is kept in this very commit.
-create function gangq.apply_stop(g gangq.live_gangs, d jsonb, digest text, t timestamptz)
+create function gangq.apply_stop(a gangq.asker, d jsonb, digest text, t timestamptz)
 returns text language plpgsql as $$
 declare
-  cfg gangq.settings;
   unit text;
-  why text;
+  why text := gangq.may_not_stop(a, d, t);
   n integer := 0;
 begin
-  if g.state <> 'blocked' then
-    return 'stale';
-  end if;
-  why := gangq.may_not_stop(g, d, t);
   if why is not null then
     return why;
   end if;
@@ -196,28 +218,31 @@ begin
     continue when left(unit, 1) = 'j' and exists (
       select 1 from gangq.live_jobs j
       where j.id = substr(unit, 2)::bigint and d -> 'stop' ? ('g' || j.gang_id));
-    if not gangq.stop_unit(unit, 'preempt', format('displaced by gang %s', g.id),
-        jsonb_build_object('for', g.id, 'lost_s', d -> 'lost_s' -> (n - 1), 'digest', digest), t) then
+    if not gangq.stop_unit(unit, 'preempt', format('displaced by %s', gangq.named((a).ask)),
+        jsonb_build_object('for', case when (a).kind_id > 0 then to_jsonb(substr((a).ask, 2)::bigint)
+          else to_jsonb((a).ask) end, 'lost_s', d -> 'lost_s' -> (n - 1), 'digest', digest), t) then
       perform gangq.refuse('GQ004', unit || ' does not run any more', 'The next pass decides again.');
     end if;
   end loop;
-  select x.* into cfg from gangq.settings x;
-  delete from gangq.plans p where p.gang_id = g.id;
-  perform gangq.keep_seats(g, d -> 'planned', 'escrow',
-    t + make_interval(secs => cfg.grace_s + cfg.ack_timeout_s + cfg.lease_s));
+  perform gangq.keep_seats(a, d -> 'planned', t);
   return 'done';
 end $$;
 comment on function gangq.apply_stop is
-  'Internal. Tells the units chosen to stop for a locked gang, all or none, and keeps their places for it.';
+  'Internal. Tells the units chosen to stop, all or none, and keeps their places for what they stop for.';
+
+create function gangq.named(ask text) returns text language sql immutable
+return case left(ask, 1)
+  when 'g' then 'gang ' || substr(ask, 2)
+  when 'j' then 'job ' || substr(ask, 2)
+  else 'a single job of priority ' || split_part(ask, '/', 2) end;
+comment on function gangq.named is 'Internal. g7 is gang 7, j7 job 7, k7/5 a single job of priority 5.';
 
 create function gangq.apply_move(d jsonb, digest text, t timestamptz) returns text
 language plpgsql as $$
 declare
-  cfg gangq.settings;
   unit text := d ->> 'ask';
   number bigint := substr(d ->> 'ask', 2)::bigint;
   why text;
-  g gangq.live_gangs;
 begin
   why := (
     select format('%s %s is drained: %s', c.kind, c.name, c.reason)
@@ -233,10 +258,7 @@ begin
     return 'stale';
   end if;
   if left(unit, 1) = 'g' then
-    select x.* into cfg from gangq.settings x;
-    select x.* into g from gangq.live_gangs x where x.id = number;
-    perform gangq.keep_seats(g, d -> 'planned', 'escrow',
-      t + make_interval(secs => cfg.grace_s + cfg.ack_timeout_s + cfg.lease_s));
+    perform gangq.keep_seats(gangq.asker_of(unit), d -> 'planned', t);
   end if;
   return 'done';
 end $$;
@@ -280,12 +302,12 @@ comment on function gangq.stop_unit is
 
 -- What stops may have at most the priority below the gang's own, unless a queue of the gang is owed so much
 -- and the unit is elsewhere; it is past the least time it may run, preemptible, and on a worker chosen.
-create function gangq.may_not_stop(g gangq.live_gangs, d jsonb, t timestamptz) returns text
+create function gangq.may_not_stop(a gangq.asker, d jsonb, t timestamptz) returns text
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  own text[] := gangq.queue_path((select k.queue from gangq.gang_kinds k where k.id = (g).kind_id));
-  owed text := gangq.owed_to(g, own, d -> 'planned');
+  own text[] := gangq.queue_path((a).queue);
+  owed text := gangq.owed_to(a, own, d -> 'planned');
   most integer := (select c.preemptions_per_pass from gangq.settings c);
   unit record;
 begin
@@ -316,8 +338,9 @@ begin
       return unit.name || ' may not be told to stop';
     elsif not unit.there then
       return unit.name || ' is on none of the workers chosen';
-    elsif unit.priority >= g.priority and (owed is null or gangq.below(unit.queue, array[owed])) then
-      return format('%s has priority %s, and gang %s has %s', unit.name, unit.priority, g.id, g.priority);
+    elsif unit.priority >= (a).priority and (owed is null or gangq.below(unit.queue, array[owed])) then
+      return format('%s has priority %s, and %s has %s', unit.name, unit.priority,
+        gangq.named((a).ask), (a).priority);
     end if;
   end loop;
   return gangq.guarantee_broken(own, d -> 'stop');
@@ -349,19 +372,16 @@ $$;
 comment on function gangq.guarantees is
   'Internal. What these queues are guaranteed, and what each and its children use of that.';
 
-create function gangq.owed_to(g gangq.live_gangs, own text[], seats jsonb) returns text
+create function gangq.owed_to(a gangq.asker, own text[], seats jsonb) returns text
 language sql stable as $$
   with asked as (
     select count(*) as jobs, sum(s.gpus) as gpus, sum(s.memory_mb) as memory_mb, sum(s.cpus) as cpus
-    from jsonb_array_elements(seats) as x(value)
-    join gangq.kind_roles r on r.kind_id = (g).kind_id
-      and r.ordinal = coalesce((x.value ->> 'role')::integer, 0) + 1
-    join gangq.shapes s on s.id = r.shape_id
+    from gangq.seats_of(owed_to.a, seats) x join gangq.shapes s on s.id = x.shape_id
   )
   select q.queue
-  from gangq.guarantees(own) q cross join asked a
+  from gangq.guarantees(own) q cross join asked z
   cross join lateral (
-    select gangq.amount(q.resource, a.jobs, a.gpus, a.memory_mb, a.cpus) as amount) y
+    select gangq.amount(q.resource, z.jobs, z.gpus, z.memory_mb, z.cpus) as amount) y
   where y.amount > 0
   group by q.queue
   having bool_and(q.used + y.amount <= q.owed)
@@ -457,14 +477,10 @@ create function gangq.forget_old_plans(pass bigint, t timestamptz) returns void
 language plpgsql as $$
 #variable_conflict use_column
 begin
-  delete from gangq.plans p where p.gang_id = any (array(
-    select z.gang_id from gangq.plans z
-    where z.pass < forget_old_plans.pass order by z.gang_id for update skip locked));
-  delete from gangq.earmarks e where (e.incarnation, e.gang_id) in (
-    select z.incarnation, z.gang_id from gangq.earmarks z
-    where case z.kind when 'escrow' then z.until <= t
-      else not exists (select 1 from gangq.plans p where p.gang_id = z.gang_id) end
-    order by z.incarnation, z.gang_id for update skip locked);
+  delete from gangq.plans p where p.ask = any (array(
+    select z.ask from gangq.plans z
+    where case when z.kept then z.starts_at <= t else z.pass < forget_old_plans.pass end
+    order by z.ask for update skip locked));
   delete from gangq.verdicts v where (v.kind_id, v.ask) in (
     select z.kind_id, z.ask
     from gangq.verdicts z
@@ -495,24 +511,33 @@ comment on function gangq.lock_workers is 'Internal. Locks these workers, or tho
 create function gangq.lock_queues(names text[]) returns text[] language plpgsql as $$
 begin
   perform gangq.lock_limited(names);
-  return names;
+  return '{}';
 exception when lock_not_available then
   return array(
     select n from unnest(names) as n
-    where not exists (select 1 from gangq.limits_of(gangq.queue_path(n))));
+    where exists (select 1 from gangq.limits_of(gangq.queue_path(n))));
 end $$;
 comment on function gangq.lock_queues is
-  'Internal. Locks the limits of these queues; where somebody sits on one, which queues have none.';
+  'Internal. Locks the limits of these queues; where another session holds one, which queues have any.';
 
-create function gangq.lock_decided(decisions jsonb) returns bigint[] language plpgsql as $$
+create type gangq.locked as (
+  units bigint[],
+  busy_queues text[]
+);
+comment on type gangq.locked is
+  'Internal. What a part of a pass has locked: gangs, and jobs alone as negative ids; and queues whose limits '
+  'are busy.';
+
+create function gangq.lock_decided(decisions jsonb) returns gangq.locked language plpgsql as $$
 declare
   units text[] := array(
     select x.value ->> 'ask' from jsonb_array_elements(decisions) as x(value)
+    where x.value ->> 'ask' !~ '^k'
     union
     select jsonb_array_elements_text(x.value -> 'stop') from jsonb_array_elements(decisions) as x(value));
   gangs bigint[];
   jobs bigint[];
-  queues text[];
+  mine gangq.locked;
 begin
   gangs := array(
     select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'g'
@@ -532,42 +557,138 @@ begin
     from jsonb_array_elements(decisions) as x(value)
     cross join lateral jsonb_array_elements(x.value -> 'seats') as y(value)
     where x.value ->> 'action' = 'start'));
-  queues := gangq.lock_queues(array(
-    select distinct k.queue
+  mine.busy_queues := gangq.lock_queues(array(
+    select k.queue
     from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
-    where g.id = any (gangs)));
-  -- Of a gang all of it is mine, or none.
-  return array(
+    where g.id = any (gangs)
+    union
+    select s.queue
+    from jsonb_array_elements(decisions) as x(value)
+    join gangq.shapes s on s.id = substr(split_part(x.value ->> 'ask', '/', 1), 2)::integer
+    where x.value ->> 'ask' ~ '^k' and x.value ->> 'action' = 'start'));
+  -- Of a gang all of it is locked, or it does not count.
+  mine.units := array(
     select g.id
-    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
-    where g.id = any (gangs) and k.queue = any (queues)
+    from gangq.live_gangs g
+    where g.id = any (gangs)
       and not exists (select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)))
     || array(select -j.id from gangq.live_jobs j where j.id = any (jobs) and j.gang_id is null);
+  return mine;
 end $$;
 comment on function gangq.lock_decided is
-  'Internal. Locks all that these decisions are about; which gangs and (negative) jobs alone were not busy.';
+  'Internal. Locks all that these decisions are about, and says what of it was not busy.';
 
-create function gangq.apply_one(d jsonb, place integer, mine bigint[], digest text, t timestamptz)
+-- Each seat by itself: what is taken meanwhile is left out, and the rest is opened.
+create function gangq.apply_places(a gangq.asker, d jsonb, t timestamptz) returns text
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  seat record;
+  me gangq.incarnations;
+  s gangq.shapes;
+  why text;
+  left_out text;
+  opened integer := 0;
+begin
+  select z.* into s from gangq.shapes z where z.id = -(a).kind_id;
+  for seat in
+    select x.*, (y.value ->> 'place')::bigint as place, to_timestamp((y.value ->> 'ends_by')::float8) as ends_by,
+      coalesce((y.value ->> 'min_priority')::integer, -1000) as min_priority,
+      coalesce((y.value ->> 'refills')::boolean, false) as refills
+    from gangq.seats_of(a, d -> 'seats') x
+    join jsonb_array_elements(d -> 'seats') with ordinality as y(value, n) on y.n = x.n
+    order by x.n
+  loop
+    perform gangq.check_moment('ends_by', seat.ends_by);
+    if seat.place is not null then
+      update gangq.places p set until = gangq.place_until(t), ends_by = seat.ends_by,
+        min_priority = seat.min_priority, refills = seat.refills
+      where p.id = any (array(
+        select z.id from gangq.places z
+        where z.id = seat.place and z.job_id is null and z.shape_id = s.id for update skip locked));
+    else
+      -- lock_decided has locked it, unless another session held it for too long.
+      select i.* into me
+      from gangq.incarnations i where i.id = seat.incarnation for no key update skip locked;
+      why := case when me.id is null then 'busy' else gangq.no_room(me, s, seat.devices, t) end;
+      if why is null then
+        perform gangq.add_place(
+          me, s, seat.devices, seat.min_priority, seat.ends_by, seat.refills, t);
+        opened := opened + 1;
+      end if;
+      left_out := coalesce(left_out, why);
+    end if;
+  end loop;
+  if opened > 0 then
+    delete from gangq.plans p where p.ask = (a).ask;
+  end if;
+  return coalesce(left_out, 'done');
+end $$;
+comment on function gangq.apply_places is
+  'Internal. Opens a place for each seat of a decision about single jobs, or renews the one that it is '
+  'already: done; or why one of them could not be opened.';
+
+-- A place whose time runs out is written; the others stay as they are.
+create function gangq.apply_refills(decisions jsonb, t timestamptz) returns void language sql volatile as $$
+  update gangq.places p set until = gangq.place_until(t), refills = true,
+    ends_by = to_timestamp((r.value ->> 'ends_by')::float8),
+    min_priority = coalesce((r.value ->> 'min_priority')::integer, -1000)
+  from jsonb_array_elements(decisions) as x(value)
+  cross join lateral jsonb_array_elements(x.value -> 'refills') as r(value)
+  cross join gangq.settings c
+  where p.id = (r.value ->> 'place')::bigint
+    and p.id = any (array(
+      select z.id
+      from jsonb_array_elements(decisions) as y(value)
+      cross join lateral jsonb_array_elements(y.value -> 'refills') as q(value)
+      join gangq.places z on z.id = (q.value ->> 'place')::bigint
+        and y.value ->> 'ask' like 'k' || z.shape_id || '/%'
+      order by z.id for update of z skip locked))
+    and (p.until < t + make_interval(secs => c.tick_s * 1.5)
+      or p.min_priority <> coalesce((r.value ->> 'min_priority')::integer, -1000)
+      or p.ends_by is distinct from to_timestamp((r.value ->> 'ends_by')::float8))
+$$;
+comment on function gangq.apply_refills is 'Internal. Renews the places that their kinds may go on using.';
+
+create function gangq.apply_one(d jsonb, place integer, mine gangq.locked, digest text, t timestamptz)
 returns text language plpgsql as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
+  a gangq.asker;
 begin
   if exists (
     select 1 from jsonb_array_elements_text(coalesce(d -> 'stop', '[]') || (d -> 'ask')) as u(name)
     left join gangq.live_jobs j on left(u.name, 1) = 'j' and j.id = substr(u.name, 2)::bigint
-    where coalesce(case left(u.name, 1) when 'g' then substr(u.name, 2)::bigint else j.gang_id end,
-      -substr(u.name, 2)::bigint) <> all (mine)) then
+    where left(u.name, 1) <> 'k'
+      and coalesce(case left(u.name, 1) when 'g' then substr(u.name, 2)::bigint else j.gang_id end,
+        -substr(u.name, 2)::bigint) <> all (mine.units)) then
     return 'busy';
   end if;
   if d ->> 'action' = 'move' then
     return gangq.apply_move(d, digest, t);
   end if;
+  a := gangq.asker_of(d ->> 'ask');
+  if a.ask is null then
+    return 'stale';
+  elsif a.queue = any (mine.busy_queues) then
+    return 'busy';
+  end if;
+  if a.kind_id < 0 then
+    return case d ->> 'action'
+      when 'start' then gangq.apply_places(a, d, t)
+      when 'plan' then gangq.apply_plan(a, d, place, t)
+      when 'stop' then gangq.apply_stop(a, d, digest, t)
+      else gangq.unknown_action(d) end;
+  end if;
   select x.* into g from gangq.live_gangs x where x.id = substr(d ->> 'ask', 2)::bigint;
+  if d ->> 'action' in ('plan', 'stop') and g.state <> 'blocked' then
+    return 'stale';
+  end if;
   return case d ->> 'action'
     when 'start' then gangq.apply_start(g, d, digest, t)
-    when 'plan' then gangq.apply_plan(g, d, place, t)
-    when 'stop' then gangq.apply_stop(g, d, digest, t)
+    when 'plan' then gangq.apply_plan(a, d, place, t)
+    when 'stop' then gangq.apply_stop(a, d, digest, t)
     else gangq.unknown_action(d) end;
 exception
   when lock_not_available or deadlock_detected then
@@ -590,12 +711,13 @@ end $$;
 comment on function gangq.unknown_action is 'Internal. Refuses a decision of a kind that there is not.';
 
 create function gangq.apply(
-  pass bigint, decisions jsonb, part integer default 1, last boolean default true, seen jsonb default '{}'
+  pass bigint, decisions jsonb, part integer default 1, last boolean default true,
+  seen jsonb default '{}', closes bigint[] default '{}'
 ) returns table (accepted boolean, outcomes jsonb, again boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  mine bigint[];
+  mine gangq.locked;
   d jsonb;
   said text;
   place integer := 0;
@@ -617,6 +739,9 @@ begin
     update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
   end if;
   mine := gangq.lock_decided(apply.decisions);
+  -- First, so that this very pass may use what they held.
+  perform gangq.close_places(apply.closes);
+  perform gangq.apply_refills(apply.decisions, t);
   for d in
     select x.value from jsonb_array_elements(apply.decisions) with ordinality as x(value, n)
     where x.value ->> 'action' <> 'wait' order by x.n
@@ -626,10 +751,8 @@ begin
     outcomes := outcomes || jsonb_build_object(d ->> 'ask', said);
     if said <> 'done' then
       -- It keeps what it was promised.
-      update gangq.plans p set pass = apply.pass + 1 where p.gang_id = any (array(
-        select z.gang_id from gangq.plans z
-        where z.gang_id = substr(d ->> 'ask', 2)::bigint and left(d ->> 'ask', 1) = 'g'
-        for update skip locked));
+      update gangq.plans p set pass = apply.pass + 1 where p.ask = any (array(
+        select z.ask from gangq.plans z where z.ask = d ->> 'ask' for update skip locked));
     end if;
   end loop;
   perform gangq.note_verdicts(apply.decisions, t);
@@ -671,7 +794,7 @@ begin
   end if;
   wrong := (
     select x.value from jsonb_array_elements(decisions) as x(value)
-    where coalesce(x.value ->> 'ask', '') !~ '^[gj][0-9]{1,18}$'
+    where coalesce(x.value ->> 'ask', '') !~ '^([gj][0-9]{1,18}|k[0-9]{1,9}/-?[0-9]{1,4})$'
       or x.value ->> 'action' is null
       or left(x.value ->> 'ask', 1) = 'j' and x.value ->> 'action' <> 'move'
       or exists (
@@ -701,7 +824,8 @@ begin
       where g.state = 'blocked' and (g.not_before is null or g.not_before <= t))
     and not exists (select 1 from gangq.live_gangs g where g.missing_since is not null)
     and not exists (select 1 from gangq.cordons c where c.drain)
-    and not exists (select 1 from gangq.earmarks e)
+    and not exists (select 1 from gangq.plans p)
+    and not gangq.single_waits()
   then
     return null;
   end if;

@@ -33,7 +33,7 @@ begin
         else j.gang_id is not null and j.state in ('done', 'failed', 'cancelled') end
     returning j.id, j.token, j.final_token, j.gang_id, j.submitted_at, j.claimed_at, j.finished_at, j.incarnation, j.ran_on, j.shape_id,
       j.rank, j.budget_s, j.priority, j.attempts, j.max_attempts, j.crashes, j.max_crashes, j.trips, j.max_trips, j.stops, j.state,
-      j.submitter, j.login, j.parent, j.payload, j.result, j.error, l.result as new_result, s.queue, s.gpus
+      j.submitter, j.login, j.parent, j.payload, j.result, j.error, l.result as new_result, s.queue, s.gpus, j.light
   ),
   kept as (
     insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at, incarnation, shape_id, rank,
@@ -47,11 +47,11 @@ begin
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
-  select array_agg(g.id), min(g.id), max(g.id), bool_or(g.gpus > 0),
+  select array_agg(g.id), min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(g.shape_id) filter (where g.learned), array_agg(extract(epoch from coalesce(g.finished_at, leave.t) - g.claimed_at)) filter (where g.learned)
   into left_ids, lowest, highest, held, ran, runs
   from (
-    select x.id, x.gpus, x.shape_id, x.finished_at, x.claimed_at,
+    select x.id, x.token, x.light, x.shape_id, x.finished_at, x.claimed_at,
       (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
     from gone x) g;
   marker := set_config('gangq.leaving', '', true);
@@ -63,6 +63,10 @@ begin
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
   if held then
+    -- Not in a caller's REPEATABLE READ transaction, for the same reason: there its place is closed.
+    if at_once and leave.new_state = 'done' then
+      perform gangq.vacate(leave.ids, leave.tokens, t);
+    end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
   -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than four writes that find nothing.
@@ -205,12 +209,12 @@ comment on function gangq.lock_free is
   'Internal. Of these jobs, which are in these gangs or in none, locks those that nobody else holds, with their gangs, and '
   'returns the others. Never waits.';
 
--- The work of complete and of complete_and_claim: the ids that are done now, and what became of each pair that was not plainly
--- the caller's to finish. waited_for: gangs wait, and the caller asks for a tick; refillable: but need not where the claimer
--- claims as many jobs as these were, for then no gang has more room than before. Verbs call it by assignment, which costs no query.
+-- The work of complete and of complete_and_claim: the ids that are done now, and what became of each
+-- pair that was not plainly the caller's to finish. waited_for: placed work waits and has more room now.
+-- Verbs call it by assignment, which costs no query.
 create function gangq.finish(
-  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean, claimer bigint, request_id uuid,
-  out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean, out refillable boolean
+  job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
+  out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
 ) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -236,29 +240,17 @@ begin
         'Store it elsewhere and return its address.');
     end if;
   end if;
-  select m.gang_ids, exists (select 1 from gangq.live_gangs g where g.state = 'blocked') as waited_for,
+  select m.gang_ids, m.placed,
     (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign, m.touched
   into look
   from (
     select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by,
+      bool_or(not j.light) as placed,
       -- Whoever claimed it has locked it, too. With another transaction's lock there, that may be open still.
       bool_or(j.xmax not in ('0', j.xmin)) as touched
     from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
   if look.foreign is not null then
     perform gangq.refuse_login(look.foreign);
-  end if;
-  refillable := false;
-  if look.waited_for then
-    refillable := not exists (
-        select 1 from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-        where j.id = any (finish.job_ids)
-          and (not s.plain or j.gang_id is not null or j.state <> 'running' or j.incarnation is distinct from finish.claimer))
-      -- What one queue's job leaves to another's may be what a gang waited for.
-      and not exists (select 1 from gangq.queues_table q where q.limited or q.guaranteed <> '{}')
-      -- What an earlier call with this request took would be returned again.
-      and not exists (
-        select 1 from gangq.live_jobs j
-        where j.incarnation = finish.claimer and j.token is not null and j.request_id = finish.request_id);
   end if;
   if not strict and (look.touched or look.gang_ids <> '{}') then
     -- What one caller's open transaction holds keeps the others of the batch waiting for nothing.
@@ -312,10 +304,8 @@ begin
       outcomes := outcomes || outcome;
     end loop;
   end if;
-  waited_for := look.waited_for;
-  if look.gang_ids <> '{}' and not waited_for then
-    waited_for := exists (select 1 from gangq.live_gangs g where g.state = 'blocked');
-  end if;
+  -- A light job leaves room for light jobs alone.
+  waited_for := look.placed and gangq.placed_waits();
 end $$;
 comment on function gangq.finish is
   'Internal. Ends these jobs as done. others, outcomes: gang members, repeated, stale and busy pairs, one by one.';
@@ -328,7 +318,7 @@ language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = o
 declare
   finished record;
 begin
-  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict, null, null);
+  finished := gangq.finish(complete.job_ids, complete.tokens, complete.results, complete.strict);
   if finished.waited_for then
     perform gangq.wake_tick(true);
   end if;
@@ -349,20 +339,18 @@ comment on function gangq.complete is
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true,
   request_id uuid default null, max_jobs integer default 1, ports integer[] default '{}', sleep boolean default false,
-  model text default null, quiet boolean default false, amid boolean default false
+  model text default null, quiet boolean default false, lane text default null
 ) returns table (
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb, attempt integer, max_attempts integer,
   priority integer, budget_s real, gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text, light boolean
 ) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   finished record;
-  claimed integer;
   -- A caller whose transaction has written something may be about to write more.
   briefly boolean := pg_current_xact_id_if_assigned() is null;
 begin
-  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict,
-    complete_and_claim.incarnation, complete_and_claim.request_id);
+  finished := gangq.finish(complete_and_claim.job_ids, complete_and_claim.tokens, complete_and_claim.results, complete_and_claim.strict);
   if complete_and_claim.quiet is not true then
     foreach job_id in array finished.done loop
       outcome := 'done';
@@ -376,34 +364,27 @@ begin
   end loop;
   return query
   select 'claimed', c.* from gangq.take(complete_and_claim.incarnation, complete_and_claim.request_id, complete_and_claim.max_jobs,
-    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, false, complete_and_claim.amid) c;
-  get diagnostics claimed = row_count;
+    complete_and_claim.ports, complete_and_claim.sleep, complete_and_claim.model, complete_and_claim.lane, false) c;
   if finished.waited_for then
-    -- Members that were reserved here had their room before.
-    if not finished.refillable or claimed < cardinality(finished.done)
-      or exists (
-        select 1 from gangq.live_jobs j
-        where j.incarnation = complete_and_claim.incarnation and j.token is not null and j.gang_id is not null) then
-      -- NOTIFY takes a lock that all commits share: of those who end something this moment one is enough to ask. What it does
-      -- not see yet, the next tick finds. A caller's own transaction may last, and nobody keeps quiet for its sake.
-      if briefly then
-        perform from gangq.lock_rows l where l.name = 'wake' for update skip locked;
-      end if;
-      if not briefly or found then
-        perform gangq.wake_tick(true);
-      end if;
+    -- NOTIFY takes a lock that all commits share. Of the sessions that end something at this moment one is
+    -- enough to ask for a tick; what that tick does not see yet, the next one finds. A caller's own
+    -- transaction may stay open, and nothing is held back for its sake.
+    if briefly then
+      perform from gangq.lock_rows l where l.name = 'wake' for update skip locked;
+    end if;
+    if not briefly or found then
+      perform gangq.wake_tick(true);
     end if;
   end if;
 end $$;
 comment on function gangq.complete_and_claim is
   'complete, then claim, in one statement and one commit. A row per finished job with the outcome that complete gives, then '
-  'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. amid: plain jobs (those that need nothing '
-  'but a slot, of which a worker may hold several at once) are still running; then nothing is claimed past a job whose turn it is '
-  'and that needs their slot for itself. The completion never waits for the claim: where another session holds this '
-  'worker''s row, a gang reserved here or a queue with limits, or the lease has ended, that much is not claimed. So when '
+  'one per claimed job (outcome: claimed). quiet: none for the jobs that are plainly done by this call. A job that was done in an '
+  'open place is followed there by the next of its kind. The completion never waits for the claim: where another session holds this '
+  'worker''s row or a gang reserved here, or the lease has ended, that much is not claimed. So when '
   'nothing was, call claim with the same request_id before going to sleep: it returns what a lost reply to this call had '
   'claimed, too. Raises what complete raises, GQ001, GQ004 (a port serves another gang of this host) and GQ008: then nothing '
-  'has changed; say the two apart.';
+  'has changed; call the two separately.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'
@@ -497,7 +478,7 @@ begin
   from gangq.charge_job(j, charge) c
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
-  perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1, 'sleepers');
+  perform gangq.wake_lane(j.shape_id, 1, 'sleepers');
   perform gangq.wake_tick();
   return 'pending';
 end $$;
@@ -582,8 +563,7 @@ begin
   if gone_at is not null then
     return 'scheduled';
   end if;
-  perform gangq.wake_sleepers(
-    (select s.queue from gangq.shapes s where s.id = (j).shape_id), 1, 'sleepers');
+  perform gangq.wake_lane((j).shape_id, 1, 'sleepers');
   return 'pending';
 end $$;
 comment on function gangq.hand_back is

@@ -681,7 +681,7 @@ begin
   if end_gang.final_state <> 'failed' then
     delete from gangq.checkpoints c where c.gang_id = g.id;
   end if;
-  delete from gangq.earmarks e where e.gang_id = g.id;
+  delete from gangq.plans p where p.ask = 'g' || g.id;
   delete from gangq.live_gangs x where x.id = g.id;
   perform gangq.log_event(t, 'end', g.id, g.epoch, reason => end_gang.reason,
     data => jsonb_build_object('outcome', end_gang.final_state));
@@ -1066,7 +1066,7 @@ begin
   insert into gangq.retried (job_id, finished_at) values (h.job_id, h.finished_at);
   perform gangq.log_event(t, 'retry', job_id => h.job_id,
     reason => 'retried by ' || gangq.caller());
-  perform gangq.wake_sleepers(own_queue, 1, 'commit');
+  perform gangq.wake_lane(h.shape_id, 1, 'commit');
 end $$;
 comment on function gangq.retry_job is
   'Internal, for retry. Makes a single job live again from its locked ending, with the caller as '

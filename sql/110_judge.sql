@@ -170,10 +170,10 @@ comment on function gangq.force_unconfirmed is
   'many jobs.';
 
 -- A worker that tripped exits within seconds. Until then the child processes of its other slots may
--- run. An inline worker runs only the job that tripped it.
+-- run.
 create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean
 language sql immutable as
-$$ select coalesce(i.exits_at > t and i.kind = 'command', false) $$;
+$$ select coalesce(i.exits_at > t, false) $$;
 comment on function gangq.may_still_run is
   'Internal. Whether jobs of an ended incarnation may be running at this moment.';
 
@@ -201,7 +201,7 @@ begin
   end loop;
   for w in
     select x.id, i as worker,
-      row_number() over (partition by i.id order by x.claimed_at, x.order_key) as nth
+      row_number() over (partition by i.id, x.light order by x.claimed_at, x.order_key) as nth
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null
       and (of_incarnations is null or i.id = any (of_incarnations))
@@ -296,7 +296,6 @@ returns boolean language plpgsql as $$
 declare
   j gangq.live_jobs;
   cause text := gangq.cause_of_loss(worker);
-  could_run boolean := worker.prefetch = 1 or nth <= worker.slots;
 begin
   select x.* into j from gangq.live_jobs x
   where x.id = free_orphaned_job.job_id and x.incarnation = worker.id
@@ -312,7 +311,8 @@ begin
   perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
     reason => 'its worker ended');
   perform gangq.hand_back(j,
-    case when cause = 'crash' and could_run then 'crash' else 'release' end,
+    case when cause = 'crash' and (not j.light or worker.prefetch = 1 or nth = 1) then 'crash'
+      else 'release' end,
     format('worker %s %s', worker.name, case
       when cause = 'bystander' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'
@@ -322,8 +322,8 @@ begin
 end $$;
 comment on function gangq.free_orphaned_job is
   'Internal, for free_orphans. Frees a single job of an ended worker; false when another '
-  'transaction holds it. nth: its place among the claims of that worker. Of prefetched jobs only '
-  'one a slot, the oldest, can have been running: only those are charged a crash.';
+  'transaction holds it. nth: its place among the claims of its lane. Of prefetched jobs only '
+  'the oldest can have been running: only that one is charged a crash.';
 
 create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
@@ -718,13 +718,10 @@ begin
         for update skip locked))
       returning j.shape_id
     )
-    select s.queue, count(*) as jobs
-    from ready r
-    join gangq.shapes s on s.id = r.shape_id
-    group by s.queue
+    select r.shape_id, count(*) as jobs from ready r group by r.shape_id
   loop
     n := n + due.jobs;
-    perform gangq.wake_sleepers(due.queue, due.jobs, 'sleepers');
+    perform gangq.wake_lane(due.shape_id, due.jobs, 'sleepers');
   end loop;
   ended := array(
     select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
@@ -838,9 +835,8 @@ begin
       and not exists (
         select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
   else
-    perform gangq.wake_sleepers(s.queue, 1, 'sleepers')
-    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-    where j.id = release_dependent.job_id;
+    perform gangq.wake_lane(j.shape_id, 1, 'sleepers')
+    from gangq.live_jobs j where j.id = release_dependent.job_id;
   end if;
 end $$;
 comment on function gangq.release_dependent is

@@ -324,7 +324,7 @@ begin
       from gangq.device_registry r
       where r.id = any (w.avoid) and r.id <> all (w.kept)));
     if w.kind_id is null then
-      n := n + gangq.unavoid_jobs(w.shape_id, opened, w.queue, said, t, most - n);
+      n := n + gangq.unavoid_jobs(w.shape_id, opened, said, t, most - n);
     else
       n := n + gangq.unavoid_gangs(w.kind_id, w.shape_id, opened, said, t, most - n);
     end if;
@@ -336,8 +336,8 @@ comment on function gangq.lift_avoided is
   'there, and that no other registered device could take by now, may use them again unless they '
   'are quarantined. Returns how many.';
 
-create function gangq.unavoid_jobs(shape_id integer, opened integer, queue text, devices jsonb,
-  t timestamptz, most integer)
+create function gangq.unavoid_jobs(shape_id integer, opened integer, devices jsonb, t timestamptz,
+  most integer)
 returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -358,7 +358,7 @@ begin
     perform gangq.log_event(t, 'unavoid', job_id => m.id,
       reason => 'no other device could take it any more', data => devices);
   end loop;
-  perform gangq.wake_sleepers(unavoid_jobs.queue, n, 'sleepers');
+  perform gangq.wake_lane(opened, n, 'sleepers');
   return n;
 end $$;
 comment on function gangq.unavoid_jobs is
@@ -823,8 +823,7 @@ begin
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   if outcome = 'pending' then
-    perform gangq.wake_sleepers((select s.queue from gangq.shapes s where s.id = j.shape_id), 1,
-      'sleepers');
+    perform gangq.wake_lane(new_shape, 1, 'sleepers');
   end if;
   return outcome;
 end $$;
@@ -1084,6 +1083,10 @@ begin
       message = format('a device of worker %s is changing hands this moment', i.name),
       hint = 'Nothing was changed: try again.';
   end if;
+  perform gangq.close_places(array(
+    select h.place_id
+    from gangq.device_claimants c join gangq.device_holds h on h.device_id = c.device_id
+    where c.incarnation = i.id and h.kind = 'place'));
   with taken as (
     insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
     select c.device_id, 'quarantine', why, t, i.id

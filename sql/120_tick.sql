@@ -24,9 +24,9 @@ declare
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'flag_dead_workers',
-    'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away',
-      'keep_partitions'];
+  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'close_overdue',
+    'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided',
+    'move_away', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -123,6 +123,7 @@ begin
     when 'rollback_stale' then return gangq.rollback_stale();
     when 'reap_expired' then return gangq.reap_expired();
     when 'finish_drains' then return gangq.finish_drains();
+    when 'close_overdue' then return gangq.close_overdue();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'settle_dependents' then return gangq.settle_dependents();
     when 'promote_due' then return gangq.promote_due();

@@ -199,25 +199,13 @@ where not exists (
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as
-select i.name, i.host,
-  case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent'
-    else i.state end as state,
-  i.id as incarnation, i.kind, i.slots, i.slots - f.slots as used_slots, i.prefetch, i.queues,
-  i.tasks, i.labels,
-  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus,
-    i.memory_mb, i.cpus, i.pid,
-  i.registered_at, l.renewed_at,
-  round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
-  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at,
-    i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at,
-  b.step_rate, i.taints,
-  (
-    select c.reason
-    from gangq.cordons c
-    where (c.kind, c.name) in (('host', i.host), ('worker', i.name))
-    order by c.kind
-    limit 1) as cordoned,
+select i.name, i.host, case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent' else i.state end as state,
+  i.id as incarnation, i.slots, i.slots - f.slots as used_slots, i.light, i.light * i.prefetch - f.light as used_light, i.prefetch, i.queues, i.tasks, i.labels,
+  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
+  i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
+  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
+  (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned,
   i.task_options, i.login,
   case i.identity -> 'cgroups' when 'true' then true when 'false' then false end as cgroups
 from gangq.incarnations i
@@ -241,11 +229,8 @@ create function gangq.idle_beside_work(waited_s real default 60)
 returns table (worker text, host text, why text)
 language sql stable as $$
   with heads as materialized (
-    select s as shape, j.id, n.t,
-      extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
-    from (select gangq.now() as t offset 0) n
-    cross join gangq.pending_shapes p
-    join gangq.shapes s on s.id = p.shape_id
+    select s as shape, gangq.placed_queues() as placed, j.id, n.t, extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
+    from (select gangq.now() as t offset 0) n cross join gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
     cross join lateral (
       select x.id, x.submitted_at, x.due_at, x.claimed_at from gangq.live_jobs x
       where x.shape_id = s.id and x.state = 'pending' order by x.order_key limit 1) j
@@ -275,13 +260,15 @@ language sql stable as $$
   cross join lateral (
     select h.id, h.waited_s from heads h
     where h.waited_s >= idle_beside_work.waited_s and gangq.serves(w.i, h.shape)
-      and case when (h.shape).plain then f.plain_room > 0 else f.slots > 0 end
+      and case when gangq.is_placed(h.shape, h.placed) then f.slots > 0 else f.light > 0 end
       and f.memory_mb >= (h.shape).memory_mb and f.cpus >= (h.shape).cpus
       and (select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
         where d.vram >= (h.shape).vram_mb
           and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid))) >= (h.shape).gpus
     order by h.waited_s desc limit 1) p
-  where not exists (select 1 from gangq.earmarks e where e.incarnation = w.id)
+  where not exists (
+    select 1 from gangq.plans p
+    where p.seats @> jsonb_build_array(jsonb_build_object('worker', w.id)))
   union all
   select w.name, w.host, 'it did not claim in time what was reserved on it'
   from heard w
@@ -303,8 +290,7 @@ comment on view gangq.preemptions is
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
-  case when h.kind = 'quarantine' then 'quarantined' when h.kind = 'job' then 'held'
-    when r.offered_by is null then 'withdrawn' else 'free' end as state,
+  case when h.kind = 'quarantine' then 'quarantined' when h.kind in ('job', 'place') then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,
   h.job_id, h.reason, h.since,
   case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine'
     then 'quarantined'
@@ -526,10 +512,9 @@ from gangq.live_jobs j
 where j.incarnation is not null
   and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
 union all
-select 'within capacity', 'worker ' || i.name,
-  format('free: %s slots, %s MiB, %s CPUs', f.slots, f.memory_mb, f.cpus)
+select 'within capacity', 'worker ' || i.name, format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb, f.cpus)
 from gangq.incarnations i cross join lateral gangq.capacity_of(array[i.id]) f
-where i.ended_at is null and (f.slots < 0 or f.memory_mb < 0 or f.cpus < 0)
+where i.ended_at is null and (f.slots < 0 or f.light < 0 or f.memory_mb < 0 or f.cpus < 0)
 union all
 select 'holds as many devices as it asks for', 'job ' || j.id,
   format('holds %s, asks for %s', h.n, s.gpus)
@@ -660,5 +645,15 @@ from (values ('settings', exists (select 1 from gangq.settings)),
   ('sequence_base', exists (select 1 from gangq.sequence_base)),
     ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
 where not n.filled;
-comment on view gangq.violations is
-  'Broken invariants. Always empty; a row is a bug worth reporting.';
+comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';
+
+create view gangq.places_open as
+select p.id, i.name as worker, i.host, s.queue, s.task,
+  array(select r.uuid from gangq.device_registry r where r.id = any (p.device_ids) order by r.uuid) as devices,
+  p.job_id, p.min_priority, p.ends_by, p.refills, p.until
+from gangq.places p
+join gangq.incarnations i on i.id = p.incarnation
+join gangq.shapes s on s.id = p.shape_id;
+comment on view gangq.places_open is
+  'Where single jobs may start, by decision: on which worker, for jobs of which queue and task, with which devices. job_id: '
+  'who sits there; until: nobody fills it after that, unless a pass renews it.';

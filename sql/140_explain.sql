@@ -3,10 +3,6 @@
 -- last pass wrote down of it (gangq.verdicts), with how long ago that was. Only for light jobs, which
 -- whoever has room claims, it is counted here what a claim would find.
 
-create function gangq.counted(n numeric, what text) returns text language sql immutable as
-$$ select format('%s %s%s', n, what, case when n = 1 then '' else 's' end) $$;
-comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
-
 -- Workers ---------------------------------------------------------------------------------------------
 
 -- One condition after another, so that each worker falls to the first that it does not meet.
@@ -182,7 +178,7 @@ declare
 begin
   select x.* into v from gangq.verdicts x
   where x.kind_id = explain_verdict.kind_id and x.ask in (explain_verdict.ask, '') order by x.ask desc limit 1;
-  select x.* into p from gangq.plans x where 'g' || x.gang_id = explain_verdict.ask;
+  select x.* into p from gangq.plans x where x.ask = explain_verdict.ask and not x.kept;
   gate := coalesce(v.gate, 'verdict');
   numbers := coalesce(v.numbers, '{}') || jsonb_build_object('decided_at', decided, 'since', v.since);
   if v.gate is null then
@@ -393,67 +389,41 @@ comment on function gangq.explain_gang is
   'hardware, avoids, line (its place in its queue). Then start (when, and what that rests on) and unblock '
   '(what would help). Decides nothing: gangq explain --now does. Raises GQ002.';
 
--- Of jobs that nobody decides about: what a claim would find.
+-- Light jobs: what a claim would find.
 create function gangq.explain_claim(j gangq.live_jobs, s gangq.shapes, t timestamptz)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
 #variable_conflict use_column
 declare
   paused text := (
     select min(q.name) from gangq.queues_table q where q.paused and q.name = any (gangq.queue_path(s.queue)));
-  hit jsonb := gangq.limit_hit(s.queue, j.submitter, 0, 1, s.gpus::bigint, s.memory_mb, s.cpus);
-  n record;
-  before bigint;
-  helps text;
-begin
-  if paused is not null then
-    return query select 'paused', false, format('queue %s is paused', paused), jsonb_build_object('queue', paused);
-    helps := format('gangq queue resume %s', paused);
-  end if;
-  if hit is not null then
-    return query select hit ->> 'gate', false, format('queue %s: %s of %s %s are used, and it needs %s', hit ->> 'queue',
-      hit ->> 'used', hit ->> 'limit', hit ->> 'resource', hit ->> 'asked'), hit;
-    helps := coalesce(helps, format('%s given back in queue %s, or a higher limit', hit ->> 'resource', hit ->> 'queue'));
-  end if;
-  return query select x.* from gangq.explain_workers(s, t) x
-    union all select x.* from gangq.explain_hardware(s, 1) x union all select x.* from gangq.explain_avoided(s, 1) x;
-  select coalesce(sum(x.room), 0)::integer as room, coalesce(sum(x.bare), 0) as bare, coalesce(max(x.gpus), 0)::integer as most_gpus,
-    count(*) filter (where x.room > 0 and x.kept)::integer as kept, count(*) filter (where x.room > 0)::integer as workers
-  into n
-  from (
-    select case when s.plain then f.plain_room
-        else gangq.members_that_fit(s, f.slots, f.memory_mb, f.cpus, f.vrams, f.device_ids) end as room,
-      gangq.members_that_fit(s, greatest(f.slots, 1), f.memory_mb, f.cpus, f.vrams, f.device_ids) as bare,
-      (select count(*) from unnest(f.vrams, f.device_ids) as v(vram, id)
-        where v.vram >= s.vram_mb and (s.avoid is null or v.id <> all (s.avoid))) as gpus,
-      exists (select 1 from gangq.earmarks e where e.incarnation = i.id
-        and (e.kind = 'escrow' and e.until > t or e.kind = 'plan' and e.order_key <= j.order_key)) as kept
+  turns bigint := (
+    select coalesce(sum(greatest(0, f.light)), 0)
     from gangq.free_capacity(gangq.candidates(t)) f
     join gangq.incarnations i on i.id = f.incarnation
-    where gangq.serves(i, s)) x;
-  return query select 'capacity', n.room > 0, format('free now: room for %s of its kind', n.room)
-    || case when s.gpus > 0 then format(' (the most on one worker: %s of %s)', n.most_gpus, gangq.counted(s.gpus, 'GPU'))
-      else '' end || case when n.room = 0 and n.bare > 0 then '; slots are short' else '' end,
-    jsonb_build_object('room', n.room, 'most_gpus', n.most_gpus);
-  before := (
+    where gangq.serves(i, s));
+  before bigint := (
     select count(*) from (
       select 1 from gangq.live_jobs x
       where x.shape_id = j.shape_id and x.state = 'pending' and x.order_key < j.order_key limit 10001) x);
-  return query select 'line', before < greatest(n.room, 1), format('%s jobs of its kind come before it',
-    case when before > 10000 then 'more than 10000' else before::text end), jsonb_build_object('place', before + 1);
-  if n.kept > 0 then
-    return query select 'kept', n.kept < n.workers, format('%s of %s with room are kept for gangs before it; '
-      'what ends before they start may use them (its estimate is %s s)', n.kept, gangq.counted(n.workers, 'worker'),
-      ceil(gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s))), jsonb_build_object('workers', n.kept);
+begin
+  if paused is not null then
+    return query select 'paused', false, format('queue %s is paused', paused), jsonb_build_object('queue', paused);
   end if;
-  return query select 'unblock', true, coalesce(helps, case
-    when n.room = 0 then 'a turn that comes free on a worker that serves it'
-    when before >= n.room then format('%s of its kind claimed first, or a higher priority: gangq priority %s %s',
-      gangq.counted(before + 1 - n.room, 'job'), least(1000, j.priority + 1), j.id)
-    when n.kept >= n.workers then 'the start of those gangs, a shorter budget, or a higher priority than theirs'
-    else 'nothing: it is claimable' end), null::jsonb;
+  return query select x.* from gangq.explain_workers(s, t) x
+    union all select x.* from gangq.explain_hardware(s, 1) x;
+  return query select 'light', turns > 0, format('it asks for nothing that is counted: any worker that serves it '
+    'takes it; %s free now', gangq.counted(turns, 'light slot')), jsonb_build_object('room', turns);
+  return query select 'line', before < greatest(turns, 1), format('%s jobs of its kind come before it',
+    case when before > 10000 then 'more than 10000' else before::text end), jsonb_build_object('place', before + 1);
+  return query select 'unblock', true, case
+    when paused is not null then format('gangq queue resume %s', paused)
+    when turns = 0 then 'a light slot that comes free on a worker that serves it'
+    when before >= turns then format('%s of its kind claimed first, or a higher priority: gangq priority %s %s',
+      gangq.counted(before + 1 - turns, 'job'), least(1000, j.priority + 1), j.id)
+    else 'nothing: it is claimable' end, null::jsonb;
 end $$;
 comment on function gangq.explain_claim is
-  'Internal. What a claim of this job needs: who serves it, free turns, how many are before it, what is kept.';
+  'Internal. What a claim of this light job needs: who serves it, free light slots, how many are before it.';
 
 create function gangq.explain_job(job_id bigint)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
@@ -492,7 +462,7 @@ begin
         select string_agg(d.on_job_id::text, ', ' order by d.on_job_id) from gangq.dependencies d where d.job_id = j.id))
       else 'pending' end,
     jsonb_build_object('ask', 'k' || j.shape_id || '/' || j.priority, 'state', j.state, 'attempts', j.attempts, 'crashes', j.crashes, 'trips', j.trips);
-  if j.state = 'pending' and exists (select 1 from gangq.verdicts v where v.kind_id = -j.shape_id) then
+  if j.state = 'pending' and gangq.is_placed(s, gangq.placed_queues()) then
     return query select x.* from gangq.explain_verdict(-j.shape_id, 'k' || j.shape_id || '/' || j.priority,
       greatest(j.submitted_at, j.due_at), t) x;
     return query select x.* from gangq.explain_workers(s, t) x
@@ -538,7 +508,7 @@ join gangq.shapes s on s.id = g.shape_id
 cross join (select gangq.now() as t offset 0) c
 left join gangq.verdicts v on v.kind_id = g.kind_id and v.ask = ''
 left join gangq.verdicts o on o.kind_id = g.kind_id and o.ask = 'g' || g.id
-left join gangq.plans p on p.gang_id = g.id
+left join gangq.plans p on p.ask = 'g' || g.id and not p.kept
 left join (
   select k.kind_id, min(gangq.infeasible(r.shape_id, r.min_members)) as why
   from (

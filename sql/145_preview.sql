@@ -196,12 +196,7 @@ begin
     answer := (
       select jsonb_build_object('unit', 'g' || g.id) from gangq.live_gangs g where g.id = (c -> 'cancel' ->> 'gang')::bigint
       union all
-      -- A light job shares its slot with others, which keep it unless it was the last that needed one more.
-      select jsonb_build_object('unit', 'j' || j.id, 'queue', s.queue, 'light', j.incarnation is not null and s.plain,
-        'frees', (
-          select (count(*) - 1) % i.prefetch = 0 from gangq.light_jobs() l join gangq.incarnations i on i.id = l.incarnation
-          where l.incarnation = j.incarnation group by i.prefetch), 'instead', (
-          select 'j' || l.id from gangq.light_jobs() l where l.incarnation = j.incarnation and l.frees and l.id <> j.id limit 1))
+      select jsonb_build_object('unit', 'j' || j.id, 'queue', s.queue, 'light', j.incarnation is not null and j.light)
       from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
       where j.id = (c -> 'cancel' ->> 'job')::bigint and j.gang_id is null);
     if answer is null then

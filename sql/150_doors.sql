@@ -30,7 +30,7 @@ revoke all on all sequences in schema gangq from public;
 revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
-grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions,
+grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open,
   gangq.trips, gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state, gangq.lock_rows
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
@@ -49,7 +49,7 @@ begin
       ('save_checkpoint load_checkpoint append_log learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
-      ('reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
+      ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick', 'worker host', '2s'),
       -- Steps of a tick.
       ('promote_due reap_expired time_out', 'worker', '100ms'),

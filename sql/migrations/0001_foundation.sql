@@ -408,14 +408,15 @@ create table gangq.incarnations (
   address text not null check (address ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,199}$'),
   -- The login that registered it.
   login text not null default session_user,
-  -- inline (one slot) or command (any number of slots).
-  kind text not null check (kind in ('inline', 'command')),
   -- live, draining (takes nothing new), retired (stopped as asked) or dead.
   state text not null default 'live' check (state in ('live', 'draining', 'retired', 'dead')),
-  -- Jobs it runs at once.
-  slots integer not null check (slots between 1 and 10000 and (slots = 1 or kind = 'command')),
-  -- Plain jobs it may hold for one slot and run one after another.
-  prefetch integer not null default 1 check (prefetch between 1 and 1000),
+  -- Placed jobs and members it runs at once.
+  slots integer not null check (slots between 0 and 10000),
+  -- Light jobs it runs at once.
+  light integer not null check (light between 0 and 10000),
+  -- Light jobs it may hold for its one light slot and run one after another.
+  prefetch integer not null default 1
+    check (prefetch between 1 and 1000 and (prefetch = 1 or light = 1)),
   -- Host memory it offers, MiB.
   memory_mb bigint not null check (memory_mb >= 0),
   -- CPUs it offers.
@@ -455,6 +456,8 @@ create table gangq.incarnations (
   quarantined text,
   -- The model it has loaded; null: none, or not said.
   model text,
+  -- It holds no claim with a lower token.
+  held_from bigint not null default 0,
   -- It tripped and its process is gone by then unless nothing can kill it; null: not the case, or
   -- its death is proven.
   exits_at timestamptz,
@@ -463,6 +466,7 @@ create table gangq.incarnations (
   -- A process of it survived SIGKILL: its host needs a reboot.
   reboot_needed boolean not null default false,
   check ((state in ('retired', 'dead')) = (ended_at is not null)),
+  check (slots + light > 0),
   constraint incarnations_offer check (cpus <= 9999999 and memory_mb <= 1000000000000)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create unique index incarnations_live_name on gangq.incarnations (name) where ended_at is null;
@@ -779,6 +783,8 @@ create table gangq.live_jobs (
   -- scheduled, waiting, blocked, pending, reserved, running, preempting, preempted, done, failed,
   -- cancelled.
   state text not null,
+  -- Which slot its present or last claim took: a light one, or one for placed work.
+  light boolean not null default false,
   -- Why it was told to stop: drain, cancel or preempt.
   stop_reason text,
   -- The role that submitted it: shares and limits per submitter count by this.
@@ -801,6 +807,8 @@ create unique index live_jobs_member on gangq.live_jobs (gang_id, rank) where ga
 create index live_jobs_returned on gangq.live_jobs (shape_id, order_key)
   where state = 'pending' and returned;
 create index live_jobs_held on gangq.live_jobs (incarnation, token) where incarnation is not null;
+create index live_jobs_placed on gangq.live_jobs (incarnation)
+  where incarnation is not null and not light;
 create index live_jobs_by_state on gangq.live_jobs (state, id)
   where state <> all ('{pending,running,blocked,scheduled}');
 
@@ -865,12 +873,14 @@ create table gangq.unsettled (
 create table gangq.device_holds (
   -- The device.
   device_id bigint primary key references gangq.device_registry (id),
-  -- job, or quarantine.
-  kind text not null check (kind in ('job', 'quarantine')),
+  -- job, place (open and not filled), or quarantine.
+  kind text not null check (kind in ('job', 'place', 'quarantine')),
   -- The job that holds it, from reservation or claim until it is proven stopped.
   job_id bigint,
   -- That job's claim; null while only reserved.
   token bigint,
+  -- The open place that holds it while no job sits there.
+  place_id bigint,
   -- Why it is quarantined.
   reason text,
   -- Since when.
@@ -881,9 +891,39 @@ create table gangq.device_holds (
   -- When that quarantine ends by itself: the lease of that worker would have ended then.
   until timestamptz,
   check ((kind = 'job') = (job_id is not null)),
+  check ((kind = 'place') = (place_id is not null)),
   check ((kind = 'quarantine') = (reason is not null))
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 create index device_holds_job on gangq.device_holds (job_id) where job_id is not null;
+create index device_holds_place on gangq.device_holds (place_id) where place_id is not null;
+
+-- Where single jobs of one kind may start: opened by a decision, filled by the worker's claim. From
+-- its opening on a place counts like its job: in the room of its worker, in its devices, in every
+-- limit. A row of a job that has ended, and has not vacated it, counts for nothing.
+create table gangq.places (
+  -- Key.
+  id bigint generated always as identity primary key,
+  -- The worker.
+  incarnation bigint not null references gangq.incarnations (id) on delete cascade,
+  -- Whose jobs may fill it: those of this shape.
+  shape_id integer not null references gangq.shapes (id),
+  -- The devices of whoever sits in it.
+  device_ids bigint[] not null,
+  -- Who sits in it now; null: nobody yet, or nobody any more.
+  job_id bigint,
+  -- The claim of that job.
+  token bigint unique,
+  -- No job of a lower priority may fill it: others that wait for this room have this one.
+  min_priority smallint not null default -1000,
+  -- Nothing may fill it that could end later: a planned start needs its room; null: whenever.
+  ends_by timestamptz,
+  -- Whether the next job of its kind may follow the first.
+  refills boolean not null,
+  -- Nobody fills it after that; each pass that finds it still right moves this on.
+  until timestamptz not null,
+  check ((job_id is null) = (token is null))
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index places_incarnation on gangq.places (incarnation);
 
 -- The last beat of each running job that beats; brought by heartbeats.
 create table gangq.progress (
@@ -958,46 +998,25 @@ create table gangq.requests_before (
 
 -- Placement ---------------------------------------------------------------------------------------
 
--- Planned starts of the first gangs that wait, renewed by every pass.
+-- What is meant for something that waits: its planned start, or seats that are kept for it until
+-- those who were told to stop for it have gone. Written by apply, read by board.
 create table gangq.plans (
-  -- The gang.
-  gang_id bigint primary key references gangq.live_gangs (id) on delete cascade,
-  -- Its place in the order, from 1.
-  place integer not null,
-  -- When it will start if every estimate holds.
+  -- Who it is for, as on a board: g7 a gang, k7/5 the single jobs of shape 7 with priority 5.
+  ask text primary key check (ask ~ '^(g[0-9]+|k[0-9]+/-?[0-9]+)$'),
+  -- Whether others were told to stop for it: then its seats are kept from everybody until it starts.
+  kept boolean not null,
+  -- Its place among the planned starts, from 1; null: others stop for it.
+  place integer,
+  -- When its seats are free if every estimate holds; of kept ones, when the promise lapses.
   starts_at timestamptz not null,
   -- When this was last found.
   decided_at timestamptz not null,
   -- The last pass that planned it, or could not carry out what it decided.
-  pass bigint not null
+  pass bigint not null,
+  -- Where: [{"worker", "devices", "memory_mb", "millicpus"}, ...], a seat each.
+  seats jsonb not null check (jsonb_typeof(seats) = 'array'),
+  check (kept = (place is null))
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-
--- What workers must leave free for gangs that wait: plan, for a planned start (work that ends
--- before it may use it); escrow, freed by preemption for one gang.
-create table gangq.earmarks (
-  -- The worker.
-  incarnation bigint not null references gangq.incarnations (id) on delete cascade,
-  -- The gang it is kept for.
-  gang_id bigint not null references gangq.live_gangs (id) on delete cascade,
-  -- That gang's place in the order.
-  order_key bigint not null,
-  -- plan or escrow.
-  kind text not null default 'plan' check (kind in ('plan', 'escrow')),
-  -- plan: the planned start, before which work may use it; escrow: when the promise lapses.
-  until timestamptz not null,
-  -- Slots to be left free, now.
-  slots integer not null default 0 check (slots >= 0),
-  -- Devices to be left free, now: the largest ones.
-  gpus integer not null default 0 check (gpus >= 0),
-  -- Host memory to be left free, now, MiB.
-  memory_mb bigint not null default 0 check (memory_mb >= 0),
-  -- CPUs to be left free, now.
-  cpus numeric(10, 3) not null default 0 check (cpus >= 0),
-  -- The devices meant, whoever holds them.
-  device_ids bigint[] not null default '{}',
-  primary key (incarnation, gang_id)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-create index earmarks_gang on gangq.earmarks (gang_id);
 
 -- Why what waits was not placed by the last pass: one row per kind, and one for each gang or line of
 -- single jobs of which something else is so than of the first of its kind.
@@ -1320,6 +1339,21 @@ create table gangq.tick_state (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into gangq.tick_state default values;
 
+-- Where claims of light jobs begin: see 070_claim.sql.
+create table gangq.lows (
+  -- Whose jobs.
+  shape_id integer not null references gangq.shapes (id) on delete cascade,
+  -- The lowest key that a submission with this priority could have.
+  start bigint not null,
+  -- No job is pending below it but such as have returned.
+  low bigint not null,
+  -- What low may be raised to.
+  marked bigint not null,
+  -- Once every transaction below this one has ended.
+  since xid8 not null,
+  primary key (shape_id, start)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
 -- Rows to lock. tick: one tick at a time; brake: one stall or health trip counts the others at a
 -- time; wake: one of those that end jobs this moment asks for a tick; runtimes: one session adds a
 -- first estimate.
@@ -1330,7 +1364,8 @@ create table gangq.lock_rows (
   -- many have begun. A decision from an older board changes nothing.
   runs bigint not null default 0
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-insert into gangq.lock_rows (name) values ('tick'), ('pass'), ('brake'), ('wake'), ('runtimes');
+insert into gangq.lock_rows (name) values ('tick'), ('pass'), ('brake'), ('wake'), ('runtimes'),
+  ('lows');
 
 -- Whose turn it is to decide; one row. Locked for a moment only, unlike the rows of tick and pass.
 create table gangq.decider (

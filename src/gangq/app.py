@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -562,11 +563,18 @@ class App:
     def run_worker(self, **options: Any) -> int:
         """Run a worker for these tasks in this process until it is told to stop; return its exit code.
 
-        `options` are those of `gangq worker`; see `gangq.worker.main.run_worker`.
+        `options` are those of `gangq worker`; see `gangq.worker.main.run_worker`. A script calls it under
+        `if __name__ == "__main__":`, because the worker's child processes load that script for its handlers.
         """
         # Imported here: who only submits needs no watchdogs and no device libraries.
+        from gangq.worker.child_main import SCRIPT
         from gangq.worker.main import run_worker
 
+        if SCRIPT in sys.modules:
+            raise InvalidInput(
+                "this script starts a worker when it is loaded for its handlers: put run_worker() under "
+                'if __name__ == "__main__":'
+            )
         return run_worker(self, **options)
 
 

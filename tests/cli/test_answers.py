@@ -134,7 +134,7 @@ def test_a_job_may_wait_for_a_gang(dsn: str, client: Client) -> None:
 
 def test_show_says_what_a_viewer_may_not_see(dsn: str, db: psycopg.Connection[Any], client: Client) -> None:
     job = ok(dsn, "submit", "add", "n=1").strip()
-    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command")
+    worker = client.register_worker(name="w1", host="h1", queues=["default"])
     (claim,) = client.claim(incarnation=worker.incarnation)
     client.complete(job_ids=[claim.job_id], tokens=[claim.token], results=[None])
     db.execute("create role only_shows login in role gangq_viewer")
@@ -149,7 +149,7 @@ def test_show_says_what_a_viewer_may_not_see(dsn: str, db: psycopg.Connection[An
 
 def test_show_says_who_cancelled_and_which_attempt_an_error_belongs_to(dsn: str, client: Client) -> None:
     job = int(ok(dsn, "submit", "add", "--max-attempts", "3"))
-    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command")
+    worker = client.register_worker(name="w1", host="h1", queues=["default"])
     client.set_queue(name="default", backoff_s=0.01, backoff_max_s=0.01)
     (claim,) = client.claim(incarnation=worker.incarnation)
     client.fail(job_id=job, token=claim.token, error={"type": "ConnectionError", "message": "no route"})
@@ -239,6 +239,7 @@ def test_the_tree_of_queues_shows_what_each_holds_and_may_hold(dsn: str, client:
     worker = client.register_worker(name="w", host="h", queues=["lab"], devices=devices)
     ok(dsn, "submit", "a", "--queue", "lab", "--gpus", "1")
     ok(dsn, "submit", "a", "--queue", "lab.vision.train")
+    client.tick(force=True)
     assert len(client.claim(incarnation=worker.incarnation)) == 1
     ok(dsn, "queue", "drain", "lab")
     lines = [line.split() for line in ok(dsn, "queue").splitlines()]

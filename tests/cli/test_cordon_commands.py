@@ -82,7 +82,7 @@ def test_a_deadline_is_a_length_of_time_by_the_databases_clock(dsn: str, client:
 
 
 def test_a_drain_is_waited_for_until_nothing_is_left(dsn: str, client: Client, tmp_path: Path) -> None:
-    one = register(client, "w1", slots=2, kind="command")
+    one = register(client, "w1", slots=2, light=2)
     jobs = client.submit(task="t", payloads=[{}, {}])
     claims = client.claim(incarnation=one, max_jobs=2)
     with running(dsn, tmp_path, "drain", "worker", "drain", "w1", "--wait", "--json") as drain:

@@ -38,7 +38,6 @@ def looked_at(dsn: str, client: Client) -> list[tuple[str, ...]]:
         host="h1",
         queues=["default"],
         tasks=["fails"],
-        kind="command",
         slots=2,
         labels={EVIL: EVIL},
     )

@@ -51,15 +51,15 @@ def test_a_worker_runs_the_tasks_of_a_module_where_it_is_started(dsn: str, tmp_p
         assert w.out == ""
     assert answers(dsn, "show", job)[0]["job"]["result"] == 3
     (found,) = answers(dsn, "workers")
-    assert (found["state"], found["labels"], found["kind"]) == ("retired", {"a": "b"}, "command")
-    assert found["slots"] == 2
+    assert (found["state"], found["labels"]) == ("retired", {"a": "b"})
+    assert (found["slots"], found["light"]) == (2, 1)
     assert [d["vram_mb"] for d in answers(dsn, "devices")] == [24576, 24576]
 
 
 def test_a_worker_that_is_told_to_stop_retires_and_exits_with_0(dsn: str, tmp_path: Path) -> None:
-    with worker(dsn, tmp_path, "w1", "--slots", "3", "--queue", "default", "--json") as w:
+    with worker(dsn, tmp_path, "w1", "--slots", "3", "--light", "2", "--queue", "default", "--json") as w:
         (found,) = answers(dsn, "workers")
-        assert (found["slots"], found["kind"], found["queues"]) == (3, "command", ["default"])
+        assert (found["slots"], found["light"], found["queues"]) == (3, 2, ["default"])
         w.interrupt(signal.SIGTERM)
         assert w.code() == 0
         assert {"at", "level", "logger", "message"} <= set(objects(w.out)[0])
@@ -154,11 +154,12 @@ def test_the_doctor_says_whose_devices_lie_idle_because_slots_are_taken(dsn: str
     devices = [{"uuid": f"GPU-{n}", "index": n, "vram_mb": 1024, "source": "declared"} for n in range(4)]
     for queue in ("a", "b"):
         client.set_queue(name=queue)
-    short = client.register_worker(name="short", host="ha", queues=["a"], devices=devices[:3])
+    short = client.register_worker(name="short", host="ha", queues=["a"], slots=1, devices=devices[:3])
     whole = client.register_worker(name="whole", host="hb", queues=["b"], devices=devices[3:])
     client.submit(task="t", queue="a", gpus=1)
     client.submit(task="t", queue="b", gpus=1)
     assert status_of(dsn)["slots"]["status"] == "ok"
+    client.tick(force=True)
     for full in (short, whole):
         assert client.claim(incarnation=full.incarnation)
     found = status_of(dsn)["slots"]

@@ -17,8 +17,9 @@ from gangq.client import Client
 @pytest.fixture
 def fleet(dsn: str, client: Client) -> str:
     """One worker, which runs a job for 20 minutes at most, and two gangs: g1 waits for its end, g2 for g1."""
-    worker = client.register_worker(name="w1", host="h1", queues=["default"], kind="command", slots=2)
-    client.submit(task="busy", budget_s=1200, cpus=0)
+    worker = client.register_worker(name="w1", host="h1", queues=["default"], slots=2, memory_mb=9)
+    client.submit(task="busy", budget_s=1200, memory_mb=1)
+    client.tick(force=True)
     client.claim(incarnation=worker.incarnation, max_jobs=1)
     client.submit_gang(task="train", size=2, budget_s=600)
     client.submit_gang(task="train", size=3, budget_s=600, wait_for_hardware=True)

@@ -28,13 +28,16 @@ from gangq.embedded import Server
 
 @pytest.fixture(scope="module")
 def served(server: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database with a command worker of four slots."""
+    """A database with a command worker of four slots and four light ones."""
     dsn = server.create_database("cli_run", template=template)
     with Client(dsn) as client:
         client.configure(heartbeat_s=0.5, grace_s=1)
         client.set_queue(name="default", backoff_s=0.1, backoff_max_s=0.2)
     with worker(
-        dsn, tmp_path_factory.mktemp("worker"), "w1", "--slots", "4", "--host", "h1", "--address", "127.0.0.1"
+        dsn,
+        tmp_path_factory.mktemp("worker"),
+        "w1",
+        *("--slots", "4", "--light", "4", "--host", "h1", "--address", "127.0.0.1"),
     ):
         yield dsn
     server.drop_database("cli_run")

@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, client: Client, name: str = "w1", slots: int = 4) -> None:
         self.client = client
         self.incarnation = client.register_worker(
-            name=name, host="h1", queues=["default"], kind="command", slots=slots
+            name=name, host="h1", queues=["default"], slots=slots, light=slots
         ).incarnation
 
     def finish(self, *results: Any) -> None:

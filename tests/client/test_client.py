@@ -285,9 +285,11 @@ def test_a_job_goes_from_submit_to_done_and_its_rows_say_so(
 ) -> None:
     first, second = client.submit(task="t", payloads=[{"n": 1}, {"n": 2}], priority=5, cpus=0.5)
     worker = register(client, cpus=4)
+    client.tick(force=True)
     request = uuid.uuid4()
     (claim,) = client.claim(incarnation=worker, request_id=request)
     assert (claim.job_id, claim.payload, claim.attempt, claim.devices) == (first, {"n": 1}, 1, [])
+    assert not claim.light
     assert client.claim(incarnation=worker, request_id=request) == [claim]
     (told,) = client.heartbeat(incarnation=worker, job_ids=[first], tokens=[claim.token], beats=[{"step": 3}])
     assert (told.action, told.job_id) == ("continue", first)
@@ -311,7 +313,7 @@ def test_a_job_goes_from_submit_to_done_and_its_rows_say_so(
 
 def test_a_failed_attempt_keeps_its_error_and_a_trip_and_a_release_are_told_apart(client: Client) -> None:
     client.submit(task="t", payloads=[{}, {}, {}], max_attempts=1)
-    worker = register(client, kind="command", slots=3)
+    worker = register(client, slots=3, light=3)
     one, two, three = client.claim(incarnation=worker, max_jobs=3)
     error = {"type": "ValueError", "message": "no"}
     assert client.fail(job_id=one.job_id, token=one.token, error=error) == "failed"
@@ -346,7 +348,7 @@ def test_a_gang_is_submitted_reserved_claimed_and_explained(client: Client) -> N
 
 def test_devices_and_capacity_are_read_with_their_types(client: Client) -> None:
     offered = [{"uuid": "GPU-1", "index": 0, "vram_mb": 24576, "model": "x", "source": "declared"}]
-    register(client, kind="command", slots=2, devices=offered, memory_mb=1024, cpus=2.5)
+    register(client, slots=2, devices=offered, memory_mb=1024, cpus=2.5)
     (capacity,) = client.capacity()
     assert (type(capacity.memory_mb), type(capacity.cpus), capacity.free_gpus) == (int, float, 1)
     (device,) = client.devices()
@@ -1268,7 +1270,7 @@ def test_a_forked_child_gets_connections_of_its_own(dsn: str) -> None:
 
 
 def test_a_sleeper_is_woken_by_our_own_submit_and_by_the_callers_commit(client: Client, dsn: str) -> None:
-    worker = register(client)
+    worker = register(client, light=2)
     with client.connect_listener() as listener:
         listener.execute(f"listen gangq_{worker}")
         listener.execute("listen gangq_wake")
@@ -1281,7 +1283,7 @@ def test_a_sleeper_is_woken_by_our_own_submit_and_by_the_callers_commit(client: 
         client.claim(incarnation=worker)
         client.claim(incarnation=worker, sleep=True)
         client.submit(task="t")
-        assert heard() == [(f"gangq_{worker}", "claim")]
+        assert heard() == [(f"gangq_{worker}", "light")]
         with psycopg.connect(dsn) as conn:
             client.submit(task="t", connection=conn)
             assert heard() == []

@@ -269,7 +269,7 @@ def test_taints_are_registered_and_set(client: Client) -> None:
 async def _submitted(dsn: str) -> tuple[int, list[int]]:
     async with AsyncClient(dsn) as client:
         await client.register_worker(
-            name="w", host="h", queues=["default"], slots=9, kind="command", taints=["spot"]
+            name="w", host="h", queues=["default"], slots=9, light=9, taints=["spot"]
         )
         await client.set_taints(worker="w", taints=["repair"])
         made = await client.submit_gang(

@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from sql.drive import tick, with_options, with_settings
+from sql.drive import place, tick, with_options, with_settings
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Row]
@@ -174,6 +174,7 @@ class Arena:
     def worker(self, name: str, **offers: Any) -> int:
         """Register a worker; returns its incarnation."""
         offers.setdefault("host", name)
+        offers.setdefault("light", 1 if offers.get("prefetch", 1) > 1 else offers.get("slots", 1))
         offers.setdefault("queues", ["default"])
         (row,) = call(self.db, "register_worker", name=name, **offers)
         incarnation: int = row["incarnation"]
@@ -193,8 +194,14 @@ class Arena:
         return row["gang_id"], row["job_ids"]
 
     def claim(self, incarnation: int, **arguments: Any) -> list[Row]:
-        """Claim for a worker."""
+        """Claim for a worker; where single jobs wait to be placed, after a pass."""
+        if value(self.db, "single_waits"):
+            self.place()
         return call(self.db, "claim", incarnation=incarnation, **arguments)
+
+    def place(self) -> Row:
+        """One pass."""
+        return place(self.db)
 
     def running(self, incarnation: int, **arguments: Any) -> tuple[int, int]:
         """A solo job that this worker runs: its id and token."""

@@ -148,7 +148,7 @@ def test_an_awaited_job_ends_while_the_tick_that_has_settled_its_dependents_is_l
 
 
 def test_an_open_submission_that_waits_for_it_keeps_nobody_from_any_job(meeting):
-    one = meeting.worker("w1", kind="command", slots=4)
+    one = meeting.worker("w1", slots=4)
     done, failed, cancelled, handed_back = (meeting.running(one) for _ in range(4))
     pending = meeting.job()
     frozen = meeting.connect(autocommit=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from interleaving.sessions import Arena, Later, both_ends, call, first_of_two, value
+from sql.drive import place
 
 ONE, TWO = ({"uuid": f"GPU-{n}", "index": n, "vram_mb": 1000} for n in (1, 2))
 
@@ -28,7 +29,9 @@ def test_a_worker_that_comes_while_its_device_is_put_into_quarantine_waits_to_he
     meeting.job(gpus=1)
 
     def come_and_claim(conn):
-        return call(conn, "claim", incarnation=register(conn, "new", ONE))
+        incarnation = register(conn, "new", ONE)
+        place(conn)
+        return call(conn, "claim", incarnation=incarnation)
 
     met = meeting.meet(lambda conn: value(conn, "quarantine", device_uuid="GPU-1"), come_and_claim, end)
     assert met.later.waited
@@ -52,6 +55,7 @@ def test_a_quarantine_that_waited_while_the_device_changed_hands_does_not_meet_t
     assert quarantine.waited
     retiring.commit()
     in_line.join().result()
+    meeting.place()
     (claimed,) = call(claiming, "claim", incarnation=new)
     between.commit()
     quarantine.join()
@@ -71,11 +75,13 @@ def test_a_registration_that_was_held_up_takes_no_device_from_a_worker_that_came
     assert slow.waited  # its incarnation is older than that of the next one
     quick = register(meeting.db, "quick", TWO)
     meeting.job(gpus=1)
+    meeting.place()
     assert len(call(claiming, "claim", incarnation=quick)) == 1
     blocker.rollback()
     incarnation = slow.join().result()
     assert incarnation < quick
     meeting.job(gpus=1)
+    meeting.place()
     claim = Later(meeting.connect(), lambda conn: call(conn, "claim", incarnation=incarnation)).start(
         meeting.db
     )

@@ -143,9 +143,7 @@ def test_a_worker_with_two_members_is_lost_while_the_third_fails(meeting, turn, 
     arena = meeting
     gang = Three(arena, "restart_member")
     # Both of them on one worker: as if it had two slots.
-    arena.db.execute(
-        "update gangq.incarnations set slots = 2, kind = 'command' where id = %s", (gang.workers[0],)
-    )
+    arena.db.execute("update gangq.incarnations set slots = 2 where id = %s", (gang.workers[0],))
     arena.db.execute(
         "update gangq.live_jobs set incarnation = %s where id = %s", (gang.workers[0], gang.jobs[1])
     )

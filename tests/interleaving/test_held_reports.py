@@ -19,7 +19,7 @@ def frozen(meeting: Arena) -> Connection:
 
 @pytest.fixture
 def worker(meeting: Arena) -> int:
-    return meeting.worker("w1", kind="command", slots=4)
+    return meeting.worker("w1", slots=4)
 
 
 def report(meeting: Arena, verb: str, worker: int, pairs: list[Pair]) -> dict[int, str]:

@@ -19,7 +19,7 @@ EXPECTED = {"GQ001", "GQ002", "GQ003", "GQ004", "GQ005", "GQ006", "55P03"}
 
 
 def test_a_batch_completed_in_any_order_meets_a_batch_locked_in_order_without_a_deadlock(meeting):
-    worker = meeting.worker("w1", kind="command", slots=3)
+    worker = meeting.worker("w1", slots=3)
     low, middle, high = (meeting.running(worker) for _ in range(3))
     blocker = meeting.connect(autocommit=False)
     blocker.execute("select 1 from gangq.live_jobs where id = %s for update", (middle[0],))
@@ -114,7 +114,6 @@ class Busybody(threading.Thread):
             name=name,
             host=host,
             queues=["default"],
-            kind="command",
             slots=3,
             devices=devices,
         )

@@ -15,7 +15,7 @@ class Batch:
     """Two solo jobs with a gang's members between them by id, all running on one worker."""
 
     def __init__(self, meeting: Arena) -> None:
-        worker = meeting.worker("w1", kind="command", slots=4)
+        worker = meeting.worker("w1", slots=4)
         self.low = meeting.running(worker)
         self.gang_id, members, tokens = meeting.running_gang([worker, worker])
         self.members = list(zip(members, tokens, strict=True))

@@ -165,11 +165,11 @@ def test_a_cancelled_gang_held_uncommitted_does_not_stop_the_tick_that_had_kept_
     meeting, frozen, others
 ):
     worker = meeting.worker("w1")
-    job, token = meeting.running(worker)
+    job, token = meeting.running(worker, **drive.PLACED)
     gang_id, _ = meeting.gang(1)
     meeting.tick()
-    kept = meeting.db.execute("select gang_id from gangq.earmarks").fetchall()
-    assert kept == [{"gang_id": gang_id}]
+    planned = meeting.db.execute("select ask from gangq.plans").fetchall()
+    assert planned == [{"ask": f"g{gang_id}"}]
     call(frozen, "cancel", gang_ids=[gang_id])
     call(others, "complete", job_ids=[job], tokens=[token])
     tick(others)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from interleaving.sessions import DEADLINE_S, Arena, Connection, Later, call, value
-from sql.drive import tick
+from sql.drive import PLACED, tick
 
 
 def reap(meeting: Arena, *heard: int) -> int:
@@ -45,7 +45,7 @@ def wait_until_held_for(watcher: Connection, waits: Connection, holder: Connecti
     "what", ["a dependent of what crashed", "a gang workers are kept for", "a running gang", "a running job"]
 )
 def test_an_open_cancel_does_not_stop_the_reaping_of_others(meeting, what):
-    heard, lost, held = meeting.worker("heard"), meeting.worker("lost"), meeting.worker("held")
+    heard, lost, held = (meeting.worker(name) for name in ("heard", "lost", "held"))
     frozen: Connection = meeting.connect(autocommit=False)
     if what == "a dependent of what crashed":
         # Lost for the second and last time: its dependents are to be told, and one of them is held.
@@ -53,12 +53,13 @@ def test_an_open_cancel_does_not_stop_the_reaping_of_others(meeting, what):
         meeting.db.execute("update gangq.live_jobs set crashes = 1 where id = %s", (job,))
         call(frozen, "cancel", job_ids=[meeting.job(after=[job])])
     elif what == "a gang workers are kept for":
-        meeting.running(heard, budget_s=1)
-        meeting.running(held)
+        meeting.running(heard, budget_s=1, **PLACED)
+        meeting.running(held, **PLACED)
         gang_id, _ = meeting.gang(3)
-        meeting.running(lost)
+        meeting.running(lost, **PLACED)
         meeting.tick()
-        assert meeting.db.execute("select count(*) as n from gangq.earmarks").fetchone() == {"n": 3}
+        planned = "select jsonb_array_length(seats) as n from gangq.plans"
+        assert meeting.db.execute(planned).fetchall() == [{"n": 3}]
         call(frozen, "cancel", gang_ids=[gang_id])
     elif what == "a running gang":
         gang_id, _, _ = meeting.running_gang([held])
@@ -84,7 +85,7 @@ def test_an_open_cancel_does_not_stop_the_reaping_of_others(meeting, what):
 
 
 def test_a_worker_whose_reserved_gang_is_being_cancelled_takes_its_other_work_after_a_moment(meeting):
-    worker = meeting.worker("w1", kind="command", slots=2)
+    worker = meeting.worker("w1", slots=2)
     gang_id, (member,) = meeting.gang(1)
     assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
     solo = meeting.job()
@@ -103,7 +104,7 @@ def test_a_worker_whose_reserved_gang_is_being_cancelled_takes_its_other_work_af
 
 
 def test_a_claim_that_gave_up_on_a_gang_waits_as_long_as_ever_for_its_own_worker(meeting):
-    worker = meeting.worker("w1", kind="command", slots=2)
+    worker = meeting.worker("w1", slots=2)
     gang_id, _ = meeting.gang(1)
     assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
     solo = meeting.job()

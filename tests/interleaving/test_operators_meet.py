@@ -164,7 +164,7 @@ def test_a_solo_job_displaced_while_it_completes_is_done_or_told_to_stop(meeting
 
 
 def test_a_drain_past_its_deadline_waits_for_no_claim_and_no_completion(meeting):
-    worker = meeting.worker("w1", host="h1", slots=2, kind="command")
+    worker = meeting.worker("w1", host="h1", slots=2)
     job, token = meeting.running(worker)
     gang_id, _, _ = meeting.running_gang([worker])
     meeting.db.execute(

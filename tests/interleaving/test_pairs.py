@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
-from sql.drive import place
+from sql.drive import PLACED, place
 
 
 def claim(incarnation: int, **arguments: Any) -> Verb:
@@ -85,7 +85,7 @@ def test_two_workers_never_claim_the_same_job_and_neither_waits(meeting, turn, e
 
 @both_ends
 def test_a_claim_repeated_while_its_first_call_is_still_open_returns_the_same_claims(meeting, end):
-    worker = meeting.worker("w1", kind="command", slots=2)
+    worker = meeting.worker("w1", slots=2)
     meeting.job()
     meeting.job()
     ask = claim(worker, request_id=uuid.uuid4())
@@ -139,6 +139,7 @@ def test_a_claim_and_a_quarantine_never_both_take_the_device(meeting, turn, end)
     device = {"uuid": "GPU-1", "index": 0, "vram_mb": 1000}
     worker = meeting.worker("w1", devices=[device])
     job = meeting.job(gpus=1)
+    meeting.place()
     met, claimed, _ = meet(meeting, claim(worker), verb("quarantine", device_uuid="GPU-1"), turn, end)
     assert met.later.waited
     (held,) = meeting.db.execute("select state, job_id from gangq.devices").fetchall()
@@ -192,22 +193,27 @@ def test_a_gang_reserved_on_a_worker_that_retires_during_its_claim_is_rolled_bac
 
 @first_of_two
 @both_ends
-def test_a_reservation_and_a_solo_claim_never_spend_the_same_slot(meeting, turn, end):
+def test_a_reservation_and_a_place_never_spend_the_same_slot(meeting, turn, end):
     worker = meeting.worker("w1")
     gang_id, _ = meeting.gang(1)
-    meeting.job()
-    met, reserved, claimed = meet(
-        meeting, verb("reserve_gang", gang_id=gang_id, incarnations=[worker]), claim(worker), turn, end
+    job = meeting.job(**PLACED)
+    met, reserved, opened = meet(
+        meeting,
+        verb("reserve_gang", gang_id=gang_id, incarnations=[worker]),
+        verb("open_place", incarnation=worker, job_id=job),
+        turn,
+        end,
     )
     if turn == 0:
         assert met.later.waited
         assert reserved is True
-        assert len(claimed) == (end == "rollback")
+        assert met.later.sqlstate == ("GQ004" if end == "commit" else None)
+        assert len(meeting.claim(worker)) == 1
     else:
         # Busy this moment: it steps aside, and the next pass decides anew.
         assert not met.later.waited
         assert reserved is False
-        assert len(claimed) == 1
+        assert opened > 0
         assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker]) is (
             end == "rollback"
         )
@@ -502,13 +508,13 @@ def test_two_admissions_place_a_gang_once_and_neither_waits(meeting, end):
 @both_ends
 def test_two_admissions_that_keep_workers_for_the_same_gang_agree(meeting, end):
     worker = meeting.worker("w1")
-    meeting.running(worker)
+    meeting.running(worker, **PLACED)
     gang_id, _ = meeting.gang(1)
     met = meeting.meet(place, place, end)
     assert met.later.sqlstate in (None, "55P03")
     meeting.tick()
-    kept = meeting.db.execute("select incarnation, gang_id from gangq.earmarks").fetchall()
-    assert kept == [{"incarnation": worker, "gang_id": gang_id}]
+    planned = meeting.db.execute("select ask, seats -> 0 -> 'worker' as worker from gangq.plans").fetchall()
+    assert planned == [{"ask": f"g{gang_id}", "worker": worker}]
 
 
 @both_ends

@@ -47,7 +47,8 @@ class Scene:
         )
 
     def kept(self) -> int:
-        return len(self.meeting.db.execute("select 1 from gangq.earmarks where kind = 'escrow'").fetchall())
+        seats = "select 1 from gangq.plans cross join jsonb_array_elements(seats) where kept"
+        return len(self.meeting.db.execute(seats).fetchall())
 
 
 @pytest.fixture

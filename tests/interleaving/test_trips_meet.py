@@ -76,7 +76,7 @@ def test_a_trip_and_a_proof_of_death_leave_nothing_withheld(meeting, turn, end):
 @first_of_two
 @both_ends
 def test_a_trip_and_a_claim_of_its_worker_leave_no_job_with_a_worker_that_is_gone(meeting, turn, end):
-    worker = meeting.worker("w1", kind="command", slots=2)
+    worker = meeting.worker("w1", slots=2)
     job, token = meeting.running(worker)
     other = meeting.job()
     claim = rows("claim", incarnation=worker)
@@ -163,7 +163,7 @@ def test_a_trip_of_a_job_that_somebody_holds_gives_up_in_time_to_exit(meeting):
 
 @pytest.mark.parametrize("held", ["other slot", "member"])
 def test_what_somebody_holds_of_a_tripped_worker_is_freed_by_a_later_tick(meeting, held):
-    worker = meeting.worker("w1", kind="command", slots=2)
+    worker = meeting.worker("w1", slots=2)
     job, token = meeting.running(worker)
     if held == "member":
         gang_id, (other,) = meeting.gang(1)

@@ -108,7 +108,7 @@ def work(dsn: str, name: str, seen: Seen, jobs: int = 60) -> None:
     """Draw from every sequence, as clients do."""
     with Client(dsn) as client:
         incarnation = client.register_worker(
-            name=name, host=name, queues=["default"], kind="command", slots=100
+            name=name, host=name, queues=["default"], slots=100, light=100
         ).incarnation
         submitted = client.submit(task="t", payloads=[{}] * jobs)
         gang = client.submit_gang(task="t", size=2)
@@ -171,9 +171,7 @@ def test_nothing_is_given_twice_after_a_failover_that_loses_the_end_of_the_log(p
 def test_tokens_stay_under_two_to_the_53_for_thousands_of_failovers_and_after_a_restored_dump(
     client: Client,
 ) -> None:
-    incarnation = client.register_worker(
-        name="w", host="h", queues=["default"], kind="command", slots=9
-    ).incarnation
+    incarnation = client.register_worker(name="w", host="h", queues=["default"], light=9).incarnation
 
     def token_with(timeline: int, base: int) -> int:
         client.submit(task="t")

@@ -52,7 +52,7 @@ def command(floor: Floor, n: str, then: str = "") -> int:
 @pytest.mark.parametrize("then", ["", "sys.exit(3)"], ids=["done", "failed"])
 def test_other_slots_report_and_claim_while_one_job_is_held(patient: Floor, then: str) -> None:
     floor = patient
-    floor.start("w1", commands=True, slots=2)
+    floor.start("w1", commands=True, light=2)
     one = command(floor, "one", then)
     other = command(floor, "other")
     for job in (one, other):

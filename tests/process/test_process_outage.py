@@ -27,7 +27,7 @@ def test_the_kill_of_postgresql_costs_running_work_nothing(mortal_floor: Floor, 
     inline = floor.start("inline", commands=False)
     handler = floor.inline(payload=DEAF)
     floor.until_at_work(handler)
-    commands = floor.start("commands", slots=3)
+    commands = floor.start("commands", slots=2, light=2)
     command = floor.command("--below")
     floor.until_at_work(command, 2)
     gang = floor.client.submit_gang(task="command", size=2, payload=floor.work())
@@ -72,7 +72,7 @@ def test_work_that_cannot_renew_for_too_long_stops_itself_and_runs_again_uncharg
 ) -> None:
     floor = mortal_floor
     jobs = {}
-    options: dict[str, dict[str, Any]] = {"obeying": {}, "deaf": {}, "commands": {"slots": 3}}
+    options: dict[str, dict[str, Any]] = {"obeying": {}, "deaf": {}, "commands": {"slots": 2, "light": 2}}
     with Restarter(floor, obeying={"commands": False}) as first:
         jobs["obeying"] = floor.inline(payload=OBEYING)
         floor.until_at_work(jobs["obeying"])
@@ -140,7 +140,7 @@ def test_a_worker_whose_ear_is_cut_off_listens_again(floor: Floor) -> None:
 
 
 def test_a_worker_all_of_whose_connections_are_cut_goes_on(floor: Floor) -> None:
-    worker = floor.start("w", slots=2)
+    worker = floor.start("w", light=2)
     running = floor.command()
     floor.until_at_work(running)
     theirs = (

@@ -173,7 +173,7 @@ def names(found: list[list[Any]]) -> set[str]:
 def test_a_job_finds_the_password_nowhere_in_worker_supervisor_or_guardian(
     house: House, client: Client
 ) -> None:
-    house.worker("w1", "--slots", "2")
+    house.worker("w1", "--light", "2")
     decoy = house.run("sleep", "600", DECOY="S3CRET-of-a-decoy", GANGQ_DSN="", PGPASSWORD="")
     answers = [house.directory / f"answer{n}" for n in range(4)]
 

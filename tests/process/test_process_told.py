@@ -129,7 +129,7 @@ def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(f
 
 
 def test_sigterm_hands_everything_back_uncharged_and_it_runs_elsewhere(floor: Floor) -> None:
-    first = floor.start("first", slots=3)
+    first = floor.start("first", slots=2, light=2)
     solo = floor.command("--below")
     gang = floor.client.submit_gang(task="command", size=2, payload=floor.work("--deaf"))
     for job, processes in ((solo, 2), (gang.job_ids[0], 1), (gang.job_ids[1], 1)):
@@ -141,7 +141,7 @@ def test_sigterm_hands_everything_back_uncharged_and_it_runs_elsewhere(floor: Fl
     assert [floor.journal.living(job) for job in (solo, *gang.job_ids)] == [[], [], []]
     assert floor.worker_row("first").state == "retired"
     assert floor.client.gang(id=gang.gang_id).state == "blocked"
-    floor.start("second", ready=False, slots=3)
+    floor.start("second", ready=False, slots=2, light=2)
     rows = floor.until_done(solo, *gang.job_ids)
     assert [(r.attempts, r.crashes) for r in rows] == [(1, 0)] * 3
     assert floor.client.gang(id=gang.gang_id).epoch == 2
@@ -149,7 +149,7 @@ def test_sigterm_hands_everything_back_uncharged_and_it_runs_elsewhere(floor: Fl
 
 def test_a_second_sigterm_skips_the_grace(floor: Floor) -> None:
     floor.configure(grace_s=60, lease_s=600, lease_margin_s=60)
-    worker = floor.start("w", slots=2)
+    worker = floor.start("w", light=2)
     job = floor.command("--below", "--deaf")
     floor.until_at_work(job, 2)
     worker.signal(signal.SIGTERM)

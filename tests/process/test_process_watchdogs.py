@@ -110,7 +110,7 @@ def test_of_three_workers_under_one_host_name_two_trip_and_the_third_never_notic
 
 def test_a_hung_handler_in_a_child_is_killed_and_its_worker_lives_on(hung: Floor) -> None:
     floor = hung
-    worker = floor.start("w", slots=3)
+    worker = floor.start("w", light=3)
     incarnation = floor.worker_row("w").incarnation
     slow = floor.inline("outruns_apart", budget_s=2)
     stuck = floor.inline("stalls_apart")
@@ -134,7 +134,7 @@ def test_a_hung_handler_in_a_child_is_killed_and_its_worker_lives_on(hung: Floor
 
 def test_the_trip_of_one_member_drains_its_gang_with_it_as_the_culprit(hung: Floor) -> None:
     floor = hung
-    with Restarter(floor, a={"commands": False}, b={"commands": False}) as restarter:
+    with Restarter(floor, a={"commands": False, "light": 0}, b={"commands": False, "light": 0}) as restarter:
         gang = floor.client.submit_gang(task="rank_1_stalls", size=2)
         rows = floor.until_done(*gang.job_ids)
         assert restarter.codes == [76]
@@ -176,7 +176,7 @@ def test_a_trip_with_postgresql_gone_exits_in_time_and_the_lease_does_the_rest(
 def test_a_class_that_only_notifies_stops_nothing_and_is_on_record(hung: Floor) -> None:
     floor = hung
     floor.configure(notify_only=["budget"])
-    worker = floor.start("w", slots=2)
+    worker = floor.start("w", light=2)
     inline = floor.start("inline", queues=["default"], commands=False)
     jobs = [
         floor.inline("outruns", budget_s=1, payload={"seconds": 3.0}),
@@ -212,14 +212,14 @@ def test_the_watchdog_of_a_finished_job_never_ends_the_next_one(hung: Floor) -> 
 
 def test_the_worker_that_has_the_model_is_given_the_jobs_that_want_it(hung: Floor) -> None:
     floor = hung
-    floor.start("a", commands=False)
+    floor.start("a", commands=False, light=0)
     warm = floor.client.submit(task="model_of", model="qwen")[0]
     pid = floor.until_done(warm)[0].result
     eventually(lambda: floor.worker_row("a").model == "qwen", "it says which model it has", PATIENCE_S)
     # Both wait while it is busy: the one that wants the model comes first, although it is the younger.
-    blocker = floor.inline()
+    blocker = floor.inline(memory_mb=1)
     floor.until_at_work(blocker)
-    cold = floor.client.submit(task="model_of")[0]
+    cold = floor.client.submit(task="model_of", memory_mb=1)[0]
     wants = floor.client.submit(task="model_of", model="qwen")[0]
     floor.go()
     rows = floor.until_done(cold, wants)

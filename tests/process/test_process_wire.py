@@ -120,7 +120,7 @@ def breaks(ctx):
 
 def test_lost_answers_on_the_way_out_cost_nobody_anything(cut: Cut) -> None:
     floor = cut.floor
-    worker = cut.far(slots=2)
+    worker = cut.far(light=2)
     cancelled = floor.command()
     floor.until_at_work(cancelled)
     cut.wire.lose(b"gangq.ack_preempted(")
@@ -313,7 +313,7 @@ def test_when_every_connection_falls_silent_a_worker_finds_another_way_and_its_w
     handling = floor.start("handling", dsn=cut.dsn)
     job = floor.inline()
     (pid,) = floor.until_at_work(job)
-    idle = floor.start("idle", dsn=cut.dsn, slots=2)
+    idle = floor.start("idle", dsn=cut.dsn, light=2)
     cut.wire.freeze(new_ones_too=False)
     renewed = {w.name: w.renewed_at for w in floor.client.workers()}
     # One that hears nothing more of a claim it has sent would be idle for ever, and look alive.

@@ -272,7 +272,7 @@ class World:
         self.db.execute("delete from gangq.device_holds where kind = 'quarantine'")
         devices = [f'{{"uuid": "{name}-{n}", "index": {n}, "vram_mb": 1000}}' for n in range(2)]
         (row,) = self.call(
-            "register_worker", name=name, host=name, queues=["default"], kind="command", slots=500, memory_mb=1000,
+            "register_worker", name=name, host=name, queues=["default"], slots=500, memory_mb=1000,
             cpus=100, devices="[" + ",".join(devices) + "]",
         )  # fmt: skip
         return int(row["incarnation"])
@@ -285,6 +285,8 @@ class World:
         for _ in range(2):
             incarnation = self.worker()
             job = self.job(priority=1000, **more)
+            if more:
+                self.call("open_place", incarnation=incarnation, job_id=job)
             for row in self.call("claim", incarnation=incarnation, request_id=uuid.uuid4(), max_jobs=100):
                 if row["job_id"] == job:
                     return job, row["token"], incarnation
@@ -358,7 +360,7 @@ class World:
 
     def registered(self) -> Arguments:
         self.end("fuzzed")
-        return {"name": "fuzzed", "host": "h", "queues": ["default"], "kind": "command"}
+        return {"name": "fuzzed", "host": "h", "queues": ["default"]}
 
     def named(self) -> Arguments:
         return {"worker": "base", "incarnation": self.worker()}
@@ -414,6 +416,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "ports": [5000],
             "sleep": True,
             "model": "m",
+            "lane": "light",
         },
         "complete": lambda w: {**w.pairs(), "results": '{"{}"}', "strict": True},
         "complete_and_claim": lambda w: {
@@ -458,6 +461,14 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "roles_of": lambda w: {"role": "gangq_worker"},
         "shared_queues": lambda w: {},
         "now": lambda w: {},
+        "open_place": lambda w: {
+            "incarnation": w.worker(),
+            "job_id": w.job(gpus=1),
+            "device_ids": None,
+            "min_priority": 0,
+            "ends_by": "2100-01-01",
+            "refills": True,
+        },
         "preview": lambda w: {"changes": '[{"add_workers": 1}]', "kinds": [1]},
         "predecessor": lambda w: w.some_worker(),
         "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "trigger_job": None, "reason": "r"},

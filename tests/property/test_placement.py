@@ -69,7 +69,7 @@ def some_fleet(db: Connection, dice: random.Random) -> None:
                 for d in range(dice.randint(0, 4))
             ]
             db.execute(
-                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', kind => 'command', slots => %s, "
+                "select gangq.register_worker(%s, %s, '{a,a.b,a.c,d}', slots => %s, "
                 "memory_mb => %s, cpus => %s, options => %s, devices => %s)",
                 (
                     f"w{host}-{n}",
@@ -251,9 +251,7 @@ def test_whole_passes_over_random_fleets_trees_and_gangs_keep_every_rule(db: Con
                     n,
                     "apply does what was decided",
                 )
-                promised = {
-                    f"g{row['gang_id']}" for row in db.execute("select gang_id from gangq.plans").fetchall()
-                }
+                promised = {row["ask"] for row in db.execute("select ask from gangq.plans").fetchall()}
                 assert promised == {one.ask for one in decided if one.action == "plan"}, (seed, n)
                 placed += check(db, (seed, n))
                 gone = db.execute(

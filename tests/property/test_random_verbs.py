@@ -171,7 +171,6 @@ class Verbs(RuleBasedStateMachine):
                 name=name,
                 host=f"h{pick % 2}",
                 queues=["default"],
-                kind="command",
                 slots=3,
                 prefetch=1 + pick % 2,
                 memory_mb=4000,

@@ -33,6 +33,9 @@ INVALID, MISSING, STALE, WRONG_STATE = "GQ001", "GQ002", "GQ003", "GQ004"
 ENDED, NAME_TAKEN, TOO_LARGE, WRONG_ISOLATION = "GQ005", "GQ006", "GQ007", "GQ008"
 NOT_ALLOWED = "42501"
 
+# A single job that asks for a model is placed by a decision, and any worker can load a model.
+PLACED = {"model": "any"}
+
 
 @contextlib.contextmanager
 def refused(sqlstate: str, mentioning: str = "") -> Iterator[psycopg.Error]:
@@ -248,12 +251,27 @@ class Q:
         """Let the minimum run time of what runs pass."""
         self.live_on(310, *workers, step=30, tick=False)
 
+    def single_waits(self) -> bool:
+        """Whether a single job waits that a decision has to place; False too where this login may not ask."""
+        may = "select has_function_privilege('gangq.single_waits()', 'execute')"
+        return bool(self.value(may) and self.value("select gangq.single_waits()"))
+
+    def planned_seats(self, kept: bool = False) -> list[Row]:
+        """The seats of planned starts, by ask and worker; kept: those of what others stop for."""
+        return self.sql(
+            "select p.ask, p.starts_at, (s ->> 'worker')::bigint as incarnation, s -> 'devices' as devices, "
+            "(s ->> 'memory_mb')::integer as memory_mb, (s ->> 'millicpus')::integer as millicpus "
+            "from gangq.plans p cross join lateral jsonb_array_elements(p.seats) s "
+            "where p.kept = %(kept)s order by 1, 3",
+            kept=kept,
+        )
+
     # Workers ------------------------------------------------------------------------------------------------
 
     def worker(self, name: str = "w1", host: str | None = None, **offer: Any) -> Worker:
+        """A worker takes as many light jobs as it has slots for placed ones, unless the test says otherwise."""
         offer.setdefault("queues", ["default"])
-        if offer.get("slots", 1) > 1:
-            offer.setdefault("kind", "command")
+        offer.setdefault("light", 1 if offer.get("prefetch", 1) > 1 else offer.get("slots", 1))
         row = self.one("register_worker", name=name, host=host or f"host-{name}", **offer)
         return Worker(self, name, row)
 
@@ -275,7 +293,13 @@ class Worker:
         self.incarnation: int = registration["incarnation"]
 
     def claim(self, max_jobs: int = 10, **named: Any) -> list[Claim]:
+        """Claim; where single jobs wait to be placed, a pass has just opened places for them.
+
+        A worker's login may not ask whether any wait: its test runs a pass itself.
+        """
         named.setdefault("request_id", uuid.uuid4())
+        if named.get("lane") != "light" and self.q.single_waits():
+            self.q.place()
         rows = self.q.call("claim", incarnation=self.incarnation, max_jobs=max_jobs, **named)
         return [Claim(self.q, row, self.incarnation) for row in rows]
 

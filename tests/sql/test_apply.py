@@ -226,7 +226,9 @@ def test_a_stop_that_is_lawful_tells_its_victim_and_keeps_the_place(q: Q) -> Non
     high = q.submit_gang(1, priority=5)
     assert outcome(q, stop(high, [f"g{low.id}"], worker)) == "done"
     assert low.state == "draining"
-    assert q.sql("select gang_id, kind from gangq.earmarks") == [{"gang_id": high.id, "kind": "escrow"}]
+    assert [(row["ask"], row["incarnation"]) for row in q.planned_seats(kept=True)] == [
+        (f"g{high.id}", worker.incarnation)
+    ]
     assert q.events("preempt")[0]["data"]["for"] == high.id
 
 
@@ -310,7 +312,7 @@ def test_a_false_stop_tells_nobody(q: Q, false: Callable[[Q, Gang, Worker, Worke
     before = q.sql("select id, state from gangq.live_jobs order by id")
     assert why in outcome(q, decision)
     assert q.sql("select id, state from gangq.live_jobs order by id") == before
-    assert q.sql("select 1 from gangq.earmarks") == []
+    assert q.sql("select 1 from gangq.plans") == []
 
 
 def test_who_is_owed_its_place_gets_it_from_any_priority_and_only_up_to_the_guarantee(q: Q) -> None:
@@ -349,9 +351,9 @@ def test_a_plan_keeps_places_and_ends_with_the_first_pass_that_has_another(q: Q)
     plan = {"ask": f"g{gang.id}", "action": "plan", "planned": seats(worker), "starts_at": at}
     assert outcome(q, plan) == "done"
     assert q.value("select extract(epoch from starts_at)::float8 from gangq.plans") == pytest.approx(at)
-    assert q.value("select count(*) from gangq.earmarks where kind = 'plan'") == 1
+    assert [row["incarnation"] for row in q.planned_seats()] == [worker.incarnation]
     apply(q, {"ask": f"g{gang.id}", "action": "wait", "refused": {"gate": "room", "need": 1, "have": 0}})
-    assert q.sql("select 1 from gangq.plans") == q.sql("select 1 from gangq.earmarks") == []
+    assert q.sql("select 1 from gangq.plans") == []
 
 
 def test_what_runs_gets_no_planned_start(q: Q) -> None:
@@ -372,6 +374,372 @@ def test_nothing_is_moved_off_what_is_not_drained(q: Q) -> None:
     q.call("cordon", worker="w1", drain=True, reason="a fan")
     assert outcome(q, move) == "done"
     assert gang.state == "draining"
+
+
+# Single jobs ------------------------------------------------------------------------------------------------
+
+
+def kind_of(q: Q, job_id: int) -> str:
+    """The single jobs that this one is of, as decisions name them."""
+    row = q.sql("select shape_id, priority from gangq.live_jobs where id = %(id)s", id=job_id)[0]
+    return f"k{row['shape_id']}/{row['priority']}"
+
+
+def opening(q: Q, job_id: int, *workers: Worker, devices: list[list[int]] | None = None, **seat: Any) -> Row:
+    """A place on each of these workers for jobs of the kind of this one."""
+    places = [{**place, **seat} for place in seats(*workers, devices=devices)]
+    return {"ask": kind_of(q, job_id), "action": "start", "seats": places}
+
+
+def places(q: Q) -> list[Row]:
+    return q.sql("select * from gangq.places order by id")
+
+
+def filled(worker: Worker) -> list[int]:
+    """What a worker finds in its places, without another pass."""
+    rows = worker.q.call("claim", incarnation=worker.incarnation, max_jobs=10, lane="placed")
+    return [row["job_id"] for row in rows]
+
+
+def test_a_place_that_is_lawful_is_opened_and_counts_as_its_job_does(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80), slots=3)
+    job = q.submit(gpus=1)
+    first, second = devices_of(q, worker)
+    assert outcome(q, opening(q, job, worker, devices=[[second]])) == "done"
+    assert (worker.free["slots"], worker.free["device_ids"]) == (2, [first])
+    assert filled(worker) == [job]
+    assert (worker.free["slots"], worker.free["device_ids"]) == (2, [first])
+
+
+def on_no_such_worker(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    two.retire()
+    return opening(q, job, two, devices=[[]])
+
+
+def on_a_cordoned_worker(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("cordon", worker="w2", reason="a fan")
+    return opening(q, job, two, devices=[devices_of(q, two)[:1]])
+
+
+def on_a_silent_worker(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.live_on(100, one, tick=False)
+    return opening(q, job, two, devices=[devices_of(q, two)[:1]])
+
+
+def on_a_worker_that_does_not_serve_it(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("set_queue", name="else")
+    three = q.worker("w3", queues=["else"], devices=gpus(80, prefix="w3-"))
+    return opening(q, job, three, devices=[devices_of(q, three)])
+
+
+def on_a_worker_without_a_slot(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    assert outcome(q, start(q.submit_gang(2), one, one)) == "done"
+    return opening(q, job, one, devices=[devices_of(q, one)[:1]])
+
+
+def on_a_worker_without_the_memory(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    large = q.submit(gpus=1, memory_mb=5000, wait_for_hardware=True)
+    return opening(q, large, one, devices=[devices_of(q, one)[:1]])
+
+
+def on_a_worker_without_the_cpus(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    large = q.submit(gpus=1, cpus=9, wait_for_hardware=True)
+    return opening(q, large, one, devices=[devices_of(q, one)[:1]])
+
+
+def in_a_paused_queue(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("set_queue", name="default", paused=True)
+    return opening(q, job, one, devices=[devices_of(q, one)[:1]])
+
+
+def above_a_maximum(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("set_queue", name="default", maximum={"gpus": 0})
+    return opening(q, job, one, devices=[devices_of(q, one)[:1]])
+
+
+def above_a_submitters_limit(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("set_queue", name="default", submitter_maximum={"jobs": 0})
+    return opening(q, job, one, devices=[devices_of(q, one)[:1]])
+
+
+def with_too_few_devices(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    return opening(q, job, one)
+
+
+def with_too_many_devices(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    return opening(q, job, one, devices=[devices_of(q, one)[:2]])
+
+
+def with_a_device_of_another_worker(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    return opening(q, job, one, devices=[devices_of(q, two)[:1]])
+
+
+def with_a_device_that_there_is_not(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    return opening(q, job, one, devices=[[10**9]])
+
+
+def with_a_device_that_is_too_small(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    return opening(q, job, one, devices=[devices_of(q, one)[2:]])
+
+
+def with_a_device_to_be_avoided(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    first = devices_of(q, one)[0]
+    q.sql("update gangq.shapes set avoid = array[%(d)s::bigint] where gpus = 1", d=first)
+    return opening(q, job, one, devices=[[first]])
+
+
+def with_a_device_that_is_held(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    first = devices_of(q, one)[0]
+    gang = q.submit_gang(1, gpus=1)
+    assert outcome(q, start(gang, one, devices=[[first]])) == "done"
+    return opening(q, job, one, devices=[[first]])
+
+
+@pytest.mark.parametrize(
+    ("false", "why"),
+    [
+        (on_no_such_worker, "the worker takes nothing now"),
+        (on_a_cordoned_worker, "the worker takes nothing now"),
+        (on_a_silent_worker, "the worker takes nothing now"),
+        (on_a_worker_that_does_not_serve_it, "the worker does not serve it"),
+        (on_a_worker_without_a_slot, "no room"),
+        (on_a_worker_without_the_memory, "no room"),
+        (on_a_worker_without_the_cpus, "no room"),
+        (in_a_paused_queue, "its queue is paused"),
+        (above_a_maximum, "queue default uses 0 gpus of at most 0"),
+        (above_a_submitters_limit, "of at most 0"),
+        (with_too_few_devices, "its devices are not free"),
+        (with_too_many_devices, "its devices are not free"),
+        (with_a_device_of_another_worker, "its devices are not free"),
+        (with_a_device_that_there_is_not, "its devices are not free"),
+        (with_a_device_that_is_too_small, "its devices are not free"),
+        (with_a_device_to_be_avoided, "its devices are not free"),
+        (with_a_device_that_is_held, "its devices are not free"),
+    ],
+)
+def test_a_place_that_is_false_is_not_opened(
+    q: Q, false: Callable[[Q, int, Worker, Worker], Row], why: str
+) -> None:
+    one, two = (
+        q.worker(f"w{n}", devices=gpus(80, 80, 10, prefix=f"w{n}-"), slots=2, memory_mb=1000, cpus=4)
+        for n in (1, 2)
+    )
+    job = q.submit(gpus=1, vram_mb=40, memory_mb=100, cpus=1)
+    assert why in outcome(q, false(q, job, one, two))
+    assert places(q) == q.sql("select 1 from gangq.device_holds where kind = 'place'") == []
+    assert job not in filled(one)
+    assert q.state(job) == "pending"
+    assert q.violations() == []
+
+
+def test_a_device_is_given_to_one_place_of_a_pass_and_the_other_seats_are_opened(q: Q) -> None:
+    one, two = (q.worker(f"w{n}", devices=gpus(80, prefix=f"w{n}-"), slots=4) for n in (1, 2))
+    jobs = q.submit(count=3, gpus=1)
+    (first,), (second,) = devices_of(q, one), devices_of(q, two)
+    decision = opening(q, jobs[0], one, one, two, devices=[[first], [first], [second]])
+    assert outcome(q, decision) == "its devices are not free"
+    assert [place["device_ids"] for place in places(q)] == [[first], [second]]
+
+
+def test_places_of_one_pass_cannot_pass_a_limit_together(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80, 80), slots=3)
+    q.call("set_queue", name="default", maximum={"gpus": 2})
+    jobs = q.submit(count=3, gpus=1)
+    decision = opening(q, jobs[0], *[worker] * 3, devices=[[d] for d in devices_of(q, worker)])
+    assert outcome(q, decision) == "queue default uses 2 gpus of at most 2"
+    assert len(places(q)) == 2
+
+
+def test_a_worker_that_another_session_holds_gets_no_place(q: Q, dsn: str) -> None:
+    worker = q.worker(devices=gpus(80))
+    job = q.submit(gpus=1)
+    decision = opening(q, job, worker, devices=[devices_of(q, worker)])
+    with q.connected(dsn) as other, other.db.transaction():
+        other.sql(
+            "select 1 from gangq.incarnations where id = %(id)s for no key update", id=worker.incarnation
+        )
+        assert outcome(q, decision) == "busy"
+        assert places(q) == []
+    assert outcome(q, decision) == "done"
+
+
+def opened(q: Q, worker: Worker, *jobs: int) -> list[int]:
+    """The numbers of the places that are opened for these jobs on the first devices of a worker."""
+    for job, device in zip(jobs, devices_of(q, worker), strict=False):
+        assert outcome(q, opening(q, job, worker, devices=[[device]], refills=True)) == "done"
+    return [place["id"] for place in places(q)]
+
+
+def test_a_place_that_somebody_sits_in_is_not_renewed_as_if_it_were_vacant(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80), slots=2)
+    jobs = q.submit(count=2, gpus=1)
+    (number,) = opened(q, worker, jobs[0])
+    assert filled(worker) == [jobs[0]]
+    (before,) = places(q)
+    q.later(1)
+    decision = opening(q, jobs[1], worker, devices=[before["device_ids"]], place=number, min_priority=7)
+    outcome(q, decision)
+    assert places(q) == [before]
+    assert q.state(jobs[1]) == "pending"
+
+
+def test_a_place_is_renewed_for_its_own_kind_alone(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80), slots=2)
+    mine, other = q.submit(gpus=1), q.submit(gpus=1, task="another")
+    (number,) = opened(q, worker, mine)
+    (before,) = places(q)
+    q.later(1)
+    outcome(q, opening(q, other, worker, devices=[before["device_ids"]], place=number, min_priority=7))
+    assert places(q) == [before]
+    assert outcome(q, opening(q, mine, worker, devices=[before["device_ids"]], place=number)) == "done"
+    assert places(q)[0]["until"] > before["until"]
+    assert filled(worker) == [mine]
+
+
+def test_no_kind_refills_the_place_of_another(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80), slots=2)
+    mine, _, other = q.submit(gpus=1), q.submit(gpus=1), q.submit(gpus=1, task="another")
+    gang = q.submit_gang(1, wait_for_hardware=True)
+    (number,) = opened(q, worker, mine)
+    assert filled(worker) == [mine]
+    (before,) = places(q)
+    q.later(8)
+    refills = [{"place": number, "min_priority": -1000}]
+    for ask in (kind_of(q, other), f"g{gang.id}"):
+        apply(q, {"ask": ask, "action": "wait", "refills": refills})
+        assert places(q) == [before]
+    apply(q, {"ask": kind_of(q, other - 1), "action": "wait", "refills": refills})
+    assert places(q)[0]["until"] > before["until"]
+
+
+def test_closing_a_place_takes_nothing_from_who_sits_there(q: Q) -> None:
+    worker = q.worker(devices=gpus(80, 80), slots=2)
+    first, second = q.submit(count=2, gpus=1)
+    opened(q, worker, first, second)
+    (row,) = q.call("claim", incarnation=worker.incarnation, max_jobs=1)
+    apply(q, closes=[place["id"] for place in places(q)] + [10**9])
+    assert places(q) == []
+    assert q.sql("select job_id from gangq.device_holds") == [{"job_id": first}]
+    assert (worker.free["slots"], len(worker.free["device_ids"])) == (1, 1)
+    assert Claim(q, row, worker.incarnation).complete() == "done"
+    assert (worker.free["slots"], len(worker.free["device_ids"])) == (2, 2)
+
+
+def test_a_place_for_a_light_job_leaves_a_sound_state(q: Q) -> None:
+    worker = q.worker(slots=2)
+    job = q.submit()
+    assert outcome(q, opening(q, job, worker)) == "done"
+    q.submit_gang(2)
+    q.place()
+    assert q.state(job) == "pending"
+    assert [claim.job_id for claim in worker.claim(lane="light")] == [job]
+
+
+def stopping(
+    q: Q, job: int, units: list[str], *workers: Worker, devices: list[list[int]] | None = None
+) -> Row:
+    planned = seats(*workers, devices=devices)
+    return {"ask": kind_of(q, job), "action": "stop", "stop": units, "planned": planned}
+
+
+def test_a_stop_for_a_single_job_tells_its_victim_and_keeps_the_place(q: Q) -> None:
+    worker = q.worker(devices=gpus(80))
+    held = devices_of(q, worker)
+    low = q.submit_gang(1, gpus=1)
+    claims = low.start(worker)
+    q.beyond_min_run(worker)
+    high = q.submit(gpus=1, priority=5)
+    ask = kind_of(q, high)
+    assert outcome(q, stopping(q, high, [f"g{low.id}"], worker, devices=[held])) == "done"
+    assert low.state == "draining"
+    assert [(row["ask"], row["devices"]) for row in q.planned_seats(kept=True)] == [(ask, held)]
+    (event,) = q.events("preempt")
+    assert (event["data"]["for"], event["reason"]) == (ask, "displaced by a single job of priority 5")
+    claims[0].ack()
+    q.place()
+    assert filled(worker) == [high]
+
+
+def for_one_of_equal_priority(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    return stopping(q, q.submit(cpus=1), [f"g{low.id}"], worker)
+
+
+def for_one_that_is_not_there(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    job = q.submit(cpus=1)
+    shape = kind_of(q, job).partition("/")[0]
+    return {**stopping(q, job, [f"g{low.id}"], worker), "ask": f"{shape}/5"}
+
+
+def one_that_is_not_on_its_seat(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    return stopping(q, q.submit(cpus=1, priority=5), [f"g{low.id}"], other)
+
+
+def one_that_may_not_be_displaced(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    q.sql("update gangq.live_gangs set preemptible = false where id = %(id)s", id=low.id)
+    return stopping(q, q.submit(cpus=1, priority=5), [f"g{low.id}"], worker)
+
+
+def one_from_a_queue_that_displaces_nothing(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    q.call("set_queue", name="default", preempts=False)
+    return stopping(q, q.submit(cpus=1, priority=5), [f"g{low.id}"], worker)
+
+
+def one_that_has_just_begun(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    q.call("set_queue", name="default", min_run_s=10_000)
+    return stopping(q, q.submit(cpus=1, priority=5), [f"g{low.id}"], worker)
+
+
+def what_waits_itself(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    waiting = q.submit()
+    return stopping(q, q.submit(cpus=1, priority=5), [f"j{waiting}"], worker)
+
+
+@pytest.mark.parametrize(
+    ("false", "why"),
+    [
+        (for_one_of_equal_priority, "has priority 0, and a single job of priority 0 has 0"),
+        (for_one_that_is_not_there, "stale"),
+        (one_that_is_not_on_its_seat, "is on none of the workers chosen"),
+        (one_that_may_not_be_displaced, "may not be told to stop"),
+        (one_from_a_queue_that_displaces_nothing, "queue default displaces nothing"),
+        (one_that_has_just_begun, "may not be told to stop"),
+        (what_waits_itself, "may not be told to stop"),
+    ],
+)
+def test_a_false_stop_for_a_single_job_tells_nobody(
+    q: Q, false: Callable[[Q, Gang, Worker, Worker], Row], why: str
+) -> None:
+    worker, other = q.workers(2, cpus=1)
+    low, _ = running(q, worker, other)
+    decision = false(q, low, worker, other)
+    before = q.sql("select id, state from gangq.live_jobs order by id")
+    assert why in outcome(q, decision)
+    assert q.sql("select id, state from gangq.live_jobs order by id") == before
+    assert q.sql("select 1 from gangq.plans") == []
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_single_job_is_displaced_only_for_one_of_a_higher_priority(q: Q, priority: int) -> None:
+    worker = q.worker(cpus=1)
+    low = q.submit(cpus=1)
+    claim = worker.take()
+    q.beyond_min_run(worker)
+    other = q.submit(cpus=1, task="other", priority=priority)
+    said = outcome(q, stopping(q, other, [f"j{low}"], worker))
+    assert (said == "done", claim.live["state"]) == (priority > 0, "preempting" if priority else "running")
+
+
+def test_a_planned_start_of_a_single_job_is_noted_and_ends_with_the_next_pass(q: Q) -> None:
+    worker = q.worker(cpus=1)
+    job = q.submit(cpus=1)
+    ask = kind_of(q, job)
+    at = q.clock.now().timestamp() + 500
+    plan = {"ask": ask, "action": "plan", "planned": seats(worker), "starts_at": at}
+    assert outcome(q, plan) == "done"
+    assert [(row["ask"], row["millicpus"]) for row in q.planned_seats()] == [(ask, 1000)]
+    assert outcome(q, {**plan, "ask": ask.replace("/0", "/9")}) == "stale", "none of that priority waits"
+    apply(q, {"ask": ask, "action": "wait"})
+    assert q.sql("select 1 from gangq.plans") == []
 
 
 # Passes -----------------------------------------------------------------------------------------------------
@@ -480,7 +848,9 @@ def test_who_cannot_decide_takes_no_turn(q: Q) -> None:
 def test_where_nothing_waits_nobody_has_the_turn(q: Q) -> None:
     q.worker()
     q.submit()
-    assert not q.one("tick", force=True, decides=True)["decide"]
+    assert not q.one("tick", force=True, decides=True)["decide"], "a light job waits for no decision"
+    q.submit(gpus=1, wait_for_hardware=True)
+    assert q.one("tick", force=True, decides=True)["decide"]
 
 
 def test_a_pass_in_which_every_decision_is_refused_leaves_a_sound_state(q: Q) -> None:

@@ -21,8 +21,8 @@ def test_higher_priority_first_then_first_in_first_out(q: Q) -> None:
 
 
 def test_shapes_are_merged_in_order_not_taken_one_after_another(q: Q) -> None:
-    ids = [q.submit(task=f"t{n % 3}", cpus=n % 2) for n in range(9)]
-    worker = q.worker(slots=20, cpus=20)
+    ids = [q.submit(task=f"t{n % 3}") for n in range(9)]
+    worker = q.worker(light=20)
     assert [c.job_id for c in worker.claim(max_jobs=20)] == ids
 
 
@@ -93,13 +93,15 @@ def test_jobs_that_do_not_fit_are_passed_by_for_the_ones_that_do(q: Q, needs: di
 def test_a_paused_queue_starts_nothing_until_it_is_opened(q: Q) -> None:
     q.submit()
     gang = q.submit_gang(1)
-    a, b = q.workers(2)
+    placed = q.submit(cpus=1)
+    worker = q.worker(slots=2, light=1, cpus=1)
     q.call("set_queue", name="default", paused=True)
     q.tick()
-    assert (a.claim(), gang.state) == ([], "blocked")
+    assert (worker.claim(), gang.state) == ([], "blocked")
     q.call("set_queue", name="default", paused=False)
-    assert len(a.claim()) == 1
-    gang.start(b)
+    q.tick()
+    assert len(worker.claim()) == 3
+    assert (gang.state, q.state(placed)) == ("running", "running")
 
 
 def test_blocked_scheduled_and_waiting_jobs_are_not_claimed(q: Q) -> None:
@@ -113,13 +115,13 @@ def test_blocked_scheduled_and_waiting_jobs_are_not_claimed(q: Q) -> None:
 # Accounting -------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_holds_one_job_or_as_many_plain_ones_as_are_prefetched(q: Q) -> None:
+def test_the_light_slot_holds_as_many_jobs_as_are_prefetched_beside_a_placed_one(q: Q) -> None:
     q.submit(count=5)
     q.submit(cpus=1)
     worker = q.worker(prefetch=3, cpus=4)
-    assert len(worker.claim()) == 3
+    assert sorted(c["light"] for c in worker.claim()) == [False, True, True, True]
     assert worker.claim() == []
-    assert worker.free["slots"] == 0
+    assert (worker.free["slots"], worker.free["light"]) == (0, 0)
 
 
 def test_a_job_that_needs_more_than_a_slot_is_not_prefetched(q: Q) -> None:
@@ -137,7 +139,7 @@ def test_a_job_that_needs_more_than_a_slot_is_not_prefetched(q: Q) -> None:
 def test_jobs_that_hold_devices_are_never_prefetched_whatever_is_free(q: Q, slots: int, along: bool) -> None:
     worker = q.worker(slots=slots, prefetch=100, devices=gpus(*[1000] * 8), memory_mb=1 << 20, cpus=64)
     if along:
-        q.submit(count=slots)
+        q.submit(count=slots, gpus=1, vram_mb=10)
         done = worker.claim(max_jobs=slots)
         q.submit(count=20, gpus=1, vram_mb=10)
         rows = q.call(
@@ -153,21 +155,18 @@ def test_jobs_that_hold_devices_are_never_prefetched_whatever_is_free(q: Q, slot
         assert len(worker.claim(max_jobs=100)) == slots
     held = q.sql("select job_id, count(*) as devices from gangq.device_holds group by job_id")
     assert [row["devices"] for row in held] == [1] * slots, "the other devices stay free"
-    # What needs no device waits as well: a slot is busy with the job that holds one.
+    # What needs no device does not wait for them: it has a slot of its own.
     q.submit(count=20, priority=5)
-    assert worker.claim(max_jobs=100) == []
+    assert len(worker.claim(max_jobs=100)) == 20
+    assert worker.free["slots"] == 0
 
 
-def test_of_a_mixed_backlog_a_slot_is_filled_with_short_jobs_or_with_one_that_holds_devices(q: Q) -> None:
+def test_of_a_mixed_backlog_the_light_slot_is_filled_and_each_placed_slot_beside_it(q: Q) -> None:
     q.submit(count=5, priority=1)
     q.submit(count=5, gpus=1)
     worker = q.worker(prefetch=100, devices=gpus(1000, 1000))
     claims = worker.claim(max_jobs=100)
-    assert [q.job(c.job_id)["gpus"] for c in claims] == [0] * 5
-    for claim in claims:
-        claim.complete()
-    claims = worker.claim(max_jobs=100)
-    assert [q.job(c.job_id)["gpus"] for c in claims] == [1]
+    assert [q.job(c.job_id)["gpus"] for c in claims] == [1] * 2 + [0] * 5
 
 
 def test_memory_and_fractional_cpus_are_spent_and_come_back(q: Q) -> None:
@@ -255,7 +254,7 @@ def test_preempting_counts_as_used_and_preempted_does_not(q: Q) -> None:
 @pytest.mark.parametrize("needs", [{"gpus": 1}, {"memory_mb": 600}, {"cpus": 0.6}, {}])
 def test_a_solo_job_told_to_stop_still_counts_until_it_is_proven_stopped(q: Q, needs: dict[str, Any]) -> None:
     q.submit(count=2, **needs)
-    worker = q.worker(slots=2 if needs else 1, kind="command", memory_mb=1000, cpus=1, devices=gpus(8000))
+    worker = q.worker(slots=2 if needs else 1, memory_mb=1000, cpus=1, devices=gpus(8000))
     claim = worker.take()
     q.call("cancel", job_ids=[claim.job_id])
     assert worker.claim() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from drive import INVALID, MISSING, Q, Row, gpus, refused
+from drive import INVALID, MISSING, PLACED, Q, Row, gpus, refused
 
 
 def soon(q: Q, seconds: float = 1800) -> object:
@@ -48,7 +48,7 @@ def test_other_workers_of_the_host_and_other_hosts_are_not_meant(q: Q) -> None:
     assert [len(w.claim(1)) for w in (w1, w2, w3)] == [0, 1, 1]
     q.call("cordon", host="h1")
     for name in ("w2", "h1"):
-        q.sql("update gangq.incarnations set slots = 2, kind = 'command' where name = %(name)s", name=name)
+        q.sql("update gangq.incarnations set slots = 2, light = 2 where name = %(name)s", name=name)
     assert [len(w.claim(1)) for w in (w1, w2, w3)] == [0, 0, 1]
 
 
@@ -73,7 +73,7 @@ def test_a_worker_stays_cordoned_while_its_host_is(q: Q) -> None:
 
 
 def test_what_runs_on_a_cordoned_host_goes_on_and_a_reserved_member_is_claimed(q: Q) -> None:
-    w1, w2 = q.worker("w1", host="h1", slots=2), q.worker("w2", host="h2")
+    w1, w2 = q.worker("w1", host="h1"), q.worker("w2", host="h2")
     q.submit()
     solo = w1.take()
     gang = q.submit_gang(2)
@@ -209,14 +209,14 @@ def test_a_cordon_of_a_worker_long_forgotten_can_be_lifted(q: Q) -> None:
 
 
 def test_at_its_deadline_a_drain_tells_gangs_to_stop_as_a_whole_and_solo_jobs_each(q: Q) -> None:
-    w1, w2 = q.worker("w1", host="h1", slots=2), q.worker("w2", host="h2", slots=2)
+    w1, w2 = q.worker("w1", host="h1"), q.worker("w2", host="h2", slots=2)
     gang = q.submit_gang(2)
     q.submit()
     solo = w1.take()
     assert q.one("reserve_gang", gang_id=gang.id, incarnations=[w1.incarnation, w2.incarnation])
     claims = gang.claimed_by(w1, w2)
     assert gang.state == "running"
-    q.submit()
+    q.submit(**PLACED)
     elsewhere = w2.take()
     q.call("cordon", host="h1", drain=True, deadline=soon(q, 60), reason="new fans")
     q.live_on(55, w1, w2)

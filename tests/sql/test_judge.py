@@ -233,7 +233,7 @@ def test_what_becomes_due_wakes_a_sleeper(q: Q, dsn: str) -> None:
         ear.execute(f"listen gangq_{worker.incarnation}")
         q.later(2)
         q.tick()
-        assert [n.payload for n in ear.notifies(timeout=2, stop_after=1)] == ["claim"]
+        assert [n.payload for n in ear.notifies(timeout=2, stop_after=1)] == ["light"]
 
 
 def test_the_tick_says_when_the_next_thing_is_due(q: Q) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from drive import Q, ack_all, gpus
+from drive import PLACED, Q, ack_all, gpus
 
 
 def drain(q: Q, name: str, kind: str = "host") -> None:
@@ -134,7 +134,7 @@ def test_a_solo_job_moves_when_another_worker_has_room(q: Q) -> None:
 @pytest.mark.parametrize("short_of", ["devices", "slots"])
 def test_no_more_jobs_are_moved_than_there_is_room_for(q: Q, short_of: str) -> None:
     one = q.worker("w1", slots=3, devices=gpus(*[80000] * 3, prefix="a"))
-    jobs = q.submit(count=3, **({"gpus": 1} if short_of == "devices" else {}))
+    jobs = q.submit(count=3, **({"gpus": 1} if short_of == "devices" else PLACED))
     assert len(one.claim()) == 3
     many, few = (3, 2) if short_of == "devices" else (2, 3)
     q.worker("w2", slots=many, devices=gpus(*[80000] * few, prefix="b"))
@@ -161,7 +161,7 @@ def test_who_is_to_be_moved_respects_a_planned_start(q: Q) -> None:
     q.sql("update gangq.queues_table set preempts = false")
     three = q.worker("w3")
     q.tick()
-    assert q.sql("select gang_id from gangq.plans") == [{"gang_id": first.id}], "w2 and w3, in a minute"
+    assert q.sql("select ask from gangq.plans") == [{"ask": f"g{first.id}"}], "w2 and w3, in a minute"
     drain(q, "host-w1")
     q.tick()
     assert gang.state == "running"

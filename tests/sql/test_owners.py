@@ -74,6 +74,7 @@ def test_a_limit_per_submitter_is_not_evaded_by_set_role(on: Logins) -> None:
     on.s1.submit()
     on.s1.sql("set role gangq_submitter")
     on.s1.submit()
+    on.w1.place()
     assert len(worker.claim()) == 1
 
 

@@ -43,7 +43,7 @@ def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     winners = high.claimed_by(*workers)
     assert [row["attempts"] for row in low.members] == [0, 0], "nobody is charged"
     assert low.live["preemptions"] == 1
-    assert q.sql("select * from gangq.earmarks where kind = 'escrow'") == []
+    assert q.planned_seats(kept=True) == []
     q.beyond_min_run(*workers)
     q.tick()
     assert high.state == "running", "it cannot displace its displacer"
@@ -144,8 +144,9 @@ def test_what_is_freed_is_kept_for_the_gang_it_was_freed_for(q: Q) -> None:
     q.beyond_min_run(*workers)
     high = q.submit_gang(2, priority=5)
     q.tick()
-    marks = q.sql("select * from gangq.earmarks order by incarnation")
-    assert [(m["gang_id"], m["kind"], m["slots"]) for m in marks] == [(high.id, "escrow", 1)] * 2
+    assert [(seat["ask"], seat["incarnation"]) for seat in q.planned_seats(kept=True)] == [
+        (f"g{high.id}", worker.incarnation) for worker in workers
+    ]
     # A gang of the same priority finds the first place free and does not get it.
     rival = q.submit_gang(1, priority=5)
     claims[0].ack()
@@ -168,7 +169,7 @@ def test_what_nobody_takes_up_in_time_is_kept_no_longer(q: Q) -> None:
     ack_all(claims)
     workers[0].retire()
     q.live_on(200, workers[1])
-    assert q.sql("select * from gangq.earmarks where kind = 'escrow'") == []
+    assert q.planned_seats(kept=True) == []
     assert high.state == "blocked"
 
 
@@ -179,7 +180,7 @@ def test_a_cancelled_gang_keeps_nothing(q: Q) -> None:
     high = q.submit_gang(2, priority=5)
     q.tick()
     high.cancel()
-    assert q.sql("select * from gangq.earmarks") == []
+    assert q.sql("select * from gangq.plans") == []
 
 
 def test_two_gangs_in_one_pass_displace_different_victims(q: Q) -> None:
@@ -226,7 +227,7 @@ def test_capacity_that_is_leaving_already_is_waited_for(q: Q) -> None:
     q.tick()
     assert low.state == "running"
     assert displaced(q) == []
-    assert q.sql("select gang_id from gangq.plans") == [{"gang_id": high.id}]
+    assert q.sql("select ask from gangq.plans") == [{"ask": f"g{high.id}"}]
 
 
 def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) -> None:
@@ -239,7 +240,7 @@ def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) ->
     assert gone == sorted(claim.job_id for claim in claims if claim["rank"] > 0)
     assert [gang for gang, _ in displaced(q)] == [low.id, low.id]
     assert (low.state, low.live["world_size"]) == ("running", 1)
-    assert q.value("select count(*) from gangq.earmarks where kind = 'escrow'") == 2
+    assert len(q.planned_seats(kept=True)) == 2
     ack_all(claim for claim in claims if claim["rank"] > 0)
     q.tick()
     assert (low.state, high.state) == ("running", "reserved")
@@ -299,7 +300,7 @@ def test_a_planned_start_is_not_delayed_by_a_preemption(q: Q) -> None:
     first = q.submit_gang(1, queue="other", priority=9)
     q.submit_gang(1, priority=5)
     q.tick()
-    assert q.sql("select gang_id from gangq.plans where place = 1") == [{"gang_id": first.id}]
+    assert q.sql("select ask from gangq.plans where place = 1") == [{"ask": f"g{first.id}"}]
     assert low.state == "running"
     assert displaced(q) == []
 

@@ -551,7 +551,7 @@ def test_a_gang_is_judged_once_a_heartbeat_however_often_ticks_run(q: Q) -> None
 
 
 def test_many_gangs_are_judged_a_hundred_at_a_time_and_all_of_them_in_turn(q: Q) -> None:
-    q.worker("big", slots=100, kind="command")
+    q.worker("big", slots=100)
     q.call("configure", lease_s=100000)
     worker = q.worker("bigger", slots=10)
     gangs = [q.submit_gang(1) for _ in range(7)]

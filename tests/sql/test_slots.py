@@ -6,18 +6,14 @@ import pytest
 from drive import INVALID, Q, gpus, refused
 
 
-@pytest.mark.parametrize(
-    ("kind", "devices", "slots"), [("command", 0, 1), ("command", 1, 1), ("command", 8, 8), ("inline", 8, 1)]
-)
-def test_a_worker_that_does_not_say_has_a_slot_for_each_device(
-    q: Q, kind: str, devices: int, slots: int
-) -> None:
-    worker = q.worker(kind=kind, devices=gpus(*[8000] * devices))
+@pytest.mark.parametrize(("devices", "slots"), [(0, 1), (1, 1), (8, 8)])
+def test_a_worker_that_does_not_say_has_a_slot_for_each_device(q: Q, devices: int, slots: int) -> None:
+    worker = q.worker(devices=gpus(*[8000] * devices))
     assert worker.row["slots"] == slots
 
 
 def test_a_gang_that_lacks_slots_is_refused_in_these_words(q: Q) -> None:
-    q.worker(kind="inline", devices=gpus(8000, 8000))
+    q.worker(slots=1, devices=gpus(8000, 8000))
     with refused(INVALID, "slots are short: 1 slot in all"):
         q.submit_gang(2, gpus=1)
     note = q.submit_gang(2, gpus=1, wait_for_hardware=True).note
@@ -29,9 +25,10 @@ def test_a_gang_that_lacks_slots_is_refused_in_these_words(q: Q) -> None:
 
 def test_explain_says_slots_where_devices_would_do(q: Q) -> None:
     for n in range(2):
-        q.worker(f"w{n}", kind="inline", host="h", devices=gpus(8000, 8000, prefix=f"d{n}-"))
-    q.submit()
-    q.sql("select * from gangq.claim(incarnation => (select min(id) from gangq.incarnations), max_jobs => 1)")
+        q.worker(f"w{n}", slots=1, host="h", cpus=1, devices=gpus(8000, 8000, prefix=f"d{n}-"))
+    q.submit(cpus=1)
+    q.place()
+    q.sql("select c.* from gangq.incarnations i, gangq.claim(incarnation => i.id, max_jobs => 1) c")
     gang = q.submit_gang(2, gpus=1)
     q.place()
     gates = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}
@@ -41,11 +38,11 @@ def test_explain_says_slots_where_devices_would_do(q: Q) -> None:
 
 
 def test_explain_of_a_job_says_slots_where_devices_would_do(q: Q) -> None:
-    worker = q.worker(kind="inline", devices=gpus(8000, 8000))
-    q.submit()
+    worker = q.worker(slots=1, cpus=1, devices=gpus(8000, 8000))
+    q.submit(cpus=1)
     worker.take()
-    gates = {row["gate"]: row for row in q.call("explain_job", job_id=q.submit(gpus=1))}
-    assert gates["capacity"]["detail"].endswith("(the most on one worker: 2 of 1 GPU); slots are short")
-    q.worker("w2", devices=gpus(8000, prefix="e"))
-    gates = {row["gate"]: row for row in q.call("explain_job", job_id=q.submit(gpus=1))}
-    assert "slots" not in gates["capacity"]["detail"]
+    waiting = q.submit(gpus=1)
+    q.place()
+    gates = {row["gate"]: row for row in q.call("explain_job", job_id=waiting)}
+    assert "slots are short" in gates["room"]["detail"]
+    assert gates["unblock"]["detail"] == "room for 1 more: free slots"

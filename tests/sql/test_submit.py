@@ -364,7 +364,7 @@ def test_submit_wakes_only_as_many_sleepers_as_there_are_jobs(q: Q, dsn: str) ->
             assert worker.claim(sleep=True) == []
             q.later(1)
         q.submit(wake="sleepers")
-        assert heard(ear) == [(f"gangq_{workers[2].incarnation}", "claim")], "the one that dozed off last"
+        assert heard(ear) == [(f"gangq_{workers[2].incarnation}", "light")], "the one that dozed off last"
         assert q.value("select count(*) from gangq.sleepers") == 2
 
 
@@ -396,7 +396,7 @@ def test_only_sleepers_of_that_queue_are_woken(q: Q, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as ear:
         ear.execute(f"listen gangq_{here.incarnation}; listen gangq_{elsewhere.incarnation}")
         q.submit(count=5, wake="sleepers")
-        assert heard(ear) == [(f"gangq_{here.incarnation}", "claim")]
+        assert heard(ear) == [(f"gangq_{here.incarnation}", "light")]
 
 
 @pytest.mark.parametrize("change", [{"paused": False}, {"maximum": None}, {"max_running_jobs": 5}])

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import Gang, Q, Worker
+from drive import PLACED, Gang, Q, Worker
 
 GATES: dict[str, dict[str, Any]] = {
     "paused": {"paused": True},
@@ -43,7 +43,7 @@ def gate_of(q: Q, gang: Gang) -> Any:
 def busy_worker(q: Q, budget_s: float) -> Worker:
     """A worker whose only slot is taken for that long, so that a gang of one can have a planned start."""
     worker = q.worker(lease_s=1e5)
-    q.submit(budget_s=budget_s)
+    q.submit(budget_s=budget_s, **PLACED)
     worker.take()
     return worker
 
@@ -112,7 +112,7 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     worker = busy_worker(q, 50)
     gang = gang_of(q, 1)
     q.tick()
-    assert q.value("select incarnation from gangq.earmarks") == worker.incarnation
+    assert [row["incarnation"] for row in q.planned_seats()] == [worker.incarnation]
     q.later(99)
     assert q.one("time_out") == 0
     q.later(1)
@@ -122,7 +122,7 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     assert (live["timeouts"], live["state"]) == (1, "blocked")
     assert 0 < backoff <= q.value("select gang_backoff_s from gangq.settings")
     assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
-    assert q.sql("select * from gangq.plans") == q.sql("select * from gangq.earmarks") == []
+    assert q.sql("select * from gangq.plans") == []
     (event,) = q.events("timeout", gang_id=gang.id)
     assert event["reason"] == "not placed within 100 s: there is room for 0 of its 1 member: slots are short"
     assert (event["data"]["style"], event["data"]["timeouts"]) == ("requeue", 1)
@@ -136,7 +136,7 @@ def test_a_gang_whose_planned_start_has_come_starts_though_its_timeout_is_due_in
     behind = q.submit_gang(1, budget_s=50_000)
     (claim,) = runs.start(worker)
     q.tick()
-    assert q.sql("select gang_id from gangq.plans order by place")[0]["gang_id"] == planned.id
+    assert q.sql("select ask from gangq.plans order by place")[0]["ask"] == f"g{planned.id}"
     q.later(900.5)
     worker.beat(claim)
     claim.complete()
@@ -225,10 +225,10 @@ def test_a_soft_timeout_makes_single_jobs_of_the_members_with_their_ids_and_payl
 
 def test_single_jobs_of_two_shapes_are_all_found_by_one_claim(q: Q) -> None:
     """Their places must differ: a claim that merges shapes by place would never get past two equal ones."""
-    roles = [{"name": "one", "count": 2}, {"name": "other", "count": 2, "task": "other", "memory_mb": 1}]
+    roles = [{"name": "one", "count": 2}, {"name": "other", "count": 2, "task": "other"}]
     gang = gang_of(q, None, "soft", roles=roles)
     pass_by(q, 100)
-    claims = q.worker(slots=4, memory_mb=10).claim()
+    claims = q.worker(slots=4).claim()
     assert [c.job_id for c in claims] == gang.job_ids
 
 
@@ -495,14 +495,17 @@ def test_a_gang_somebody_holds_is_left_for_the_next_tick(q: Q, dsn: str) -> None
     assert held.state == "cancelled"
 
 
-def test_an_earmark_somebody_holds_delays_its_own_gang_only(q: Q, dsn: str) -> None:
+def test_a_plan_that_another_session_holds_delays_its_own_gang_only(q: Q, dsn: str) -> None:
     busy_worker(q, 5000)
     held, free = gang_of(q, 1, "hard"), gang_of(q, 1, "hard")
     q.tick()
-    assert q.value("select array_agg(gang_id order by gang_id) from gangq.earmarks") == [held.id, free.id]
+    assert [row["ask"] for row in q.sql("select ask from gangq.plans order by place")] == [
+        f"g{held.id}",
+        f"g{free.id}",
+    ]
     q.later(100)
     with q.connected(dsn) as other, other.db.transaction():
-        other.sql("update gangq.earmarks set slots = slots where gang_id = %(id)s", id=held.id)
+        other.sql("update gangq.plans set pass = pass where ask = %(ask)s", ask=f"g{held.id}")
         assert q.one("time_out") == 1
         assert (held.state, free.state) == ("blocked", "failed")
     assert q.one("time_out") == 1

@@ -374,6 +374,7 @@ def test_no_other_worker_of_the_host_is_touched(q: Q) -> None:
 def test_prefetched_jobs_that_had_not_begun_go_back_at_once_and_uncharged(q: Q) -> None:
     ids = q.submit(count=3)
     claims = q.worker(prefetch=3).claim()
+    assert len(claims) == 3
     assert claims[0].trip(exit_in_s=5) == "scheduled"
     for job in ids[1:]:
         row = q.job(job)
@@ -490,7 +491,7 @@ def test_members_of_one_worker_are_all_stopped_by_the_trip_of_one(q: Q) -> None:
 
 
 def test_members_of_another_gang_on_that_worker_are_handed_back_uncharged(q: Q) -> None:
-    gang, worker, second = q.submit_gang(2), q.worker("a", slots=2), q.worker("b")
+    gang, worker, second = q.submit_gang(2), q.worker("a"), q.worker("b")
     job = q.submit()
     claim = worker.take()
     members = gang.start(worker, second)
@@ -792,14 +793,17 @@ def test_what_somebody_holds_locked_gets_its_device_back_a_tick_later(q: Q, dsn:
     assert one.take().job_id == job
 
 
-def test_a_sleeping_worker_is_woken_when_it_may_take_the_job_again(q: Q) -> None:
-    q.submit(gpus=1)
-    one, other = (q.worker(n, devices=gpus(1, prefix=n)) for n in "ab")
-    one.take().trip(78)
-    assert one.claim(sleep=True) == []
+def test_a_place_is_opened_on_the_worker_that_may_take_the_job_again(q: Q) -> None:
+    job = q.submit(gpus=1)
+    one = q.worker("a", devices=gpus(1, prefix="a"))
+    claim = one.take()
+    other = q.worker("b", devices=gpus(1, prefix="b"))
+    claim.trip(78)
+    assert one.claim() == []
     other.retire()
     q.tick()
-    assert q.sql("select * from gangq.sleepers") == []
+    assert q.sql("select worker from gangq.places_open") == [{"worker": "a"}]
+    assert one.take().job_id == job
 
 
 def test_whoever_asks_is_told_what_to_do_about_an_avoided_device(q: Q) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drive import MISSING, Q, gpus, refused
+from drive import MISSING, PLACED, Q, gpus, refused
 
 from gangq import schema
 
@@ -138,6 +138,7 @@ def test_capacity_adds_up_per_queue_and_host(q: Q) -> None:
             devices=gpus(1, prefix=name),
         )
     q.submit(gpus=1, memory_mb=300, cpus=1.5)
+    q.place()
     q.call("claim", incarnation=1)
     rows = {r["queue"]: r for r in q.sql("select * from gangq.capacity")}
     assert set(rows) == {"default", "gpu"}
@@ -199,8 +200,8 @@ def test_explain_gang_names_the_gate_that_holds_it(q: Q) -> None:
     gang = q.submit_gang(2)
     assert holding(gang.id) == {"verdict", "workers", "hardware"}
     workers = q.workers(2)
-    q.submit()
-    busy = workers[0].take()
+    q.submit(priority=1, **PLACED)
+    busy = next(claim for worker in workers for claim in worker.claim())
     q.tick()
     assert holding(gang.id) == {"room"}
     ahead = q.submit_gang(2, priority=5)

@@ -85,9 +85,10 @@ def test_a_name_is_free_again_only_once_its_ended_lease_was_judged(q: Q) -> None
         ({"queues": []}, INVALID),
         ({"queues": None}, INVALID),
         ({"queues": ["nowhere"]}, MISSING),
-        ({"kind": "both"}, INVALID),
-        ({"slots": 0}, INVALID),
-        ({"kind": "inline", "slots": 2}, INVALID),
+        ({"light": -1}, INVALID),
+        ({"slots": -1}, INVALID),
+        ({"slots": 0, "light": 0}, INVALID),
+        ({"light": 2, "prefetch": 2}, INVALID),
         ({"prefetch": 0}, INVALID),
         ({"memory_mb": -1}, INVALID),
         ({"cpus": -1}, INVALID),
@@ -463,11 +464,11 @@ def test_of_prefetched_jobs_only_those_that_can_have_run_are_charged_with_the_cr
 
 
 def test_a_worker_with_several_slots_charges_as_many_jobs_as_it_ran(q: Q) -> None:
-    ids = q.submit(count=4)
-    worker = q.worker(slots=2, prefetch=2)
-    assert len(worker.claim()) == 4
+    ids = [*q.submit(count=2, cpus=1), *q.submit(count=3)]
+    worker = q.worker(slots=2, light=1, prefetch=3, cpus=2)
+    assert len(worker.claim()) == 5
     worker.report_dead()
-    assert [q.job(i)["crashes"] for i in ids] == [1, 1, 0, 0]
+    assert [q.job(i)["crashes"] for i in ids] == [1, 1, 1, 0, 0]
 
 
 # Names ------------------------------------------------------------------------------------------------------

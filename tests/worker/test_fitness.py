@@ -18,6 +18,7 @@ from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
 from gangq.gpu import Detection, Device, HostSampler
 from gangq.gpu.reading import DeviceReading
 from gangq.worker import fitness, host_record, procfs
+from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
 from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.registration import register
@@ -162,6 +163,7 @@ def test_one_all_of_whose_devices_are_in_quarantine_is_refused(client: Client) -
 def test_devices_withheld_until_a_tripped_worker_is_gone_are_no_reason(client: Client) -> None:
     incarnation = registered(client, cards(0))
     client.submit(task="t", gpus=1)
+    client.tick(force=True)
     (claim,) = client.claim(incarnation=incarnation)
     client.trip(
         incarnation=incarnation,
@@ -267,13 +269,14 @@ def on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Non
 
 
 def registration(client: Client, tmp_path: Path) -> Any:
-    what = {"kind": "inline", "slots": 1, "tasks": [], "task_options": {}}
+    what = {"lanes": Lanes(1, 1, "light"), "tasks": [], "task_options": {}}
     return register(client, OPTIONS, **what, detection=cards(), directory=tmp_path)
 
 
 def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Client, tmp_path: Path) -> None:
     incarnation = registered(client, cards(0), identity=identity("gone"))
     job = client.submit(task="t", gpus=1)[0]
+    client.tick(force=True)
     (claim,) = client.claim(incarnation=incarnation)
     error = {"type": "Stalled"}
     client.trip(incarnation=incarnation, job_id=job, token=claim.token, code=76, error=error, exit_in_s=300)
@@ -290,6 +293,7 @@ def test_what_a_tripped_predecessor_left_is_killed(client: Client, tmp_path: Pat
     with sleeper("left") as left:
         incarnation = registered(client, cards(0), identity=identity("left", [left.pid]))
         job = client.submit(task="t", gpus=1)[0]
+        client.tick(force=True)
         (claim,) = client.claim(incarnation=incarnation)
         client.trip(
             incarnation=incarnation,

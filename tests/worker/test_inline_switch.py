@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from gangq.app import App
 from gangq.client.rows import Claim
 from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.worker.dispatch import Dispatcher
+from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob, JobTable
-from gangq.worker.main import Worker
-from gangq.worker.options import WorkerOptions
+from gangq.worker.loops import Intake, MainLoop
 from gangq.worker.runner_inline import InlineRunner
 
 class Slow:
@@ -52,15 +53,15 @@ def told(ctx):
     assert ctx.stopping
 
 first = boottime() + 0.4
-session = SimpleNamespace(kill_at=first, lapsing=lambda: False, directory=Path("/nowhere"), table=JobTable(),
-    ended=Event(), work=Event(), model=None)
+session = SimpleNamespace(kill_at=first, lapsing=lambda: False, directory=Path("/"), table=JobTable(),
+    ended=Event(), wake=lambda: None, model=None)
 switch = Deadman()
 unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None, job=lambda *_: None)
 runner = InlineRunner(session, Slow(), None, switch, lambda *_: None, unwatched, unwatched, unwatched)
 app = App("host=nowhere")
 app.task(quick, name="quick")
 app.task(hang, name="isolated", isolate=True)
-worker = Worker(app, WorkerOptions(name="w", devices="none"), None, target="tasks:app")
+dispatcher = Dispatcher(app, "tasks:app", 0, Slow(), Slow())
 """
 
 
@@ -123,18 +124,21 @@ def test_a_job_that_may_not_start_any_more_may_be_handed_back_after_the_lease() 
 @pytest.mark.parametrize("task", ["isolated", "unknown"])
 def test_a_job_of_the_batch_that_does_not_run_here_may_outlast_the_lease(task: str) -> None:
     code = (
-        "runner.run(job(1), quick, more_follow=True)\n"
-        f"worker._run_one(job(2, {task!r}), runner, Slow(), Slow())"
+        f"runner.run(job(1), quick, more_follow=True)\ndispatcher.run(job(2, {task!r}), runner, Slow().done)"
     )
     assert run(code) == 0
 
 
 def test_a_drain_that_takes_the_rest_of_the_batch_leaves_no_switch_on() -> None:
     code = (
+        "from collections import deque\n"
         "claims = SimpleNamespace(take=lambda most: [job(1, 'drained').claim, job(2, 'quick').claim],\n"
-        "    settled=lambda: None)\n"
-        "app.task(lambda ctx: (worker._waiting.clear(), worker.stop()), name='drained')\n"
-        "worker._serve_inline(session, claims, runner, Slow(), Slow())\n"
+        "    settled=lambda: None, pace=lambda: None)\n"
+        "waiting, drain = deque(), Drain(0.0)\n"
+        "app.task(lambda ctx: (waiting.clear(), drain.request()), name='drained')\n"
+        "intake = Intake(session, drain, SimpleNamespace(doubtful=frozenset), lambda: None)\n"
+        "signals = SimpleNamespace(renew=lambda: None)\n"
+        "MainLoop(intake, claims, Slow(), dispatcher, runner, signals, waiting).run()\n"
     )
     assert run(code) == 0
 
@@ -156,6 +160,6 @@ def test_a_log_that_nobody_reads_may_outlast_the_lease() -> None:
         "logging.getLogger('gangq.worker').setLevel(logging.DEBUG)\n"
         "logging.getLogger('gangq.worker').addFilter(lambda record: outlive())\n"
         "runner.run(job(1), quick, more_follow=True); session.kill_at = first + 30\n"
-        "worker._run_one(job(2, 'quick'), runner, Slow(), Slow())"
+        "dispatcher.run(job(2, 'quick'), runner, Slow().done)"
     )
     assert run(code) == 0

@@ -56,7 +56,7 @@ def fleet(
         conn.execute("grant gangq_submitter to sue")
     with fleet_of(dsn, tmp_path) as made:
         made.define(TASKS)
-        made.start(slots=1 if request.param == "inline" else 2)
+        made.start(light=1 if request.param == "inline" else 2)
         yield made
 
 

@@ -16,6 +16,7 @@ from gangq.client import Client
 from gangq.gpu import Detection, HostSampler
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
+from gangq.worker.environment import Surroundings
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.limits import Limits, LimitsTable
 from gangq.worker.reporter import Reporter
@@ -186,6 +187,7 @@ class Runner:
             self.watching,
             lambda: self.left.append(True),  # type: ignore[arg-type]
             lambda: None,
+            Surroundings({}, "/"),
         )
 
     def tripped(self, job: ActiveJob, **evidence: Any) -> CommandTrip:
@@ -195,7 +197,8 @@ class Runner:
         return trip
 
     def report(self, job: ActiveJob, ended: Exit, tripped: CommandTrip, tail: str = "") -> None:
-        self.runner._report(job, Command(["x"], {}, None), ended, tail, None, 1.0, tripped)
+        reporter = self.runner._reporter
+        self.runner._report(job, Command(["x"], {}, None), ended, tail, None, 1.0, tripped, reporter.done)
 
 
 def test_a_command_that_ended_by_itself_while_its_trip_was_decided_ended_as_it_says(

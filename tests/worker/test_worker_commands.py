@@ -59,13 +59,19 @@ def test_a_command_knows_its_job_and_no_secret(
     assert "tell-nobody" not in output(client, job_id)
 
 
-def test_devices_are_shown_to_the_command_that_holds_them(client: Client, fleet: Fleet) -> None:
+def test_devices_are_shown_to_the_command_that_holds_them(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
     fleet.start(devices="4x24GiB", slots=2)
-    job_id = run(client, "echo [$CUDA_VISIBLE_DEVICES]", shell=True, gpus=2)
-    without = run(client, "echo [$CUDA_VISIBLE_DEVICES]", shell=True)
+    said = "echo [$CUDA_VISIBLE_DEVICES]"
+    job_id = run(client, f"{said}; until [ -e {tmp_path}/go ]; do sleep 0.1; done", shell=True, gpus=2)
+    without = run(client, said, shell=True)
+    until_state(client, job_id, "running")
+    held = sorted(device.index for device in client.devices() if device.job_id == job_id)
+    (tmp_path / "go").touch()
     until_state(client, job_id, "done")
     until_state(client, without, "done")
-    assert output(client, job_id) == "[0,1]\n"
+    assert output(client, job_id) == f"[{held[0]},{held[1]}]\n"
     assert output(client, without) == "[]\n"
 
 
@@ -164,7 +170,7 @@ print(ctx.checkpoint.step, ctx.checkpoint.data, ctx.checkpoint.path.read_bytes()
 
 
 def test_a_worker_with_slots_runs_that_many_at_once(client: Client, fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start(slots=3)
+    fleet.start(light=3)
     together = "touch $0.$GANGQ_JOB_ID; while [ $(ls $0.* | wc -l) -lt 3 ]; do sleep 0.02; done"
     ids = [run(client, "sh", "-c", together, str(tmp_path / "here")) for _ in range(3)]
     for job_id in ids:

@@ -152,13 +152,13 @@ def waits(ctx):
     return ctx.gang.epoch
 """)
     for name in ("w1", "w2"):
-        fleet.start(name)
+        fleet.start(name, light=0)
     gang = client.submit_gang(task="waits", size=2)
     pids = [fleet._directory / f"pid-{rank}" for rank in (0, 1)]
     eventually(lambda: all(pid.exists() and pid.read_text() for pid in pids), "both run")
     name = client.job(id=gang.job_ids[1]).worker
     os.kill(int(pids[1].read_text()), signal.SIGKILL)
-    fleet.start(str(name))
+    fleet.start(str(name), light=0)
     until_gang(client, gang.gang_id, "done")
     assert [client.job(id=i).result for i in gang.job_ids] == [2, 2]
     assert client.violations() == []
@@ -193,12 +193,15 @@ def trains(ctx):
     g = ctx.gang
     if g.rank == 1:
         if g.epoch == 1:
+            while not (HERE / "saved").exists():
+                time.sleep(0.01)
             raise RuntimeError("rank 1 breaks")
         return [g.epoch, ctx.checkpoint.step]
     heard = []
     ctx.on_gang_change(lambda gang: heard.append(gang.epoch))
     assert ctx.checkpoint is None
     ctx.save_checkpoint(3, b"three")
+    (HERE / "saved").touch()
     assert ctx.gang_changed.wait(30)
     ctx.gang_changed.clear()
     return [g.epoch, ctx.gang.epoch, heard, ctx.checkpoint.step, ctx.gang.role, not ctx.stopping]
@@ -211,7 +214,7 @@ def trains(ctx):
         max_attempts=5,
     )
     for name in ("w1", "w2"):
-        fleet.start(name)
+        fleet.start(name, light=int(isolate))
     until_gang(client, gang.gang_id, "done", "failed")
     assert [client.job(id=i).result for i in gang.job_ids] == [[1, 2, [2], 3, "trainer", True], [2, 3]]
     assert client.violations() == []
@@ -243,7 +246,7 @@ def meet(ctx):
     return [g.epoch, g.rank, g.role_rank, g.world_size, len(g.peers), g.local_rank]
 """)
     for name in ("w1", "w2", "w3"):
-        fleet.start(name)
+        fleet.start(name, light=int(isolate))
     eventually(lambda: len(client.workers()) == 3, "there is room for all three at once")
     gang = client.submit_gang(task="meet", size=3, min_size=1, failure_policy="shrink")
     until_gang(client, gang.gang_id, "done", "failed")

@@ -192,7 +192,9 @@ def test_an_unreachable_database_is_named(fleet: Fleet) -> None:
     ("options", "error", "name"),
     [
         ({"queues": ["no-such-queue"]}, "NotFound", "no-such-queue"),
-        ({"slots": 0}, "InvalidInput", "slots is 0"),
+        ({"slots": 0, "light": 0}, "InvalidInput", "slots and light are both 0"),
+        ({"light": -1}, "InvalidInput", "light is -1"),
+        ({"prefetch": 2, "light": 2}, "InvalidInput", "prefetch is 2 with 2 light slots"),
         ({"queues": []}, "InvalidInput", "queues"),
         ({"devices": "many"}, "DeviceSpecError", "many"),
     ],

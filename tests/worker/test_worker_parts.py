@@ -23,18 +23,20 @@ from gangq.cli import main
 from gangq.client import Client
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
-from gangq.gpu import detect
+from gangq.gpu import detect, device_sampler
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import facts, jobs
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.claims import ClaimSource
 from gangq.worker.context_impl import InlineContext, StopFlag
+from gangq.worker.drain import Drain
 from gangq.worker.environment import scrubbed
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.lanes import Lanes
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
-from gangq.worker.main import Worker
+from gangq.worker.loops import Intake
 from gangq.worker.options import WorkerOptions, default_name
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
@@ -73,13 +75,12 @@ class LossyClient:
         return lossy
 
 
-def session_of(client: Any, tmp_path: Path, prefetch: int = 1, slots: int = 1) -> Session:
-    options = WorkerOptions(name="w", devices="none", prefetch=prefetch, slots=slots).resolved()
+def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
+    options = WorkerOptions(name="w", devices="none", prefetch=prefetch).resolved()
     return register(
         client,
         options,
-        kind="command",
-        slots=slots,
+        lanes=Lanes(1, 1, "light"),
         tasks=["command", "t"],
         task_options={},
         detection=detect("none"),
@@ -134,8 +135,8 @@ def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
     source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
     rows = source.take(1)
     session.end("reaped")
-    worker = Worker(None, WorkerOptions(name="w", devices="none"), client)
-    (job,) = worker._taken(session, source, rows)
+    intake = Intake(session, Drain(0.0), device_sampler(detect("none"), {}), lambda: None)
+    (job,) = intake.add(source, rows)
     assert not job.start(RecordedWork())
 
 
@@ -495,21 +496,6 @@ def test_the_next_call_goes_out_before_the_answer_of_the_one_before_is_read(
     assert not source.unsure
 
 
-def test_a_call_that_goes_ahead_claims_nothing_past_a_job_that_needs_the_slot_for_itself(
-    client: Client, tmp_path: Path
-) -> None:
-    client.submit(task="t", payloads=[{}] * 4)
-    session = session_of(client, tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, _ = claimed(session, source), claimed(session, source)
-    client.submit(task="t", memory_mb=1, priority=1)
-    end(reporter, first)
-    reporter.flush()
-    assert client.job(id=first.id).state == "done"
-    assert got == []
-
-
 def test_an_answer_that_is_read_when_the_next_claim_is_under_way_does_not_settle_that_one(
     client: Client, tmp_path: Path
 ) -> None:
@@ -535,28 +521,6 @@ def test_an_answer_that_is_read_when_the_next_claim_is_under_way_does_not_settle
     reporter.flush()
     assert [row.job_id for row in source.take(1)] == ids[3:4]
     assert client.job(id=ids[4]).state == "pending"
-
-
-def test_the_next_call_waits_where_the_one_before_brought_a_member_and_its_port(
-    client: Client, tmp_path: Path
-) -> None:
-    client.submit(task="t", payloads=[{}] * 2)
-    session = session_of(client, tmp_path, slots=4)
-    ports = PortHolder(1)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), ports), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, second = claimed(session, source), claimed(session, source)
-    client.submit_gang(task="t", size=1)
-    client.tick(force=True)
-    (offered,) = ports.offer()
-    end(reporter, first)
-    reporter.done(second, None)
-    assert [job.claim.master_port for job in got] == [offered]
-    assert ports.offer() != [offered]
-    assert not source.unsure, "nothing was refused"
-    reporter.flush()
-    assert len(session.table) == 1
-    ports.close()
 
 
 def test_what_is_done_while_others_wait_to_be_run_does_not_wait_for_them(
@@ -872,11 +836,14 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     session = session_of(client, tmp_path)
     client.claim(incarnation=session.incarnation)
     keeper = LeaseKeeper(session)
-    keeper.claiming.set()
+    outstanding, settled = keeper.new_claiming(), keeper.new_claiming()
+    outstanding.set()
+    settled.set()
+    settled.clear()
     for _ in range(5):
         keeper.beat()
-    assert client.job(id=job_id).state == "running"  # Its claim may still be answered.
-    keeper.claiming.clear()
+    assert client.job(id=job_id).state == "running"  # The claim of one of its loops may still be answered.
+    outstanding.clear()
     for _ in range(3):
         keeper.beat()
     assert client.job(id=job_id).state == "pending"

@@ -266,7 +266,7 @@ def _work(prefetch: int) -> int:
     def noop(ctx: Any) -> None:
         pass
 
-    return run_worker(app, name=f"bench-{prefetch}", prefetch=prefetch, devices="none")
+    return run_worker(app, name=f"bench-{prefetch}", prefetch=prefetch, slots=0, devices="none")
 
 
 if __name__ == "__main__":

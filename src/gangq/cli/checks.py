@@ -80,7 +80,7 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
 
 
 def slots(client: Client, facts: dict[str, Any]) -> Check:
-    """Whether devices lie idle because all slots of their worker are taken."""
+    """Whether devices lie idle because all slots for placed work of their worker are taken."""
     del facts
     idle = Counter(d.worker for d in client.devices() if d.state == "free")
     short = [w for w in client.workers() if w.state == "live" and w.used_slots >= w.slots and idle[w.name]]
@@ -96,7 +96,7 @@ def slots(client: Client, facts: dict[str, Any]) -> Check:
         "slots",
         "warn",
         f"all slots are taken beside idle devices: {listed}",
-        "each job takes a slot: start the worker with --slots, or without it for a slot a device",
+        "each placed job takes a slot: start the worker with --slots, or without it for a slot a device",
     )
 
 

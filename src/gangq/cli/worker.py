@@ -79,10 +79,22 @@ class _OrVerb(click.Command):
 @click.option(
     "--slots",
     type=int,
-    help="Jobs at once; more than one run in child processes [one for each GPU, at least 1].",
+    help="Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs [one for each GPU, at "
+    "least 1]; 0: none.",
 )
 @click.option(
-    "--prefetch", type=int, default=1, show_default=True, help="Plain jobs it may hold for its one slot."
+    "--light",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Light jobs at once: those that ask for nothing that is counted; 0: none.",
+)
+@click.option(
+    "--prefetch",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Light jobs it may hold for its main thread; more than 1 only with --light 1.",
 )
 @click.option(
     "--devices", metavar="2x24GiB", help="Declare GPUs where no driver answers; none: offer none [detected]."
@@ -163,7 +175,10 @@ def worker(
     work again; each has a --help of its own. Everything else starts a worker here.
 
     It runs the tasks of MODULE:APP (training:app, or jobs.py:app), and commands. Without MODULE:APP it runs
-    commands only. SIGTERM or Ctrl-C: running jobs finish or are handed back without a charge; a second one
+    commands only. Placed jobs and light jobs have slots of their own. With GPUs the main thread runs the placed job,
+    without them the light one, as long as that lane has one slot; all other jobs run in child processes.
+
+    SIGTERM or Ctrl-C: running jobs finish or are handed back without a charge; a second one
     skips the grace. It logs to standard error; with --json to standard output, one object per record:
     {"at", "level", "logger", "message", ...}.
     """

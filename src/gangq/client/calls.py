@@ -65,7 +65,8 @@ Steps = Generator["Query[Any] | float", Any, R]
 # SQL types of arguments, written once; a value of None is left out of the call. One function's own meaning of a name
 # stands under function.name.
 _TYPES: dict[str, str] = {
-    **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations", "device_ids"), "bigint[]"),
+    **dict.fromkeys(("job_ids", "gang_ids", "tokens", "after", "incarnations", "device_ids",
+         "closes"), "bigint[]"),
     **dict.fromkeys(
         ("job_id", "gang_id", "token", "incarnation", "step", "memory_mb", "trigger_job", "turn", "pass"),
         "bigint",
@@ -77,7 +78,7 @@ _TYPES: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("task", "queue", "name", "reason", "host", "kind", "device_uuid",
-         "worker", "cause", "model", "device_class", "class", "digest"),
+         "worker", "cause", "model", "device_class", "class", "digest", "lane"),
         "text",
     ),
     **dict.fromkeys(("queues", "chunks", "notify_only", "taints"), "text[]"),
@@ -93,7 +94,7 @@ _TYPES: dict[str, str] = {
         "real",
     ),
     **dict.fromkeys(
-        ("retryable", "strict", "front", "sleep", "quiet", "amid", "final", "force", "forget", "notify",
+        ("retryable", "strict", "front", "sleep", "quiet", "final", "force", "forget", "notify",
          "convicted", "report_only", "ok", "drain", "durable", "last", "decides"),
         "boolean",
     ),
@@ -519,7 +520,6 @@ def register_worker(
     name: str,
     host: str,
     queues: Sequence[str],
-    kind: str = "inline",
     slots: int | None = None,
     memory_mb: int = 0,
     cpus: float = 0,
@@ -528,7 +528,7 @@ def register_worker(
 ) -> Query[rows.Registration]:
     """Register a start of a worker; every later word of it carries the incarnation this returns.
 
-    `slots` [one for each device; kind inline has one]: how many jobs run at once. `options`: see
+    `slots` [one for each device, at least 1]: how many placed jobs run at once. `options`: see
     `gangq.client.options.RegisterOptions`.
     Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
     """
@@ -538,7 +538,6 @@ def register_worker(
         name=name,
         host=host,
         queues=texts(queues, "queues"),
-        kind=kind,
         slots=slots,
         memory_mb=memory_mb,
         cpus=cpus,
@@ -584,14 +583,15 @@ def claim(
     ports: Sequence[int] = (),
     sleep: bool = False,
     model: str | None = None,
+    lane: str | None = None,
 ) -> Query[list[rows.Claim]]:
-    """Take up to `max_jobs`: reserved members first, then solo jobs that fit.
+    """Take up to `max_jobs`, within the slots of each lane: members reserved here, what has an open place here, then
+    light jobs.
 
-    `model`: what this worker has loaded; a job that needs it may go before others of its priority that are at
-    most `warm_s` older.
+    `lane`: only that one, "placed" (members and places) or "light". `model`: what this worker has loaded.
 
     The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
-    bound. `sleep`: when there is nothing, put it on the list of those to wake. Raises `IncarnationEnded`.
+    bound. `sleep`: when there is no light job, put it on the list of those to wake. Raises `IncarnationEnded`.
     """
     query = _rows(
         "claim",
@@ -602,6 +602,7 @@ def claim(
         ports=_integers(ports),
         sleep=sleep,
         model=model,
+        lane=lane,
     )
     # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
     return replace(query, first=True, often=True)
@@ -654,15 +655,14 @@ def complete_and_claim(
     sleep: bool = False,
     model: str | None = None,
     quiet: bool = False,
-    amid: bool = False,
+    lane: str | None = None,
 ) -> Query[rows.CompletedAndClaimed]:
     """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
 
     The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
     nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing: say
-    the two apart. `quiet`: `outcomes` leaves out the jobs that are done by this call. `amid`: other plain
-    jobs (those that need nothing but a slot) still run here; a job that needs that slot for itself, and whose turn it
-    is, is not overtaken.
+    the two apart. A placed job that is done here fills its place again, if that is still open. `quiet`: `outcomes`
+    leaves out the jobs that are done by this call.
     """
     text, given = _call(
         "complete_and_claim",
@@ -679,7 +679,7 @@ def complete_and_claim(
             "sleep": sleep,
             "model": model,
             "quiet": quiet or None,
-            "amid": amid or None,
+            "lane": lane,
         },
     )
     return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, often=True)
@@ -968,13 +968,14 @@ def apply(
     part: int | None = None,
     last: bool | None = None,
     seen: Mapping[str, object] | None = None,
+    closes: Sequence[int] = (),
 ) -> Query[rows.ApplyReport]:
     """Carry out what was decided on the board of this pass, each decision verified by itself, at most 50 that place
-    or stop something. `part`: 1 begins the pass, the others continue it; `last` ends it. Raises `InvalidInput`,
-    `WrongIsolation`.
+    or stop something. `part`: 1 begins the pass, the others continue it; `last` ends it. `closes`: open places that
+    nothing of it uses. Raises `InvalidInput`, `WrongIsolation`.
     """
     given = {"decisions": dumps(list(decisions), "decisions"), "seen": _json(seen, "seen")}
-    return _row("apply", rows.ApplyReport, pass_=pass_, part=part, last=last, **given)
+    return _row("apply", rows.ApplyReport, pass_=pass_, part=part, last=last, closes=list(closes), **given)
 
 
 def reserve_gang(*, gang_id: int, incarnations: Sequence[int]) -> Query[bool]:

@@ -84,7 +84,8 @@ class SubmitGangOptions(_Options, total=False):
 class RegisterOptions(TypedDict, total=False):
     """Of a worker. None is as if it were left out.
 
-    - `prefetch` [1]: how many jobs beyond its slots it may hold. `labels` it carries. `tasks` it can run [any].
+    - `light` [1]: how many light jobs run at once. `prefetch` [1]: how many light jobs it may hold. `labels` it
+      carries. `tasks` it can run [any].
     - `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
       (`set_taints`).
     - `task_options`: per task, what it is declared with; submissions that do not say take it, and the newest
@@ -93,6 +94,7 @@ class RegisterOptions(TypedDict, total=False):
       `lease_s`: its own lease [the installation's].
     """
 
+    light: int | None
     prefetch: int | None
     labels: Mapping[str, Any] | None
     taints: Sequence[str] | None

@@ -16,6 +16,7 @@ from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
 from gangq.placement.explain import told
+from gangq.placement.places import closed_places
 
 PART = 50
 """How many decisions that change something one transaction carries out: as long as that takes, the workers they are
@@ -67,6 +68,7 @@ def run_pass() -> Steps[Passed]:
             decisions=[told(decision) for decision in part],
             part=n,
             last=n == len(parts),
+            closes=closed_places(seen, decided) if n == 1 else [],
             seen=about | more,
         )
         outcomes |= report.outcomes
@@ -79,7 +81,7 @@ def run_pass() -> Steps[Passed]:
 
 def _sees_more(board: Board, decided: Sequence[Decision]) -> bool:
     """Whether all that was shown of a kind starts, and there may be more of it."""
-    waits = {one.ask for one in decided if one.action != "start"}
+    waits = {one.ask for one in decided if one.action != "start" or one.refused is not None}
     left = {ask.kind for ask in board.asks if ask.id in waits}
     return not left.issuperset(board.cut)
 

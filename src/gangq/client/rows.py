@@ -125,7 +125,7 @@ class Predecessor:
 @dataclass(frozen=True)
 class Claim:
     """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
-    a solo job, `master_port` for every rank but 0. `model`: what it needs loaded."""
+    a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded."""
 
     job_id: int
     token: int
@@ -145,6 +145,7 @@ class Claim:
     checkpoint_step: int | None
     devices: list[dict[str, Any]]
     submitted_at: datetime
+    light: bool
     model: str | None = _as("model_needed as model")
 
 
@@ -392,9 +393,10 @@ class WorkerRow:
     host: str
     state: str
     incarnation: int
-    kind: str
     slots: int
     used_slots: int
+    light: int
+    used_light: int
     prefetch: int
     queues: list[str]
     tasks: list[str] | None

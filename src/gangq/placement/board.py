@@ -100,6 +100,18 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where single jobs of one kind may start on a worker, one after another."""
+
+    id: int
+    worker: int
+    kind: int
+    devices: tuple[int, ...] = ()
+    job: str = ""
+    """The unit that sits there, or sat there when it ended; empty: nobody yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """What one member or job needs."""
 
@@ -217,6 +229,8 @@ class Board:
     cut: tuple[int, ...] = ()
     """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()
+    places: tuple[Place, ...] = ()
+    """The open ones. What nobody sits in is free for whatever the pass prefers."""
     levels: tuple[str, ...] = ("host",)
     """The topology, broad to narrow."""
     planned_starts: int = 4

@@ -13,6 +13,7 @@ from gangq.placement.fit import Search
 from gangq.placement.free import HOLDERS, Free, Taken
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.order import Turns
+from gangq.placement.places import Rivals, keep_places
 from gangq.placement.plans import Timeline
 
 
@@ -34,6 +35,7 @@ def decide(board: Board) -> list[Decision]:
         except Exception as problem:
             now.failed(ask, problem)
     now.move()
+    keep_places(board, now.decisions, now.rivals)
     return list(now.decisions.values())
 
 
@@ -107,9 +109,12 @@ class Pass:
         """Of each kind the layer and priority at which it was refused, and why."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
+        self.rivals = Rivals(self.kinds)
         self._leaving = [unit.id for unit in board.units if unit.leaving]
         estimates = {ask.id: ask.estimate_s for ask in board.asks}
         for kept in board.kept:
+            if kept.ask.startswith("k") and kept.ask not in estimates:
+                continue  # No job of it waits any more.
             seats = self.free.held_by(kept.holds)
             self._keep(kept.ask, estimates.get(kept.ask, DAY_S), self._leaving, seats, kept.starts_at)
 
@@ -214,6 +219,7 @@ class Pass:
         decision.refused = Refused("stopping", need=len(seats), of="members", holders=victims)
         self._use(ask, counts)
         self._keep(ask.id, ask.estimate_s, victims, seats, decision.starts_at)
+        self.rivals.add(ask)
 
     def plan(self, ask: Ask, counts: Sequence[int], refused: Refused) -> bool:
         """Give it a planned start, if it can have one."""
@@ -239,6 +245,7 @@ class Pass:
         decision.starts_at, decision.after = start.starts_at, start.after
         decision.refused = said
         self._remember(ask, refused)
+        self.rivals.add(ask)
         return True
 
     def never(self, ask: Ask, refused: Refused) -> Refused:
@@ -255,6 +262,8 @@ class Pass:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
         self._remember(ask, replace(refused, may_stop=(), may_stop_at=None))
+        if refused.gate not in ("paused", "infeasible", *LIMITS) and ask.kind not in self._never:
+            self.rivals.add(ask)
 
     def failed(self, ask: Ask, problem: Exception) -> None:
         """Nothing becomes of it in this pass, and the others go on. What it left half done is not given to others:

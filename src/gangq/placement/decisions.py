@@ -16,6 +16,12 @@ class Seat:
     role: int = 0
     ends_by: float | None = None
     """A single job's place: nothing that may end later is to be put there, because a planned start needs it."""
+    min_priority: int | None = None
+    """A single job's place: others that wait for its room have this priority, so no lower one may fill it."""
+    refills: bool | None = None
+    """A single job's place: whether the next job of its kind may follow there."""
+    place: int | None = None
+    """The open place that this is already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,15 @@ class End:
     """What its moment rests on: as ``Unit.ends_by``; ``plan``: what waits itself, and starts before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """A place whose job may be followed by the next of its kind."""
+
+    place: int
+    ends_by: float | None = None
+    min_priority: int = -1000
+
+
 @dataclass(slots=True)
 class Decision:
     """What becomes of one ask. Seats now, or a planned start, or units told to stop, and why the rest waits."""
@@ -70,6 +85,8 @@ class Decision:
     """The work that each of them loses: seconds times its GPUs."""
     refused: Refused | None = None
     """Why it waits, or why more of its jobs do."""
+    refills: tuple[Refill, ...] = ()
+    """Of single jobs: the places that its kind may go on using."""
 
     @property
     def action(self) -> str:
@@ -82,5 +99,11 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """As ``gangq.apply`` takes it; what is empty is left out."""
-        said = {"ask": self.ask, "action": self.action, **asdict(self)}
-        return {name: value for name, value in said.items() if value not in (None, ())}
+        said: dict[str, Any] = _said({"ask": self.ask, "action": self.action, **asdict(self)})
+        return said
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _said(one) for name, one in value.items() if one is not None and one != ()}
+    return [_said(one) for one in value] if isinstance(value, tuple) else value

@@ -25,7 +25,8 @@ from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.runner_inline import HandlerUnfit, error_of, is_retryable
 
-_MAIN = "__gangq_main__"
+SCRIPT = "__gangq_main__"
+"""The module name under which a script is loaded for its App."""
 
 
 def find_app(target: str) -> Any:
@@ -55,11 +56,11 @@ def find_app(target: str) -> Any:
 
 
 def _load_file(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_MAIN, path)
+    spec = importlib.util.spec_from_file_location(SCRIPT, path)
     if spec is None or spec.loader is None:
         raise GangqError(f"{path!r} cannot be loaded as a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MAIN] = module
+    sys.modules[SCRIPT] = module
     spec.loader.exec_module(module)
     return module
 

@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gangq.client import calls
@@ -23,19 +22,23 @@ from gangq.worker.session import Session
 if TYPE_CHECKING:
     from gangq.client.rows import CompletedAndClaimed, Outcome
     from gangq.worker.jobs import ActiveJob
+    from gangq.worker.lanes import Lane
 
 log = logging.getLogger("gangq.worker.claims")
 
 _POLL_S = 1.0
+_PLACED_POLL_S = 5.0
+"""For placed work alone. Its worker is notified by name in the transaction that opens a place or reserves seats, so
+this is for a notification that was lost: a reconnected listener has every loop ask at once.
+"""
 PACE_S = 0.05
 """Empty claims come no closer together, however many notifications arrive: any login may send them."""
 _OUTCOME = 0
-_GANG = 1 + [one.name for one in fields(Claim)].index("gang_id")
-"""Columns of an answer."""
+"""A column of an answer."""
 
 
 class ClaimSource:
-    """Claims jobs for one session; used by one thread at a time.
+    """Claims the jobs of a lane, or of both, for one loop of a session; used by one thread at a time.
 
     A claim whose answer was lost on the wire may have happened. So its request id is repeated until an answer
     comes, and the database gives the same claims again.
@@ -47,13 +50,22 @@ class ClaimSource:
         keeper: LeaseKeeper,
         ports: PortHolder,
         hears: Callable[[], bool] = lambda: True,
+        *,
+        lane: Lane | None = None,
+        sleeps: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``hears()`` says whether a wake-up reaches this worker. One that does not hear and is on the list of
-        sleepers takes the wake-ups of those that do.
+        """``hears()`` says whether a wake-up reaches this worker, ``sleeps()`` whether a light slot is free, which a
+        source of both lanes cannot know. A worker on the list of sleepers for which one of them is false takes the
+        wake-ups of others.
         """
         self._hears = hears
+        self._sleeps = sleeps
+        self.lane = lane
         self._session = session
         self._keeper = keeper
+        self._claiming = keeper.new_claiming()
+        self.woken = session.new_wake_up()
+        """Set when there may be something to claim."""
         self._ports = ports
         self._request: uuid.UUID | None = None
         self._most = 1
@@ -68,7 +80,7 @@ class ClaimSource:
         """How long :meth:`take` suggests to wait for a wake-up before the next call."""
 
     def take(self, most: int) -> list[Claim]:
-        """Claim up to ``most`` jobs; an empty list means: wait ``wait_s``, or until woken, and ask again.
+        """Claim up to ``most`` jobs; an empty list means: :meth:`wait`, and ask again.
 
         The first empty answer puts this worker on the list of sleepers; a job submitted just before would
         have notified nobody, so the wait after that one is short. Call :meth:`pace` before.
@@ -103,10 +115,12 @@ class ClaimSource:
             log.error("claim_refused", extra={"error": str(problem)})
             return []
         self._waits = backoff()
-        self.wait_s = _POLL_S * random.uniform(0.5, 1.0)
-        if not rows and not self._asleep and self._hears():
+        poll_s = _PLACED_POLL_S if self.lane == "placed" and self._hears() else _POLL_S
+        self.wait_s = poll_s * random.uniform(0.5, 1.0)
+        asleep = not rows and self._may_sleep()
+        if asleep and not self._asleep:
             self.wait_s = PACE_S
-        self._asleep = not rows
+        self._asleep = asleep
         if rows:
             self._believed = True
         else:
@@ -117,48 +131,51 @@ class ClaimSource:
 
     def pace(self) -> None:
         """Wait until the last empty answer is 50 ms old, or a notification says that work is kept for this worker.
+        From here on :meth:`wait` ends with what it is woken by.
 
         One that was not true is believed again after the next claim that brought something.
         """
         left = self._empty_at + PACE_S - time.monotonic()
         self._answering_kept = left > 0 and self._kept.wait(left)
         self._kept.clear()
+        self.woken.clear()
+
+    def wait(self) -> None:
+        """Wait until woken, ``wait_s`` at most."""
+        self.woken.wait(self.wait_s)
 
     def take_along(
-        self, finished: Sequence[ActiveJob], most: int, *, idle: bool = True
+        self, finished: Sequence[ActiveJob], most: int
     ) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
         """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
         then the report has to be made alone, and :meth:`take` finds what may have been claimed.
-
-        ``idle``: nothing else is left to run, so where nothing is claimed this worker is one of the sleepers.
+        Where nothing is claimed this worker is one of the sleepers.
         """
         if self._request is not None or self._session.lapsing():
             return None
         request = self._open(most)
         try:
-            answer = self._session.client.complete_and_claim(**self._along(finished, idle))
+            answer = self._session.client.complete_and_claim(**self._along(finished, self._may_sleep()))
         except GangqError as problem:
             self._not_along(request, problem)
             return None
-        self._asleep = idle and not answer.claims
+        self._asleep = not answer.claims and self._may_sleep()
         # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
-        if answer.claims or not idle:
+        if answer.claims:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
 
     def send_along(
         self, finished: Sequence[ActiveJob], most: int, arrived: Callable[[Sequence[Claim]], None]
     ) -> AlongUnderWay | None:
-        """The same amid other jobs, its answer to be read later; what was claimed is then handed to ``arrived``.
-        None: it could not be sent, or nobody knows.
+        """The same while other jobs wait to be run, its answer to be read later; what was claimed is then handed to
+        ``arrived``. For light jobs only. None: it could not be sent, or nobody knows.
         """
         if self._request is not None or self._session.lapsing():
             return None
         request = self._open(most)
         try:
-            sent = send(
-                self._session.client, calls.complete_and_claim(**self._along(finished, idle=False), amid=True)
-            )
+            sent = send(self._session.client, calls.complete_and_claim(**self._along(finished, sleep=False)))
         except GangqError as problem:
             self._not_along(request, problem)
             return None
@@ -166,10 +183,10 @@ class ClaimSource:
 
     def _open(self, most: int) -> uuid.UUID:
         self._request, self._most = uuid.uuid4(), most
-        self._keeper.claiming.set()
+        self._claiming.set()
         return self._request
 
-    def _along(self, finished: Sequence[ActiveJob], idle: bool) -> dict[str, Any]:
+    def _along(self, finished: Sequence[ActiveJob], sleep: bool) -> dict[str, Any]:
         return {
             "incarnation": self._session.incarnation,
             "job_ids": [one.id for one in finished],
@@ -178,11 +195,21 @@ class ClaimSource:
             "strict": False,
             "request_id": self._request,
             "max_jobs": self._most,
-            "ports": self._ports.offer(),
-            "sleep": idle and self._hears(),
-            "model": self._session.model,
             "quiet": True,
+            **self._offer(sleep),
         }
+
+    def _offer(self, sleep: bool) -> dict[str, Any]:
+        """What this worker has for the jobs it asks for. Only placed ones need a port or a model."""
+        offer: dict[str, Any] = {"lane": self.lane, "sleep": sleep}
+        if self.lane != "light":
+            offer |= {"ports": self._ports.offer(), "model": self._session.model}
+        return offer
+
+    def _may_sleep(self) -> bool:
+        if self.lane == "placed" or not self._hears():
+            return False
+        return self.lane == "light" or self._sleeps()
 
     @staticmethod
     def _not_along(request: uuid.UUID, problem: GangqError) -> None:
@@ -201,18 +228,17 @@ class ClaimSource:
             self._asleep = False
             if self._believed:
                 self._kept.set()
+        self.woken.set()
 
     def _ask(self, most: int) -> list[Claim]:
         if self._request is None:
             self._request, self._most = uuid.uuid4(), most
-        self._keeper.claiming.set()
+        self._claiming.set()
         rows: list[Claim] = self._session.client.claim(
             incarnation=self._session.incarnation,
             request_id=self._request,
             max_jobs=self._most,
-            ports=self._ports.offer(),
-            sleep=self._hears(),
-            model=self._session.model,
+            **self._offer(self._may_sleep()),
         )
         self._settle_request(rows)
         return rows
@@ -231,7 +257,7 @@ class ClaimSource:
     def settled(self) -> None:
         """What :meth:`take` returned is in the job table now."""
         if self._request is None:
-            self._keeper.claiming.clear()
+            self._claiming.clear()
 
 
 class AlongUnderWay:
@@ -255,16 +281,10 @@ class AlongUnderWay:
         return self._sent.arrived
 
     def receive(self) -> bool:
-        """Wait for the answer. Whether it brought jobs and the next call may go before it is :meth:`read`: the ports
-        of members of gangs must not be offered once more.
-        """
+        """Wait for the answer. Whether it brought jobs, so that the next call may go before it is :meth:`read`."""
         self._sent.receive()
-        # What was claimed comes after what became of the jobs reported, which have no gang in this answer.
-        if (
-            self._sent.failed
-            or self._sent.column(_OUTCOME, last=1) != [b"claimed"]
-            or any(self._sent.column(_GANG))
-        ):
+        # What was claimed comes after what became of the jobs reported.
+        if self._sent.failed or self._sent.column(_OUTCOME, last=1) != [b"claimed"]:
             return False
         self._source._answered(self._request)
         return True

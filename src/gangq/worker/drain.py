@@ -48,7 +48,7 @@ class Drain:
             if session.closing.is_set():
                 return
         log.info("draining", extra={"worker": session.name, "jobs": len(session.table)})
-        session.work.set()
+        session.wake()
         announce_until = boottime() + _ANNOUNCE_S
         try:
             until_answered(

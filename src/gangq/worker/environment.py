@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,26 @@ def for_gang(gang: GangInfo) -> dict[str, str]:
     }
 
 
-def own_environ() -> dict[str, str]:
-    """The worker's environment as of now."""
-    return dict(os.environ)
+@dataclass(frozen=True)
+class Surroundings:
+    """The environment and the directory of the worker when it began: what its children start with.
+
+    Not those of the moment: a handler in the main thread may change both (``os.environ``, ``os.chdir``) while a job
+    of the other lane starts.
+    """
+
+    environ: Mapping[str, str]
+    directory: str
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Those of this process now."""
+        try:
+            directory = os.getcwd()
+        except OSError:
+            directory = "."  # It was removed: a job that names no directory of its own fails, and says so.
+        return cls(dict(os.environ), directory)
+
+    def path(self, given: str | None) -> str:
+        """The directory a command runs in: the one it asked for [the worker's own]."""
+        return os.path.join(self.directory, given or "")

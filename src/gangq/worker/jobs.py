@@ -20,6 +20,7 @@ from gangq.watchdogs import signs
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
     from gangq.context import GangInfo
+    from gangq.worker.lanes import Lane
 
 log = logging.getLogger("gangq.worker.jobs")
 
@@ -50,6 +51,7 @@ class ActiveJob:
         self.claim = claim
         self.id = claim.job_id
         self.token = claim.token
+        self.lane: Lane = "light" if claim.light else "placed"
         self.stop_reason: StopReason | None = None
         self.told_by_server = False
         self.lost: str | None = None
@@ -267,6 +269,10 @@ class JobTable:
     def __len__(self) -> int:
         with self._lock:
             return len(self._jobs)
+
+    def count(self, lane: Lane | None) -> int:
+        """How many of them have a slot of this lane; None: of either."""
+        return sum(lane is None or job.lane == lane for job in self.snapshot())
 
     def each(self, act: Callable[[ActiveJob], None], only: Iterable[ActiveJob] | None = None) -> None:
         """Do something to every claim; a fault with one of them is no reason to pass over the others."""

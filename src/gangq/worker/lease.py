@@ -68,9 +68,14 @@ class LeaseKeeper:
         self._now = threading.Event()
         self._stop = threading.Event()
         self._strange: dict[tuple[int, int], int] = {}
-        self.claiming = Flag()
-        """Set by the claim loop while an answer of ``claim`` is outstanding."""
+        self._claiming: list[Flag] = []
         self._thread = threading.Thread(target=self._run, name="gangq-lease", daemon=True)
+
+    def new_claiming(self) -> Flag:
+        """Return a flag for one more claim loop, which raises it while an answer of ``claim`` is outstanding."""
+        flag = Flag()
+        self._claiming.append(flag)
+        return flag
 
     def start(self) -> None:
         """Start the thread."""
@@ -152,7 +157,7 @@ class LeaseKeeper:
                     self._epochs.heard(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
-        self._strange = {} if self.claiming.is_set() else strange
+        self._strange = {} if any(flag.is_set() for flag in self._claiming) else strange
         self._hand_back_strange()
 
     def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:

@@ -1,9 +1,10 @@
 """A worker: registers, claims, runs, keeps its lease, and stops as asked.
 
-The main thread claims and runs handlers, because a handler may need it (signals, GUI toolkits, CUDA). Beside
-it run daemon threads with one duty each: the lease, the ear, the tick, results, the socket, the drain. An
-incarnation is a :class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that
-nothing of it runs any more and registers anew.
+The main thread claims and runs the handlers of one lane, because a handler may need it (signals, GUI toolkits, CUDA).
+What the other lane runs is in child processes, and a thread claims for it. Beside these run daemon threads with one
+duty each: the lease, the listener, the tick, results, the socket, the drain. An incarnation is a
+:class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that nothing of it runs any
+more and registers anew.
 """
 
 from __future__ import annotations
@@ -17,59 +18,52 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gangq import private
 from gangq.app import COMMAND, App
 from gangq.client import Client
-from gangq.errors import GangqError, IncarnationEnded, UnknownTask
+from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import detect, device_sampler
-from gangq.watchdogs import ExitCode, signs
+from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman, boottime
 from gangq.worker import fitness, host_record, procfs
 from gangq.worker.child_main import app_target
-from gangq.worker.claims import AlongUnderWay, ClaimSource
+from gangq.worker.claims import ClaimSource
+from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
+from gangq.worker.environment import Surroundings
 from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
 from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.lanes import Lane, choose
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.lines import LineWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
+from gangq.worker.loops import ChildLoop, Intake, MainLoop, NothingLeft
 from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
-from gangq.worker.reporter import Reporter, describe
+from gangq.worker.reporter import Reporter
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
-from gangq.worker.runner_command import Command, CommandRunner
+from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
-if TYPE_CHECKING:
-    from gangq.app import Task
-    from gangq.client.rows import Claim, Outcome
-
 log = logging.getLogger("gangq.worker")
 
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
-_DOUBT_S = 1.0
-"""How long to wait before looking again whether the driver answers."""
 _CONNECTION_S = 3.0
-_FEW = 16
-
-
-class _Unrunnable(GangqError):
-    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
 
 
 class Worker:
@@ -99,34 +93,25 @@ class Worker:
         for pid in [] if embedded is None else embedded.started_here:
             self._liveness.spare(pid)
         self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
-        self.slots = self._default_slots() if self.options.slots is None else self.options.slots
-        """How many jobs run at once."""
-        self._ports = PortHolder(min(self.slots, 16))
+        self.lanes = choose(self.options, len(self._detection.devices), app is not None, self._unreachable)
+        """How many jobs run at once, and where."""
+        self._ports = PortHolder(min(self.lanes.slots, 16))
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
         self._sampler = device_sampler(self._detection, self._environ)
         self._waiting: deque[ActiveJob] = deque()
         self._homeless = False
+        self._directory: Path | None = None
         self._forks: ForkGuard | None = None
 
-    @property
-    def kind(self) -> str:
-        """``inline`` (handlers in this process, one slot) or ``command`` (everything in child processes)."""
-        return "inline" if self.app is not None and self.slots == 1 else "command"
-
-    def _default_slots(self) -> int:
-        """One for each device, or devices would lie idle that no job can ask for.
-
-        Several jobs need a process each. Where a handler's process could not find the App, it stays at one.
-        """
-        wanted = 1 if self.options.prefetch > 1 else max(1, len(self._detection.devices))
-        if wanted > 1 and self.app is not None and self._target is None:
+    def _unreachable(self) -> str | None:
+        """Why no child process could find the App; None: it can."""
+        if self._target is None:
             try:
                 app_target(self.app)
             except GangqError as problem:
-                log.warning("one_slot", extra={"devices": wanted, "reason": str(problem)})
-                return 1
-        return wanted
+                return str(problem)
+        return None
 
     @property
     def tasks(self) -> list[str]:
@@ -154,18 +139,21 @@ class Worker:
             GangqError: the database is not there or refuses.
         """
         in_main = threading.current_thread() is threading.main_thread()
-        shown = self._detection.visible_env(self._detection.devices, environ=self._environ)
+        # Light jobs see no device; placed ones in the main thread see all of them.
+        devices = self._detection.devices if self.lanes.main == "placed" else ()
+        shown = self._detection.visible_env(devices, environ=self._environ)
         former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
         if in_main:
             self._signals.install()
-        if self.kind == "inline":
+        if self.lanes.main is not None:
             self._deadman = Deadman(dump_file=_stderr())
             self._forks = ForkGuard()
             self._forks.install()
             # For handlers in this process, before any of them initialises a GPU runtime.
             os.environ.update(shown)
+        surroundings = Surroundings.here()
         closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
-        directory = _private_directory()
+        self._directory = directory = _private_directory()
         lines = LineWatch(self.client.lines)
         lines.start()
         self._liveness.start()
@@ -175,7 +163,7 @@ class Worker:
         gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
-            code = self._incarnations(directory, lines)
+            code = self._incarnations(directory, lines, surroundings)
             return ExitCode.LOST if code == 0 and self._homeless else code
         finally:
             gc.unfreeze()
@@ -196,7 +184,7 @@ class Worker:
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
-    def _incarnations(self, directory: Path, lines: LineWatch) -> int:
+    def _incarnations(self, directory: Path, lines: LineWatch, surroundings: Surroundings) -> int:
         model: str | None = None
         first = True
         while True:
@@ -215,7 +203,7 @@ class Worker:
                 lease_s=session.terms.lease_s,
             )
             lines.answer_s = session.terms.answer_s
-            with self._threads(session) as (serve, held):
+            with self._threads(session, surroundings) as (serve, held):
                 serve()
                 self._settle(session, held)
                 if session.stuck:
@@ -242,8 +230,7 @@ class Worker:
                 return register(
                     self.client,
                     self.options,
-                    kind=self.kind,
-                    slots=self.slots,
+                    lanes=self.lanes,
                     tasks=self.tasks,
                     task_options=self.task_options,
                     detection=self._detection,
@@ -257,7 +244,9 @@ class Worker:
                     return None
 
     @contextlib.contextmanager
-    def _threads(self, session: Session) -> Iterator[tuple[Callable[[], None], HeldReports]]:
+    def _threads(
+        self, session: Session, surroundings: Surroundings
+    ) -> Iterator[tuple[Callable[[], None], HeldReports]]:
         """The threads around one incarnation; yields what the main thread does meanwhile, and the reports held up."""
         reporter = Reporter(session, lambda: self._drain.impatient(session))
         watching = Watching(session, self._detection, self._sampler)
@@ -266,11 +255,28 @@ class Worker:
         maintenance = Maintenance(session)
         server = SocketServer(session, session.directory / host_record.SOCKET)
         listener: Listener | None = None
-        claims = ClaimSource(session, keeper, self._ports, lambda: listener is not None and not listener.deaf)
+        sources: list[ClaimSource] = []
+
+        def hears() -> bool:
+            return listener is not None and not listener.deaf
+
+        def source(lane: Lane | None) -> ClaimSource:
+            made = ClaimSource(session, keeper, self._ports, hears, lane=lane, sleeps=sleeps)
+            sources.append(made)
+            return made
+
+        def sleeps() -> bool:
+            running = [job for job in session.table.snapshot() if job.lane == "light" and not job.reporting]
+            return len(running) < self.lanes.light
 
         def claim() -> None:
-            claims.awake(kept=True)
-            session.work.set()
+            for one in sources:
+                one.awake(kept=one.lane != "light")
+
+        def light(kept: bool) -> None:
+            for one in sources:
+                if one.lane != "placed":
+                    one.awake(kept=kept)
 
         def go() -> None:
             jobs = session.table.snapshot()
@@ -285,7 +291,8 @@ class Worker:
                 list(self.options.queues),
                 {
                     "claim": claim,
-                    "wake": session.work.set,
+                    "light": lambda: light(kept=True),
+                    "wake": lambda: light(kept=False),
                     "stop": keeper.beat_now,
                     "go": go,
                     "tick": maintenance.ask,
@@ -299,29 +306,49 @@ class Worker:
             server,
             watching,
             self.stop,
-            lambda: self._leave_homeless(session),
+            self._leave_homeless,
+            surroundings,
             self._liveness.guardian,
         )
+        intake = Intake(session, self._drain, self._sampler, self._leave_homeless)
+        dispatcher = Dispatcher(self.app, self._target, len(self._detection.devices), commands, reporter)
         drainer = threading.Thread(
             target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
         )
 
         def serve() -> None:
-            if self._deadman is not None:
-                hard_exit = HardExit(session, reporter, self._deadman)
-                watch = JobWatch(watching, ProcessTrip(watching, reporter))
-                capture = Capture(session)
-                inline = InlineRunner(
-                    session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness, capture
+            main, slots = self.lanes.main, self.lanes.children
+            left = NothingLeft(intake, self.lanes.slots > 0)
+            once: Callable[[], bool] = left if self.options.once else bool
+            if main is None:
+                both = source(self.lanes.of_children)
+                ChildLoop(intake, both, reporter, dispatcher, slots, once=once).run()
+                return
+            own = source(main)
+            if slots:
+                other = source(self.lanes.of_children)
+                wake_main = own.woken.set if self.options.once else bool
+                left.children = ChildLoop(intake, other, reporter, dispatcher, slots, found_nothing=wake_main)
+            with self._inline(session, reporter, watching) as inline:
+                loop = MainLoop(
+                    intake,
+                    own,
+                    reporter,
+                    dispatcher,
+                    inline,
+                    self._signals,
+                    self._waiting,
+                    prefetch=self.options.prefetch if main == "light" else 1,
+                    once=once,
                 )
-                capture.install()
+                if left.children is None:
+                    loop.run()
+                    return
+                left.children.start()
                 try:
-                    self._serve_inline(session, claims, inline, commands, reporter)
+                    loop.run()
                 finally:
-                    capture.remove()
-                    watch.close()
-            else:
-                self._serve_commands(session, claims, commands, reporter)
+                    left.children.stop()
 
         server.start()
         keeper.start()
@@ -341,112 +368,7 @@ class Worker:
                     part.stop()
             drainer.join(_JOIN_S)
 
-    # -- serving ---------------------------------------------------------------------------------------------
-
-    def _serve_inline(
-        self,
-        session: Session,
-        claims: ClaimSource,
-        inline: InlineRunner,
-        commands: CommandRunner,
-        reporter: Reporter,
-    ) -> None:
-        waiting, prefetch = self._waiting, self.options.prefetch
-        few = max(prefetch // 4, min(prefetch, _FEW))
-
-        def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            if not self._claiming(session):
-                return None
-            # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
-            answer = claims.take_along(finished, few if reporter.flowing else prefetch)
-            if answer is None:
-                return None
-            waiting.extend(self._taken(session, claims, answer[1]))
-            return answer[0]
-
-        def ahead(finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
-            if not self._claiming(session):
-                return None
-            # Not more than half, so that one half runs while the other is reported and claimed.
-            return claims.send_along(finished, (prefetch + 1) // 2, arrived)
-
-        def arrived(rows: Sequence[Claim]) -> None:
-            waiting.extend(self._taken(session, claims, rows))
-
-        reporter.along, reporter.more = along, lambda: waiting
-        if prefetch > 1:
-            reporter.ahead, reporter.ahead_after = ahead, (prefetch + 1) // 2
-        while self._serving(session):
-            signs.alive()
-            claims.pace()
-            session.work.clear()
-            jobs = self._take(session, claims, prefetch)
-            if not jobs:
-                if self.options.once and not claims.unsure and not self._sampler.doubtful():
-                    return
-                session.work.wait(claims.wait_s)
-                continue
-            waiting.extend(jobs)
-            settled = False
-            while waiting or not settled:  # A drain may take away what a call under way has just brought.
-                self._run_waiting(inline, commands, reporter)
-                inline.rest()
-                settled = reporter.settle()
-
-    def _serve_commands(
-        self, session: Session, claims: ClaimSource, commands: CommandRunner, reporter: Reporter
-    ) -> None:
-        claiming = threading.Lock()
-
-        def start(job: ActiveJob) -> None:
-            threading.Thread(
-                target=self._run_thread,
-                args=(session, job, commands, reporter),
-                name=f"gangq-job-{job.id}",
-                daemon=True,
-            ).start()
-
-        def along(finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-            # While the main thread claims, which may take it a while, the report goes out alone.
-            if not self._claiming(session) or not claiming.acquire(blocking=False):
-                return None
-            try:
-                free = self.slots - len(session.table) + len(finished)
-                answer = claims.take_along(finished, free) if free > 0 else None
-                jobs = () if answer is None else self._taken(session, claims, answer[1])
-            finally:
-                claiming.release()
-            for job in jobs:
-                start(job)
-            return None if answer is None else answer[0]
-
-        reporter.along = along
-        while self._serving(session):
-            claims.pace()
-            session.work.clear()
-            with claiming:
-                free = self.slots - len(session.table)
-                jobs = self._take(session, claims, free) if free > 0 else []
-            if free <= 0:
-                session.work.wait(1.0)
-                continue
-            for job in jobs:
-                start(job)
-            if not jobs:
-                empty = not claims.unsure and not len(session.table) and not self._sampler.doubtful()
-                if self.options.once and empty:
-                    return
-                session.work.wait(claims.wait_s)
-
-    def _serving(self, session: Session) -> bool:
-        if session.ended.is_set() or self._drain.requested.is_set():
-            return False
-        if session.directory.is_dir():
-            return True
-        self._leave_homeless(session)
-        return False
-
-    def _leave_homeless(self, session: Session) -> None:
+    def _leave_homeless(self) -> None:
         """Somebody has removed the directory of sockets and logs, and no job can run here any more: what has not
         begun is handed back, and the next process has a new directory.
         """
@@ -456,113 +378,27 @@ class Worker:
         log.critical(
             "directory_gone",
             extra={
-                "directory": str(session.directory),
+                "directory": str(self._directory),
                 "advice": "keep cleaners of temporary files away from it, or set XDG_RUNTIME_DIR",
             },
         )
         self.stop()
 
-    def _claiming(self, session: Session) -> bool:
-        """Whether to begin more. Not while the driver does not answer for a device: whether that is broken is seen
-        within a minute, and what runs is left alone.
-        """
-        return self._serving(session) and not self._sampler.doubtful()
-
-    def _take(self, session: Session, claims: ClaimSource, most: int) -> list[ActiveJob]:
-        if not self._claiming(session) and not claims.unsure:
-            claims.wait_s = _DOUBT_S
-            return []
-        return self._taken(session, claims, claims.take(most))
-
-    def _taken(self, session: Session, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
-        jobs = [ActiveJob(claim) for claim in rows]
-        session.table.add(*jobs)
-        claims.settled()
-        if self._drain.requested.is_set():
-            # Claimed before it was, and not begun: nothing of them has to be waited for.
-            session.table.each(lambda job: job.tell_stop("drain", 0.0), jobs)
-        if session.ended.is_set():
-            # Who ended it has told those in the table, and these may not have been in it.
-            session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
-        return jobs
-
-    def _run_waiting(self, inline: InlineRunner, commands: CommandRunner, reporter: Reporter) -> None:
-        while self._waiting:
-            try:
-                job = self._waiting.popleft()
-            except IndexError:  # A drain takes from the other end.
-                return
-            self._run_one(job, inline, commands, reporter)
-
-    def _run_thread(
-        self, session: Session, job: ActiveJob, commands: CommandRunner, reporter: Reporter
-    ) -> None:
+    @contextlib.contextmanager
+    def _inline(self, session: Session, reporter: Reporter, watching: Watching) -> Iterator[InlineRunner]:
+        """What runs handlers in the main thread, and watches them."""
+        assert self._deadman is not None
+        hard_exit = HardExit(session, reporter, self._deadman)
+        watch = JobWatch(watching, ProcessTrip(watching, reporter))
+        capture = Capture(session)
+        capture.install()
         try:
-            self._run_one(job, None, commands, reporter)
-        finally:
-            session.work.set()
-
-    def _run_one(
-        self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner, reporter: Reporter
-    ) -> None:
-        if log.isEnabledFor(logging.DEBUG):
-            if inline is not None:
-                inline.rest()  # Writing a line may wait for whoever reads them.
-            log.debug("job_begins", extra=job.extra)
-        try:
-            self._dispatch(job, inline, commands)
-        except Exception as problem:
-            # A fault of ours, or of this host (no space left, no more threads). Nothing of the job runs: both
-            # runners see to that on their way out.
-            log.exception("runner_fault", extra=job.extra)
-            job.end_work()
-            if inline is not None:
-                inline.rest()
-            reporter.failed(
-                job,
-                describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
-                retryable=not isinstance(problem, _Unrunnable),
+            yield InlineRunner(
+                session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness, capture
             )
         finally:
-            if inline is not None:
-                self._signals.renew()
-
-    def _dispatch(self, job: ActiveJob, inline: InlineRunner | None, commands: CommandRunner) -> None:
-        task = job.claim.task
-        found = None if task == COMMAND else self._find(task)
-        if inline is not None:
-            if found is not None and not found.isolate and self._owns_all_or_none(job):
-                inline.run(job, found, found.watch, more_follow=bool(self._waiting))
-                return
-            inline.rest()
-        if found is None:
-            commands.run(job, self._command(job))
-            return
-        if self._target is None:
-            try:
-                self._target = app_target(self.app)
-            except GangqError as problem:
-                raise _Unrunnable(str(problem)) from None
-        commands.run(job, Command.of_handler(self._target, task, found.watch))
-
-    @staticmethod
-    def _command(job: ActiveJob) -> Command:
-        try:
-            return Command.of_payload(job.claim.payload)
-        except ValueError as problem:
-            raise _Unrunnable(str(problem)) from None
-
-    def _find(self, task: str) -> Task[..., Any]:
-        if self.app is None:
-            raise UnknownTask(f"task {task!r} is not known to this worker, which runs commands only")
-        return self.app.get_task(task)
-
-    def _owns_all_or_none(self, job: ActiveJob) -> bool:
-        """Whether this process may serve the job itself. A GPU runtime reads its visible devices once per
-        process: a job that holds some of this worker's devices and not others needs a process of its own.
-        """
-        held = len(job.claim.devices)
-        return held in (0, len(self._detection.devices))
+            capture.remove()
+            watch.close()
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ class WorkerOptions:
 
     ``queues`` it serves; ``name`` [the host's, with ``-gpu<index>`` where CUDA_VISIBLE_DEVICES restricts it]
     is unique among live workers and stays the same over restarts; ``slots`` [one for each device, at least 1] is
-    how many jobs run at once (with more than one, every handler runs in a child process; ``prefetch`` above 1
-    keeps it at 1); ``prefetch`` [1] is how many plain jobs it may hold for its one slot; ``devices`` declares GPUs
+    how many placed jobs run at once (members of gangs, and jobs that ask for devices, memory or CPUs), ``light`` [1]
+    how many light ones, and 0 none of them: the main thread runs the jobs of one lane, if that has one slot (the
+    placed lane where there are devices, else the light one), child processes run all others; ``prefetch`` [1] is how
+    many light jobs it may hold for its main thread; ``devices`` declares GPUs
     where no driver answers (``2x24GiB``) or none at all (``none``); ``memory_mb`` and ``cpus`` [all this process may
     use]; ``address`` [the host's name where that resolves] is where members of a gang reach this host; ``taints``
     (``key`` or ``key=value``) keep off every job that does not tolerate them; ``lease_s`` [the installation's] is
@@ -41,6 +43,7 @@ class WorkerOptions:
     name: str = ""
     host: str = ""
     slots: int | None = None
+    light: int = 1
     prefetch: int = 1
     devices: str | None = None
     memory_mb: int | None = None
@@ -64,12 +67,14 @@ class WorkerOptions:
             raise InvalidInput(f"queues is {self.queues!r}: name at least one queue, as a list: ['default']")
         if isinstance(self.taints, str):
             raise InvalidInput(f"taints is {self.taints!r}: pass a list of strings, e.g. [{self.taints!r}]")
-        if (self.slots is not None and self.slots < 1) or self.prefetch < 1:
-            raise InvalidInput(f"slots is {self.slots} and prefetch is {self.prefetch}: both are at least 1")
-        if self.prefetch > 1 and self.slots is not None and self.slots > 1:
+        if (self.slots is not None and self.slots < 0) or self.light < 0:
+            raise InvalidInput(f"slots is {self.slots} and light is {self.light}: neither is negative")
+        if self.slots == 0 and self.light == 0:
+            raise InvalidInput("slots and light are both 0: a worker has at least one slot")
+        if self.prefetch < 1 or (self.prefetch > 1 and self.light != 1):
             raise InvalidInput(
-                f"prefetch is {self.prefetch} with {self.slots} slots: a worker holds spare jobs only for "
-                "one slot; use one of the two"
+                f"prefetch is {self.prefetch} with {self.light} light slots: it is at least 1, and more than 1 only "
+                "where the worker has one light slot"
             )
         if self.connections not in (1, 2):
             raise InvalidInput(
@@ -85,6 +90,7 @@ class WorkerOptions:
             name=names.check("a worker's name", name, "pass --name NAME"),
             host=host,
             slots=self.slots,
+            light=self.light,
             prefetch=self.prefetch,
             devices=self.devices,
             memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,

@@ -21,6 +21,7 @@ from gangq.errors import DatabaseUnreachable, WorkerNameTaken
 from gangq.gpu import Detection
 from gangq.watchdogs.deadman import boottime
 from gangq.worker import cgroup, fitness, host_record, procfs
+from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
 from gangq.worker.proof import (
     HostIdentity,
@@ -52,8 +53,7 @@ def register(
     client: Client,
     options: WorkerOptions,
     *,
-    kind: str,
-    slots: int,
+    lanes: Lanes,
     tasks: list[str],
     task_options: dict[str, dict[str, Any]],
     detection: Detection,
@@ -98,9 +98,9 @@ def register(
                 name=options.name,
                 host=options.host,
                 queues=list(options.queues),
-                kind=kind,
-                slots=slots,
-                prefetch=options.prefetch,
+                slots=lanes.slots,
+                light=lanes.light,
+                prefetch=options.prefetch if lanes.main == "light" else 1,
                 memory_mb=options.memory_mb or 0,
                 cpus=options.cpus or 0,
                 labels=options.labels,
@@ -141,7 +141,14 @@ def register(
         log.warning("devices_withheld", extra={"devices": row.withheld})
     log.info(
         "registered",
-        extra={"worker": options.name, "incarnation": row.incarnation, "kind": kind, "tasks": tasks},
+        extra={
+            "worker": options.name,
+            "incarnation": row.incarnation,
+            "slots": lanes.slots,
+            "light": lanes.light,
+            "main_thread": lanes.main,
+            "tasks": tasks,
+        },
     )
     # What handlers start carries the mark, so that a successor finds it. Not the worker itself: its own
     # environment was fixed when it started; it is found by pid and start time.

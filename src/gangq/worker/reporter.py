@@ -101,7 +101,7 @@ class Reporter:
         self._session = session
         self._impatient = impatient
         self._finished: deque[ActiveJob] = deque()
-        self.held = HeldReports(session.work.set)
+        self.held = HeldReports(session.wake)
         """The jobs that have ended and of which it could not be said yet."""
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
@@ -158,6 +158,11 @@ class Reporter:
             return len(self._finished) < self._look_at or not self._worth_attending()
         self._flush(self.along, self.more)
         return True
+
+    def done_in_child(self, job: ActiveJob, result: Any, along: Along | None) -> None:
+        """A job that ran beside the main thread is done. For the thread that ran it; waits for the answer."""
+        job.result = result
+        self._say_done([job], along)
 
     def _worth_attending(self) -> bool:
         away = self._away
@@ -287,8 +292,10 @@ class Reporter:
 
     def _send(self, along: Along | None) -> None:
         batch = self._take_finished()
-        if not batch:
-            return
+        if batch:
+            self._say_done(batch, along)
+
+    def _say_done(self, batch: Sequence[ActiveJob], along: Along | None) -> None:
         try:
             # Where the answer was lost, or was a refusal, the same is said alone: it may be repeated.
             outcomes = None if along is None else along(batch)

@@ -27,7 +27,7 @@ from gangq.watchdogs import ExitCode, Trip
 from gangq.worker import cgroup, facts, procfs
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
-from gangq.worker.environment import for_child, own_environ, visible_devices
+from gangq.worker.environment import Surroundings, for_child, visible_devices
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
@@ -51,6 +51,10 @@ _CHILD = (
     "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('GANGQ_SYS_PATH')); "
     "from gangq.worker.child_main import main; sys.exit(main(sys.argv[1:]))"
 )
+
+
+Done = Callable[[ActiveJob, Any], object]
+"""Reports that a job is done, with its result as JSON text or None."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class CommandRunner:
         watching: Watching,
         leave: Callable[[], None],
         homeless: Callable[[], None],
+        surroundings: Surroundings,
         guarded: Callable[[int], Callable[[], None]] = lambda _: lambda: None,
     ) -> None:
         """``leave()`` begins the end of this worker, ``homeless()`` that of one whose directory is gone.
@@ -139,6 +144,7 @@ class CommandRunner:
         what is to be called once that has ended.
         """
         self._guarded = guarded
+        self._surroundings = surroundings
         self._homeless = homeless
         self._watching = watching
         self._leave = leave
@@ -150,8 +156,8 @@ class CommandRunner:
         self._numbers = iter(range(1, sys.maxsize))
         self._lock = threading.Lock()
 
-    def run(self, job: ActiveJob, command: Command) -> None:
-        """Run one job to its end and report it."""
+    def run(self, job: ActiveJob, command: Command, done: Done) -> None:
+        """Run one job to its end and report it: ``done(job, result)`` if it is done."""
         directory = self._session.directory / f"{job.id}-{job.token}"
         try:
             try:
@@ -161,14 +167,14 @@ class CommandRunner:
                 job.tell_stop("drain", 0.0)
                 self._not_started(job)
                 return
-            self._run(job, command, directory)
+            self._run(job, command, directory, done)
         finally:
             self._server.withdraw(job)
             if job.claim.master_port is not None:
                 self._ports.release(job.claim.master_port)
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _run(self, job: ActiveJob, command: Command, directory: Path) -> None:
+    def _run(self, job: ActiveJob, command: Command, directory: Path, done: Done) -> None:
         session = self._session
         if session.lapsing():
             job.tell_stop("lease", 0.0)
@@ -184,7 +190,7 @@ class CommandRunner:
         )
         env = for_child(
             job,
-            base=own_environ(),
+            base=self._surroundings.environ,
             own=command.env,
             devices=visible_devices(self._detection, job.claim.devices),
             gang=gang,
@@ -207,7 +213,7 @@ class CommandRunner:
             return
         over = self._guarded(child.guardian_pid)
         try:
-            with child:
+            with child, self._watching.beside(child.guardian_pid):
                 tripped = CommandTrip(self._watching, job, child)
                 ended = self._attend(job, child, command, tripped)
                 if ended is None:
@@ -222,7 +228,7 @@ class CommandRunner:
                 "the kernel killed a process of it for want of memory",
                 job=job,
             )
-        self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped)
+        self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped, done)
 
     def _start(self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path) -> Child:
         session = self._session
@@ -233,7 +239,7 @@ class CommandRunner:
         return Child.start(
             command.argv,
             env,
-            cwd=command.cwd or ".",
+            cwd=self._surroundings.path(command.cwd),
             log_path=directory / "output",
             mark=f"{session.mark}/{number}",
             deadline_boottime=session.kill_at,
@@ -316,6 +322,7 @@ class CommandRunner:
         gang: GangInfo | None,
         ran_s: float,
         tripped: CommandTrip,
+        done: Done,
     ) -> None:
         outcome = job.outcome or {}
         if job.lost is not None:
@@ -325,7 +332,7 @@ class CommandRunner:
         elif outcome.get("kind") == "result":
             result = outcome["result"]
             what = f"the result of task {job.claim.task!r}"
-            self._reporter.done(job, None if result is None else dumps_result(result, what))
+            done(job, None if result is None else dumps_result(result, what))
         elif tripped.trip is not None and (
             # One that ended by itself while the watchdog made up its mind ended as it says.
             ended.cause != "exit" or tripped.trip.code is ExitCode.MEMORY
@@ -347,7 +354,7 @@ class CommandRunner:
                 cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
             )
         elif ended.code == 0 and not command.isolated:
-            self._reporter.done(job, None)
+            done(job, None)
         else:
             self._reporter.failed(
                 job,

@@ -72,14 +72,21 @@ class HardExit:
         self._leave(code)
 
     def _goodbye(self, job: ActiveJob) -> None:
+        # What runs in children ends with this process, through no fault of its own.
+        self._session.note("exited")
         try:
             faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         except (OSError, ValueError, AttributeError):
             log.info("no_stack_dump")
         try:
             self._reporter.flush()
+            # The other jobs of its lane have not begun; those of the other lane run in children until those are gone.
             # What has ended and is still here is held by an open transaction: to hand it back would wait for that.
-            others = [one for one in self._session.table.snapshot() if one is not job and not one.reporting]
+            others = [
+                one
+                for one in self._session.table.snapshot()
+                if one is not job and one.lane == job.lane and not one.reporting
+            ]
             if others and not self._session.ended.is_set():
                 self._session.client.release(
                     job_ids=[other.id for other in others],

@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gangq.watchdogs.deadman import boottime
 from gangq.worker import statefile
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.session")
 
 
-Blameless = Literal["lapsed", "drained"]
-"""Why a process ended work that had done nothing wrong: it could not renew its lease, or its operator stopped
-it.
+Blameless = Literal["lapsed", "drained", "exited"]
+"""Why a process ended work that had done nothing wrong: it could not renew its lease, its operator stopped it, or
+the handler in its main thread was told to stop, or lost its claim, and only the end of the process could end it.
 """
 
 
 def blameless(directory: Path, incarnation: int, uid: int) -> str | None:
     """What :meth:`Session.note` of a worker of that user left there for that incarnation, if anything."""
-    for why in ("lapsed", "drained"):
+    whys: tuple[str, ...] = get_args(Blameless)
+    for why in whys:
         if statefile.read(directory, why, uid=uid) == str(incarnation).encode():
             return why
     return None
@@ -98,8 +99,6 @@ class Session:
         """Set once the database has ended this incarnation: whatever it still ran is lost."""
         self.closing = threading.Event()
         """Set once the worker is done with this incarnation: its threads stop."""
-        self.work = threading.Event()
-        """Set when there may be something to claim, or a slot has become free."""
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
         self.tripping = False
@@ -107,6 +106,7 @@ class Session:
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()
+        self._loops: list[threading.Event] = []
         self._notes: set[str] = set()
         self._kill_at = sent_at + terms.lease_s - terms.margin_s
 
@@ -169,4 +169,15 @@ class Session:
             log.error("incarnation_ended", extra={"incarnation": self.incarnation, "reason": why})
         self.ended.set()
         self.table.each(lambda job: job.lose(why))
-        self.work.set()
+        self.wake()
+
+    def new_wake_up(self) -> threading.Event:
+        """Return an event for one more claim loop, which :meth:`wake` sets."""
+        event = threading.Event()
+        self._loops.append(event)
+        return event
+
+    def wake(self) -> None:
+        """There may be something to claim, or a slot has become free: every claim loop looks."""
+        for event in self._loops:
+            event.set()

@@ -7,10 +7,11 @@ it is gone; the worker and its other jobs go on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,23 @@ class Watching:
         self.calibration = Calibration()
         self._models = {device.uuid: device.model for device in detection.devices}
         self._readings_at = 0.0
+        self._beside: set[int] = set()
         # Whatever this process starts is its own to the driver, the sampler excepted.
         family = HostActivity(own=True, ignored=sampler.pids)
         sampler.watch(self._models, family.pids)
+
+    @contextlib.contextmanager
+    def beside(self, pid: int) -> Iterator[None]:
+        """As long as this lasts, the process ``pid`` and all below it are not of the handler in the main thread."""
+        self._beside.add(pid)
+        try:
+            yield
+        finally:
+            self._beside.discard(pid)
+
+    def strangers(self) -> list[int]:
+        """Pids below this process that are, with all below them, not of the handler in its main thread."""
+        return [*self.sampler.pids(), *tuple(self._beside)]
 
     def uuids(self, job: ActiveJob) -> tuple[str, ...]:
         """The devices it holds."""
@@ -153,7 +168,7 @@ class JobWatch:
         watching = self._watching
         return WorkSensors(
             self._pids,
-            ignored=watching.sampler.pids,
+            ignored=watching.strangers,
             uuids=uuids,
             sampler=watching.sampler if uuids else None,
             calibration=watching.calibration,

@@ -1,0 +1,257 @@
+-- Where single jobs may start: open_place, fill_places, vacate, close_places.
+-- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under the
+-- worker's row, then a place and a pending job, each with skip locked. Vacating and closing take
+-- places with skip locked and nothing else.
+--
+-- A decision opens places and names no jobs: a place is for one job of one shape, with its devices.
+-- The worker's claim fills it with the first job of that shape. When that job is done, the place is
+-- vacant again and the same worker may fill it in the same commit, until the place's time is over.
+-- From its opening until it is closed a place counts as its job does, so nothing can spend it twice.
+
+-- Opening ---------------------------------------------------------------------------------------------
+
+create function gangq.smallest_devices(s gangq.shapes, device_ids bigint[], vrams integer[])
+returns bigint[] language sql immutable as $$
+  select array(
+    select d.id
+    from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
+    where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid))
+    order by d.n limit (s).gpus)
+$$;
+comment on function gangq.smallest_devices is
+  'Internal. Of these free devices, smallest first, as many as a job of this shape needs.';
+
+-- The worker's row is locked. A limit says so in words, because psql users meet it.
+create function gangq.no_room(me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz)
+returns text language plpgsql stable as $$
+declare
+  free record;
+  hit jsonb;
+begin
+  if gangq.candidates(t, array[(me).id]) = '{}' then
+    return 'the worker takes nothing now';
+  elsif not gangq.serves(me, s) then
+    return 'the worker does not serve it';
+  elsif gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused)) then
+    return 'its queue is paused';
+  end if;
+  select f.* into free from gangq.free_capacity(array[(me).id]) f;
+  if free.slots < 1 or free.memory_mb < (s).memory_mb or free.cpus < (s).cpus then
+    return 'no room';
+  elsif cardinality(device_ids) <> (s).gpus
+    or exists (
+      select 1 from unnest(device_ids) as d(id)
+      where d.id <> all (free.device_ids) or d.id = any ((s).avoid)
+        or free.vrams[array_position(free.device_ids, d.id)] < (s).vram_mb)
+    or (select count(distinct d.id) from unnest(device_ids) as d(id)) <> (s).gpus then
+    return 'its devices are not free';
+  end if;
+  hit := gangq.limit_hit((s).queue, coalesce((s).submitter, (
+      select j.submitter from gangq.live_jobs j
+      where j.shape_id = (s).id and j.state = 'pending' order by j.order_key limit 1)),
+    0, 1, (s).gpus, (s).memory_mb, (s).cpus);
+  return case when hit is not null then
+    format('queue %s uses %s %s of at most %s', hit ->> 'queue', hit ->> 'used',
+      hit ->> 'resource', hit ->> 'limit') end;
+end $$;
+comment on function gangq.no_room is
+  'Internal. Why a place for a job of this shape cannot be opened on this worker; null: it can.';
+
+create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
+  select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
+$$;
+comment on function gangq.place_until is
+  'Internal. A place that no pass renews is closed after two ticks.';
+
+create function gangq.add_place(
+  me gangq.incarnations, s gangq.shapes, device_ids bigint[], min_priority integer, ends_by timestamptz,
+  refills boolean, t timestamptz
+) returns bigint language plpgsql as $$
+declare
+  opened bigint;
+begin
+  insert into gangq.places (incarnation, shape_id, device_ids, min_priority, ends_by, refills, until)
+  values ((me).id, (s).id, device_ids, min_priority, ends_by, refills, gangq.place_until(t))
+  returning id into opened;
+  insert into gangq.device_holds (device_id, kind, place_id, since)
+  select d.id, 'place', opened, t from unnest(device_ids) as d(id);
+  perform gangq.wake(array[(me).id], 'claim');
+  return opened;
+end $$;
+comment on function gangq.add_place is 'Internal. Opens a place that was found to have room, and wakes its worker.';
+
+create function gangq.open_place(
+  incarnation bigint, job_id bigint, device_ids bigint[] default null, min_priority integer default -1000,
+  ends_by timestamptz default null, refills boolean default true
+) returns bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  me gangq.incarnations;
+  s gangq.shapes;
+  free record;
+  devices bigint[] := open_place.device_ids;
+  why text;
+begin
+  perform gangq.require_read_committed('open_place');
+  perform gangq.check_moment('ends_by', open_place.ends_by);
+  select z.* into s
+  from gangq.live_jobs j join gangq.shapes z on z.id = j.shape_id
+  where j.id = open_place.job_id and j.gang_id is null;
+  if not found then
+    perform gangq.refuse('GQ002', format('job %s is no single job that waits', open_place.job_id),
+      'Members of gangs are placed by reserve_gang.');
+  end if;
+  select i.* into me from gangq.incarnations i where i.id = open_place.incarnation for no key update;
+  if not found or me.ended_at is not null then
+    perform gangq.refuse_ended(open_place.incarnation);
+  end if;
+  if devices is null then
+    select f.* into free from gangq.free_capacity(array[me.id]) f;
+    devices := gangq.smallest_devices(s, free.device_ids, free.vrams);
+  end if;
+  perform gangq.lock_limited(array[s.queue]);
+  why := gangq.no_room(me, s, devices, t);
+  if why is not null then
+    perform gangq.refuse('GQ004', format('no place for job %s on worker %s: %s', open_place.job_id, me.name, why),
+      'Decide again on what gangq.board() shows.');
+  end if;
+  return gangq.add_place(me, s, devices, open_place.min_priority, open_place.ends_by, open_place.refills, t);
+end $$;
+comment on function gangq.open_place is
+  'Opens a place on a worker for single jobs of the kind of this one, and returns its number. The worker''s '
+  'next claim fills it with the first job of that kind; when that one is done the next may follow, where '
+  'refills, until two ticks have passed. device_ids: its devices; null: the smallest that do. min_priority: '
+  'jobs of a lower one do not fill it. ends_by: nothing that could end later fills it. Raises GQ001, '
+  'GQ002, GQ004 (no room, a limit, a pause, a worker that takes nothing), GQ005, GQ008.';
+
+-- Filling ---------------------------------------------------------------------------------------------
+
+-- What was verified when the place was opened may have changed since. Capacity need not be counted
+-- again, because the place itself is counted.
+create function gangq.no_fill(p gangq.places, s gangq.shapes, t timestamptz) returns text
+language sql stable as $$
+  select case
+    when (p).until <= t then 'its time is over'
+    when gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused))
+      then 'its queue is paused'
+    when (
+      select count(*)
+      from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+      where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
+      then 'a device is gone'
+    when gangq.over_limit((s).queue, (s).submitter) then 'a limit was lowered'
+  end
+$$;
+comment on function gangq.no_fill is 'Internal. Why this place must not be filled any more; null: it may.';
+
+create function gangq.fill_places(
+  me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
+) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  p gangq.places;
+  s gangq.shapes;
+  head record;
+  started bigint[] := '{}';
+  refused boolean := false;
+begin
+  for p in
+    select x.* from gangq.places x
+    where x.incarnation = (me).id and x.job_id is null order by x.id for update skip locked
+  loop
+    exit when cardinality(started) >= most;
+    select z.* into s from gangq.shapes z where z.id = p.shape_id;
+    head := null;
+    if gangq.no_fill(p, s, t) is null and gangq.serves(me, s) then
+      select j.id, (1000 - (j.order_key >> 50)) as priority, j.budget_s into head
+      from gangq.live_jobs j
+      where j.shape_id = p.shape_id and j.state = 'pending'
+      order by j.order_key limit 1 for update skip locked;
+    end if;
+    -- A head that does not fit closes the place: nothing goes past it.
+    if head.id is null or head.priority < p.min_priority
+      or p.ends_by < t + make_interval(
+        secs => gangq.estimate_s(s.queue, s.task, s.gpus::integer, head.budget_s)) then
+      refused := refused or head.id is not null;
+      delete from gangq.device_holds h where h.place_id = p.id;
+      delete from gangq.places x where x.id = p.id;
+      continue;
+    end if;
+    perform gangq.start_in(p, head.id, (me).id, request_id, base, t);
+    started := started || head.id;
+  end loop;
+  if refused then
+    perform gangq.wake_tick(true);
+  end if;
+  return started;
+end $$;
+comment on function gangq.fill_places is
+  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of its kind; '
+  'closes those that must not be filled any more. Returns the jobs that run now.';
+
+create function gangq.start_in(
+  p gangq.places, job_id bigint, incarnation bigint, request_id uuid, base bigint, t timestamptz
+) returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+  drawn bigint := gangq.new_token(base);
+begin
+  update gangq.live_jobs j set state = 'running', incarnation = start_in.incarnation, token = drawn,
+    light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null, request_id = start_in.request_id
+  where j.id = start_in.job_id;
+  update gangq.device_holds h set kind = 'job', place_id = null, job_id = start_in.job_id,
+    token = drawn, since = t
+  where h.place_id = (p).id;
+  if (p).refills then
+    update gangq.places x set job_id = start_in.job_id, token = drawn where x.id = (p).id;
+  else
+    delete from gangq.places x where x.id = (p).id;
+  end if;
+end $$;
+comment on function gangq.start_in is 'Internal. This job starts in this place.';
+
+-- Closing ---------------------------------------------------------------------------------------------
+
+-- Only a job that is done leaves its place open: who failed, tripped or was stopped may have left a
+-- device in doubt, and the next pass decides about that room. What a pass has locked is left to it.
+create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns void
+language sql volatile as $$
+  with vacant as (
+    update gangq.places p set job_id = null, token = null
+    where p.id = any (array(
+        select z.id
+        from unnest(job_ids, tokens) as g(job_id, token)
+        join gangq.places z on z.token = g.token and z.job_id = g.job_id
+        where z.until > t
+        for update of z skip locked))
+    returning p.id, p.device_ids
+  )
+  update gangq.device_holds h set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
+  from vacant v
+  where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
+$$;
+comment on function gangq.vacate is
+  'Internal. These jobs are done: the places that they sat in are vacant, and hold their devices.';
+
+create function gangq.close_places(ids bigint[]) returns integer language plpgsql as $$
+declare
+  closed bigint[];
+begin
+  closed := array(
+    select p.id from gangq.places p where p.id = any (ids) order by p.id for update skip locked);
+  delete from gangq.device_holds h where h.place_id = any (closed);
+  delete from gangq.places p where p.id = any (closed);
+  return cardinality(closed);
+end $$;
+comment on function gangq.close_places is
+  'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its devices '
+  'until it ends.';
+
+create function gangq.close_overdue(most integer default 200) returns integer language plpgsql as $$
+begin
+  return gangq.close_places(array(
+    select p.id from gangq.places p where p.until <= gangq.now() order by p.id limit most));
+end $$;
+comment on function gangq.close_overdue is
+  'Internal. Closes places that no pass has renewed for two ticks. Returns how many.';

@@ -1,0 +1,94 @@
+"""Places: which of them stay open, and what may follow in them.
+
+A place is refilled by its worker without another pass. So it stays open only while that is what a pass would
+decide: while nothing that comes before its kind waits for the same worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gangq.placement.decisions import Decision, Refill
+
+if TYPE_CHECKING:
+    from gangq.placement.board import Ask, Board, Kind
+
+LOWEST = -1000
+
+
+class Rivals:
+    """What waits for room, in the order in which a pass came to it."""
+
+    def __init__(self, kinds: Mapping[int, Kind]) -> None:
+        self._kinds = kinds
+        self._waiting: dict[str, Ask] = {}
+        self._kinds_waiting: set[int] = set()
+        self._found: dict[tuple[int, int], tuple[bool, int]] = {}
+
+    def add(self, ask: Ask) -> None:
+        """It waits; everything that was added before it comes first."""
+        self._waiting.setdefault(ask.id, ask)
+        self._kinds_waiting.add(ask.kind)
+
+    def waits(self, kind: int) -> bool:
+        """Whether jobs of this kind wait."""
+        return kind in self._kinds_waiting
+
+    def to(self, kind: int, class_id: int) -> tuple[bool, int]:
+        """Whether anything that comes before this kind waits for a worker of this class; and the highest priority
+        of what comes after it, of which no job of a lower one may go ahead.
+        """
+        if (kind, class_id) not in self._found:
+            before, highest, own = False, LOWEST, False
+            for ask in self._waiting.values():
+                if ask.kind == kind:
+                    own = True
+                elif any(class_id in role.serves for role in self._kinds[ask.kind].roles):
+                    before = before or not own
+                    highest = max(highest, ask.priority)
+            self._found[kind, class_id] = before, highest
+        return self._found[kind, class_id]
+
+
+def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals) -> None:
+    """Say of each seat of a single job which open place it is already, and of each place whether it is refilled."""
+    workers = {worker.id: worker for worker in board.workers}
+    kinds = {ask.id: ask.kind for ask in board.asks}
+    priorities = {ask.id: ask.priority for ask in board.asks}
+    vacant = {(place.worker, place.kind, place.devices): place.id for place in board.places if not place.job}
+    first: dict[int, Decision] = {}
+    for decision in decisions.values():
+        if not decision.ask.startswith("k"):
+            continue
+        kind = kinds[decision.ask]
+        first.setdefault(kind, decision)
+        kept = []
+        for seat in decision.seats:
+            before, highest = rivals.to(kind, workers[seat.worker].class_id)
+            kept.append(
+                replace(
+                    seat,
+                    place=vacant.pop((seat.worker, kind, seat.devices), None),
+                    refills=not before,
+                    # The job that it is opened for may fill it in any case.
+                    min_priority=min(highest, priorities[decision.ask]),
+                )
+            )
+        decision.seats = tuple(kept)
+    running = {unit.id for unit in board.units if not unit.leaving}
+    for place in board.places:
+        if place.job not in running or place.kind not in first or place.worker not in workers:
+            continue
+        before, highest = rivals.to(place.kind, workers[place.worker].class_id)
+        if not before and rivals.waits(place.kind):
+            decision = first[place.kind]
+            decision.refills += (Refill(place.id, min_priority=highest),)
+
+
+def closed_places(board: Board, decisions: Sequence[Decision]) -> list[int]:
+    """The open places of a board that nothing of what was decided uses any more."""
+    used = {seat.place for decision in decisions for seat in decision.seats}
+    used |= {refill.place for decision in decisions for refill in decision.refills}
+    return [place.id for place in board.places if place.id not in used]

@@ -1,0 +1,105 @@
+"""Which code runs for a claimed job, and where: a handler here, a handler in a child process, or a command."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from gangq.app import COMMAND, App
+from gangq.errors import GangqError, UnknownTask
+from gangq.worker.child_main import app_target
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.reporter import Reporter, describe
+from gangq.worker.runner_command import Command, CommandRunner, Done
+from gangq.worker.runner_inline import InlineRunner
+
+if TYPE_CHECKING:
+    from gangq.app import Task
+
+log = logging.getLogger("gangq.worker.dispatch")
+
+
+class _Unrunnable(GangqError):
+    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
+
+
+class Dispatcher:
+    """Runs claimed jobs. Thread-safe."""
+
+    def __init__(
+        self, app: App | None, target: str | None, devices: int, commands: CommandRunner, reporter: Reporter
+    ) -> None:
+        """``target`` (``module:app``) is where children find the app [searched for]; ``devices`` is how many this
+        worker offers.
+        """
+        self._app = app
+        self._target = target
+        self._devices = devices
+        self._commands = commands
+        self._reporter = reporter
+
+    def run(
+        self, job: ActiveJob, inline: InlineRunner | None, done: Done, *, more_follow: bool = False
+    ) -> None:
+        """Run one job to its end and report it; ``done`` is for one that is done in a child.
+
+        ``inline`` is the runner of the main thread, for the main thread; None: the job runs in a child.
+        ``more_follow``: another job of the main thread waits to be run.
+        """
+        if log.isEnabledFor(logging.DEBUG):
+            if inline is not None:
+                inline.rest()  # Writing a line may wait for whoever reads them.
+            log.debug("job_begins", extra=job.extra)
+        try:
+            self._run(job, inline, done, more_follow)
+        except Exception as problem:
+            # A fault of ours, or of this host (no space left, no more threads). Nothing of the job runs: both
+            # runners see to that on their way out.
+            log.exception("runner_fault", extra=job.extra)
+            job.end_work()
+            if inline is not None:
+                inline.rest()
+            self._reporter.failed(
+                job,
+                describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
+                retryable=not isinstance(problem, _Unrunnable),
+            )
+
+    def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:
+        task = job.claim.task
+        found = None if task == COMMAND else self._find(task)
+        if inline is not None:
+            if found is not None and not found.isolate and self._owns_all_or_none(job):
+                inline.run(job, found, found.watch, more_follow=more_follow)
+                return
+            inline.rest()
+        if found is None:
+            self._commands.run(job, self._command(job), done)
+            return
+        self._commands.run(job, Command.of_handler(self._find_target(), task, found.watch), done)
+
+    @staticmethod
+    def _command(job: ActiveJob) -> Command:
+        try:
+            return Command.of_payload(job.claim.payload)
+        except ValueError as problem:
+            raise _Unrunnable(str(problem)) from None
+
+    def _find_target(self) -> str:
+        if self._target is None:
+            try:
+                self._target = app_target(self._app)
+            except GangqError as problem:
+                raise _Unrunnable(str(problem)) from None
+        return self._target
+
+    def _find(self, task: str) -> Task[..., Any]:
+        if self._app is None:
+            raise UnknownTask(f"task {task!r} is not known to this worker, which runs commands only")
+        return self._app.get_task(task)
+
+    def _owns_all_or_none(self, job: ActiveJob) -> bool:
+        """Whether this process may serve the job itself. A GPU runtime reads its visible devices once per
+        process: a job that holds some of this worker's devices and not others needs a process of its own.
+        """
+        return len(job.claim.devices) in (0, self._devices)

@@ -1,0 +1,347 @@
+"""The loops that claim jobs and have them run: one for the main thread's lane, one for what runs in children.
+
+The main thread may be inside a handler for hours, so the other lane has a claiming thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gangq.errors import GangqError
+from gangq.watchdogs import signs
+from gangq.worker.claims import AlongUnderWay, ClaimSource
+from gangq.worker.dispatch import Dispatcher
+from gangq.worker.drain import Drain
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.reporter import Reporter
+from gangq.worker.runner_inline import InlineRunner
+from gangq.worker.session import Session
+from gangq.worker.signals import SignalWatch
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Claim, Outcome
+    from gangq.gpu import DeviceSampler
+
+log = logging.getLogger("gangq.worker.loops")
+
+_FEW = 16
+_DOUBT_S = 1.0
+"""How long to wait before looking again whether the driver answers."""
+_FULL_S = 1.0
+"""The same, where all slots are taken, whether one has become free."""
+_FAULT_S = 1.0
+_DECIDED_S = 3.0
+"""How long to wait for a pass that another worker runs."""
+
+
+class Intake:
+    """Whether a worker takes more jobs, and what becomes of those it has claimed: for all its loops."""
+
+    def __init__(
+        self, session: Session, drain: Drain, sampler: DeviceSampler, homeless: Callable[[], None]
+    ) -> None:
+        """``homeless()`` begins the end of a worker whose directory is gone."""
+        self.session = session
+        self._drain = drain
+        self._sampler = sampler
+        self._homeless = homeless
+        self.taken = 0
+        """How many jobs were claimed."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether the loops go on."""
+        if self.session.ended.is_set() or self._drain.requested.is_set():
+            return False
+        if self.session.directory.is_dir():
+            return True
+        self._homeless()
+        return False
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the driver does not answer for a device: whether that is broken is seen within a minute, and what
+        runs is left alone.
+        """
+        return bool(self._sampler.doubtful())
+
+    @property
+    def claiming(self) -> bool:
+        """Whether to begin more."""
+        return self.serving and not self.doubtful
+
+    def take(self, claims: ClaimSource, most: int) -> list[ActiveJob]:
+        """Claim up to ``most`` jobs."""
+        if not self.claiming and not claims.unsure:
+            claims.wait_s = _DOUBT_S
+            return []
+        return self.add(claims, claims.take(most))
+
+    def add(self, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
+        """What was claimed, in the job table now."""
+        session = self.session
+        jobs = [ActiveJob(claim) for claim in rows]
+        session.table.add(*jobs)
+        self.taken += len(jobs)
+        claims.settled()
+        if self._drain.requested.is_set():
+            # Claimed before it was, and not begun: nothing of them has to be waited for.
+            session.table.each(lambda job: job.tell_stop("drain", 0.0), jobs)
+        if session.ended.is_set():
+            # Who ended it has told those in the table, and these may not have been in it.
+            session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
+        return jobs
+
+
+class MainLoop:
+    """Claims for the main thread and runs there, one job after another: the lane that has one slot."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        claims: ClaimSource,
+        reporter: Reporter,
+        dispatcher: Dispatcher,
+        inline: InlineRunner,
+        signals: SignalWatch,
+        waiting: deque[ActiveJob],
+        *,
+        prefetch: int = 1,
+        once: Callable[[], bool] = bool,
+    ) -> None:
+        """``waiting``: where jobs wait that are claimed and not begun, ``prefetch`` at most. ``once()``: whether the
+        worker ends when there is nothing to claim.
+        """
+        self._intake = intake
+        self._claims = claims
+        self._reporter = reporter
+        self._dispatcher = dispatcher
+        self._inline = inline
+        self._signals = signals
+        self._waiting = waiting
+        self._prefetch = prefetch
+        self._once = once
+        # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
+        self._few = max(prefetch // 4, min(prefetch, _FEW))
+        # Not more than half, so that one half runs while the other is reported and claimed.
+        self._half = (prefetch + 1) // 2
+        reporter.along, reporter.more = self._along, lambda: waiting
+        if prefetch > 1:
+            reporter.ahead, reporter.ahead_after = self._ahead, self._half
+
+    def run(self) -> None:
+        """Claim and run until the worker stops."""
+        intake, claims, waiting = self._intake, self._claims, self._waiting
+        while intake.serving:
+            signs.alive()
+            claims.pace()
+            jobs = intake.take(claims, self._prefetch)
+            if not jobs:
+                if not claims.unsure and not intake.doubtful and self._once():
+                    return
+                claims.wait()
+                continue
+            waiting.extend(jobs)
+            settled = False
+            while waiting or not settled:  # A drain may take away what a call under way has just brought.
+                self._run_waiting()
+                self._inline.rest()
+                settled = self._reporter.settle()
+
+    def _run_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            try:
+                job = waiting.popleft()
+            except IndexError:  # A drain takes from the other end.
+                return
+            try:
+                self._dispatcher.run(job, self._inline, self._reporter.done, more_follow=bool(waiting))
+            finally:
+                self._signals.renew()
+
+    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+        if not self._intake.claiming:
+            return None
+        most = self._few if self._reporter.flowing else self._prefetch
+        answer = self._claims.take_along(finished, most)
+        if answer is None:
+            return None
+        self._waiting.extend(self._intake.add(self._claims, answer[1]))
+        return answer[0]
+
+    def _ahead(self, finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
+        if not self._intake.claiming:
+            return None
+        return self._claims.send_along(finished, self._half, self._arrived)
+
+    def _arrived(self, rows: Sequence[Claim]) -> None:
+        self._waiting.extend(self._intake.add(self._claims, rows))
+
+
+class ChildLoop:
+    """Claims for the lanes whose jobs run in child processes, and has a thread for each job that runs."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        claims: ClaimSource,
+        reporter: Reporter,
+        dispatcher: Dispatcher,
+        slots: int,
+        *,
+        once: Callable[[], bool] = bool,
+        found_nothing: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``slots``: how many jobs at once. ``once()``: whether the worker ends when there is nothing to claim;
+        ``found_nothing()`` is called whenever it becomes :attr:`idle`.
+        """
+        self._intake = intake
+        self._claims = claims
+        self._reporter = reporter
+        self._dispatcher = dispatcher
+        self._slots = slots
+        self._once = once
+        self._found_nothing = found_nothing
+        self._claiming = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run_until_stopped, name="gangq-claims", daemon=True)
+        self.idle = False
+        """Whether nothing runs here, and the last claim found nothing."""
+
+    def start(self) -> None:
+        """Run the loop in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop in the thread. What it has claimed is in the job table."""
+        self._stop.set()
+        self._claims.woken.set()
+        self._thread.join()
+
+    def _run_until_stopped(self) -> None:
+        while not self._stop.is_set() and self._intake.serving:
+            try:
+                self.run()
+            except Exception:
+                # The main thread may be inside a handler for hours: what goes wrong here must not end this lane.
+                log.exception("claims_fault")
+                self._stop.wait(_FAULT_S)
+
+    def run(self) -> None:
+        """Claim and start jobs until the worker stops."""
+        claims = self._claims
+        while self._intake.serving:
+            signs.alive()
+            claims.pace()
+            if self._stop.is_set():
+                return
+            with self._claiming:
+                self.idle = False
+                free = self._free
+                jobs = self._intake.take(claims, free) if free > 0 else []
+            if free <= 0:
+                claims.woken.wait(_FULL_S)
+                continue
+            for job in jobs:
+                self._begin(job)
+            if not jobs:
+                self.idle = free == self._slots and not claims.unsure and not self._intake.doubtful
+                if self.idle:
+                    if self._once():
+                        return
+                    self._found_nothing()
+                claims.wait()
+
+    def look_again(self) -> None:
+        """Claim now, and only then be idle again."""
+        self.idle = False
+        self._claims.woken.set()
+
+    @property
+    def _free(self) -> int:
+        return self._slots - self._intake.session.table.count(self._claims.lane)
+
+    def _begin(self, job: ActiveJob) -> None:
+        name = f"gangq-job-{job.id}"
+        try:
+            threading.Thread(target=self._run_job, args=(job,), name=name, daemon=True).start()
+        except RuntimeError as problem:
+            log.error("job_not_begun", extra={**job.extra, "error": str(problem)})
+            job.end_work()
+            self._reporter.stopped(job)
+
+    def _run_job(self, job: ActiveJob) -> None:
+        try:
+            self._dispatcher.run(job, None, self._done)
+        finally:
+            self._claims.woken.set()
+
+    def _done(self, job: ActiveJob, result: Any) -> None:
+        self._reporter.done_in_child(job, result, self._along)
+
+    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+        # While this lane is being claimed for, which may take a while, the report goes out alone.
+        if not self._intake.claiming or self._stop.is_set() or not self._claiming.acquire(blocking=False):
+            return None
+        try:
+            free = self._free + len(finished)
+            answer = self._claims.take_along(finished, free) if free > 0 else None
+            jobs = () if answer is None else self._intake.add(self._claims, answer[1])
+        finally:
+            self._claiming.release()
+        for job in jobs:
+            self._begin(job)
+        return None if answer is None else answer[0]
+
+
+class NothingLeft:
+    """Whether a worker that runs until nothing is left to claim (``once``) is done: for the loop that ends it."""
+
+    def __init__(self, intake: Intake, placed: bool) -> None:
+        """``placed``: it takes placed work, which can be claimed only once a pass has placed it."""
+        self._intake = intake
+        self._placed = placed
+        self._looked_at = -1
+        self.children: ChildLoop | None = None
+        """The loop of the other lane."""
+
+    def __call__(self) -> bool:
+        """Ask when a claim has found nothing. True once both lanes have looked in vain since the last job ended, and
+        a pass has run since.
+        """
+        intake = self._intake
+        if len(intake.session.table):
+            return False
+        if self._looked_at == intake.taken:
+            return self.children is None or self.children.idle
+        if self._placed and not self._decided():
+            return False
+        self._looked_at = intake.taken
+        if self.children is not None:
+            self.children.look_again()
+        intake.session.wake()
+        return False
+
+    def _decided(self) -> bool:
+        """Whether a tick has found nothing that waits to be placed, or has decided on it."""
+        session, turn = self._intake.session, None
+        until = time.monotonic() + _DECIDED_S
+        while time.monotonic() < until and self._intake.serving:
+            try:
+                report = session.client.tick(force=True, turn=turn)
+            except GangqError as problem:
+                log.info("tick_failed", extra={"error": str(problem)})
+                return False
+            wait_s = session.terms.tick_s if report.next_in_s is None else report.next_in_s
+            # Where another worker has the turn to decide, the tick is due again when that is over.
+            if report.ran and not report.again and (report.decide or wait_s >= session.terms.tick_s):
+                return True
+            turn = report.next_turn
+            time.sleep(min(wait_s, _DECIDED_S))
+        return True

@@ -1,0 +1,229 @@
+"""A place: opened on a worker, filled by its claim, refilled, closed. Nothing here runs a pass unless it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drive import ENDED, MISSING, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Worker, gpus, refused
+
+
+def opened(q: Q, worker: Worker, job_id: int, **more: Any) -> int:
+    place: int = q.one("open_place", incarnation=worker.incarnation, job_id=job_id, **more)
+    return place
+
+
+def filled(worker: Worker, **more: Any) -> list[Claim]:
+    """What the worker claims, with no pass before it."""
+    rows = worker.q.call("claim", incarnation=worker.incarnation, max_jobs=10, **more)
+    return [Claim(worker.q, row, worker.incarnation) for row in rows]
+
+
+def next_after(worker: Worker, claim: Claim) -> list[Claim]:
+    rows = worker.q.call(
+        "complete_and_claim",
+        incarnation=worker.incarnation,
+        job_ids=[claim.job_id],
+        tokens=[claim.token],
+        max_jobs=10,
+    )
+    return [Claim(worker.q, row, worker.incarnation) for row in rows if row["outcome"] == "claimed"]
+
+
+def held(q: Q) -> list[str]:
+    """What holds each device: a place or a job."""
+    return [row["kind"] for row in q.sql("select kind from gangq.device_holds order by device_id")]
+
+
+def count(q: Q) -> int:
+    return int(q.value("select count(*) from gangq.places"))
+
+
+def past_until(q: Q) -> None:
+    q.later(q.value("select 2 * tick_s + 1 from gangq.settings"))
+
+
+def test_the_life_of_a_place(q: Q) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000, 8000))
+    assert filled(worker) == [], "what needs a device is claimed only into a place"
+    opened(q, worker, first)
+    assert (held(q), worker.free["slots"]) == (["place"], 1)
+    (claim,) = filled(worker)
+    assert (claim.job_id, claim["light"], held(q)) == (first, False, ["job"])
+    (refill,) = next_after(worker, claim)
+    assert (refill.job_id, refill["devices"], held(q)) == (second, claim["devices"], ["job"])
+    assert refill.complete() == "done"
+    assert (held(q), worker.free["slots"]) == (["place"], 1)
+    past_until(q)
+    assert q.one("close_overdue") == 1
+    assert (held(q), worker.free["slots"], q.violations()) == ([], 2, [])
+
+
+def test_a_place_that_does_not_refill_is_for_one_job(q: Q) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first, refills=False)
+    (claim,) = filled(worker)
+    assert count(q) == 0
+    assert next_after(worker, claim) == []
+    assert held(q) == []
+
+
+def test_a_repeated_request_finds_what_it_filled(q: Q) -> None:
+    job = q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, job)
+    request = "00000000-0000-4000-8000-000000000001"
+    assert [c.row for c in filled(worker, request_id=request)] == [
+        c.row for c in filled(worker, request_id=request)
+    ]
+
+
+CHANGES: dict[str, Any] = {
+    "quarantined": lambda q: q.call("quarantine", worker="w1"),
+    "a device quarantined": lambda q: q.call("quarantine", device_uuid="G0"),
+    "cordoned": lambda q: q.call("cordon", worker="w1"),
+    "draining": lambda q: q.call("cordon", worker="w1", drain=True),
+    "paused": lambda q: q.call("set_queue", name="default", paused=True),
+    "full": lambda q: q.call("set_queue", name="default", max_running_jobs=0),
+}
+
+
+@pytest.mark.parametrize("why", [*CHANGES, "lease"])
+def test_no_place_is_opened_where_the_worker_or_queue_takes_nothing(q: Q, why: str) -> None:
+    job = q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    if why == "lease":
+        q.later(3600)
+    else:
+        CHANGES[why](q)
+    with refused(WRONG_STATE, f"no place for job {job}"):
+        opened(q, worker, job)
+    assert (count(q), held(q)) == (0, [])
+
+
+def test_a_place_holds_its_slot_and_its_devices_against_the_next(q: Q) -> None:
+    job, other = q.submit(gpus=1), q.submit(cpus=1)
+    worker = q.worker(slots=1, cpus=4, devices=gpus(8000, 8000))
+    opened(q, worker, job)
+    with refused(WRONG_STATE, "no room"):
+        opened(q, worker, other)
+    roomy = q.worker("w2", slots=2, devices=gpus(8000, prefix="H"))
+    opened(q, roomy, job)
+    with refused(WRONG_STATE, "its devices are not free"):
+        opened(q, roomy, job)
+
+
+def test_open_places_count_in_their_queues_limit(q: Q) -> None:
+    q.call("set_queue", name="default", max_running_jobs=1)
+    job, _ = q.submit(count=2)
+    worker = q.worker(slots=2)
+    opened(q, worker, job)
+    with refused(WRONG_STATE, "at most 1"):
+        opened(q, worker, job)
+
+
+def test_open_place_refuses_what_is_no_waiting_single_job_or_no_live_worker(q: Q) -> None:
+    worker = q.worker(devices=gpus(8000))
+    with refused(MISSING):
+        opened(q, worker, 999)
+    with refused(MISSING):
+        opened(q, worker, q.submit_gang(1, gpus=1).job_ids[0])
+    job = q.submit(gpus=1)
+    with refused(WRONG_ISOLATION), q.db.transaction():
+        q.sql("set transaction isolation level repeatable read")
+        opened(q, worker, job)
+    worker.retire()
+    with refused(ENDED):
+        opened(q, worker, job)
+
+
+@pytest.mark.parametrize(
+    "why", ["a device quarantined", "paused", "full", "until", "priority", "ends_by", "no head"]
+)
+def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim(q: Q, why: str) -> None:
+    job = q.submit(gpus=1, budget_s=3600)
+    worker = q.worker(devices=gpus(8000))
+    soon = q.value("select gangq.now() + interval '60 s'")
+    more = {"priority": {"min_priority": 1}, "ends_by": {"ends_by": soon}}.get(why, {})
+    opened(q, worker, job, **more)
+    if why in CHANGES:
+        CHANGES[why](q)
+    elif why == "until":
+        past_until(q)
+    elif why == "no head":
+        q.call("cancel", job_ids=[job])
+    assert filled(worker) == []
+    assert (count(q), held(q)) == (0, [])
+    assert q.state(job) == ("cancelled" if why == "no head" else "pending")
+
+
+@pytest.mark.parametrize("why", ["quarantined", "cordoned", "draining"])
+def test_a_worker_that_takes_nothing_fills_no_place(q: Q, why: str) -> None:
+    job = q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, job)
+    CHANGES[why](q)
+    assert filled(worker) == []
+    assert q.state(job) == "pending"
+
+
+@pytest.mark.parametrize("how", ["fail", "requeue", "release"])
+def test_only_a_job_that_is_done_leaves_its_place_open(q: Q, how: str) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    getattr(claim, how)()
+    assert filled(worker) == []
+    assert held(q) == []
+
+
+@pytest.mark.parametrize("how", ["retire", "a new incarnation"])
+def test_a_place_ends_with_its_incarnation(q: Q, how: str) -> None:
+    job = q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, job)
+    worker.retire()
+    if how != "retire":
+        q.worker(devices=gpus(8000))
+    assert (count(q), held(q), q.violations()) == (0, [], [])
+
+
+def test_two_workers_fill_places_of_one_kind_with_different_jobs(q: Q, dsn: str) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    one, two = q.worker("w1", devices=gpus(8000)), q.worker("w2", devices=gpus(8000, prefix="H"))
+    for worker in (one, two):
+        opened(q, worker, first)
+    with q.connected(dsn) as other, other.db.transaction():
+        (row,) = other.call("claim", incarnation=one.incarnation)
+        (claim,) = filled(two)
+        assert (row["job_id"], claim.job_id) == (first, second)
+
+
+def test_a_callers_open_transaction_completes_a_placed_job_and_holds_up_no_claim(q: Q, dsn: str) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    said = {"job_ids": [claim.job_id], "tokens": [claim.token]}
+    with q.connected(dsn) as caller:
+        with caller.db.transaction():
+            caller.call("complete", **said)
+            q.sql("set statement_timeout = '2s'")
+            assert filled(worker) == []
+            q.sql("reset statement_timeout")
+        (refill,) = filled(worker)
+    assert (refill.job_id, q.violations()) == (second, [])
+
+
+def test_a_placed_job_may_be_completed_in_repeatable_read(q: Q) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    with q.db.transaction():
+        q.sql("set transaction isolation level repeatable read")
+        assert claim.complete() == "done"
+    assert [refill.job_id for refill in filled(worker)] == [second]
