@@ -2,6 +2,9 @@
 -- snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
 -- Takes no locks.
 --
+-- In plpgsql, which keeps its plans: in SQL each part was planned at every pass, and that was two
+-- thirds of what a small fleet's board took. Generic ones, where planning is dearer than the query.
+--
 -- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops as
 -- one: g7 a gang, j7 a job alone. Workers that serve the same work are one class, so that who can run
 -- what is asked once a class.
@@ -22,22 +25,24 @@ comment on function gangq.placed_jobs is
   'Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop.';
 
 -- A job that took a light slot before its queue had a limit counts for that limit.
-create function gangq.board_queues() returns jsonb language sql stable as $$
-  with light as materialized (
-    select s.queue, count(*) as jobs
-    from gangq.leases l
-    join gangq.live_jobs j on j.incarnation = l.incarnation and j.light
-    join gangq.shapes s on s.id = j.shape_id
-    where gangq.placed_queues() <> '{}'
-    group by s.queue
-  )
-  select jsonb_agg(jsonb_build_object(
-    'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
-    'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
-    'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
-    'light_jobs', coalesce(l.jobs, 0)) order by q.name)
-  from gangq.queues_table q left join light l on l.queue = q.name
-$$;
+create function gangq.board_queues() returns jsonb language plpgsql stable as $$
+begin
+  return (
+    with light as materialized (
+      select s.queue, count(*) as jobs
+      from gangq.leases l
+      join gangq.live_jobs j on j.incarnation = l.incarnation and j.light
+      join gangq.shapes s on s.id = j.shape_id
+      where gangq.placed_queues() <> '{}'
+      group by s.queue
+    )
+    select jsonb_agg(jsonb_build_object(
+      'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
+      'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
+      'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
+      'light_jobs', coalesce(l.jobs, 0)) order by q.name)
+    from gangq.queues_table q left join light l on l.queue = q.name);
+end $$;
 comment on function gangq.board_queues is 'Internal. The queues of a board.';
 
 -- The narrow part of a domain's name has the broader ones before it: rack 1 of zone a is not rack 1 of
@@ -82,133 +87,138 @@ comment on function gangq.lost_hosts is
   'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the last ten '
   'minutes; the gangs whose members it had.';
 
-create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language sql stable as $$
-  select jsonb_agg(jsonb_build_object(
-    'id', i.id, 'name', i.name, 'host', i.host,
-    'slots', i.slots, 'memory_mb', i.memory_mb,
-    'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
-    'domains', gangq.domains(i, c.topology), 'open', o.id is not null,
-    'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
-    'doubtful', case when i.host = any (f.doubtful) then true end,
-    'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
-  from gangq.incarnations i
-  cross join gangq.settings c
-  left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
-  cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
-  left join (
-    select r.offered_by, jsonb_agg(jsonb_build_object(
-      'id', r.id, 'vram_mb', r.vram_mb,
-      'withheld', h.kind is not distinct from 'quarantine') order by r.vram_mb, r.index, r.id) as devices
-    from gangq.device_registry r left join gangq.device_holds h on h.device_id = r.id
-    where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id
-  where i.ended_at is null
-$$;
+create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language plpgsql stable as $$
+begin
+  return (
+    select jsonb_agg(jsonb_build_object(
+      'id', i.id, 'name', i.name, 'host', i.host,
+      'slots', i.slots, 'memory_mb', i.memory_mb,
+      'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
+      'domains', gangq.domains(i, c.topology), 'open', o.id is not null,
+      'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
+      'doubtful', case when i.host = any (f.doubtful) then true end,
+      'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
+    from gangq.incarnations i
+    cross join gangq.settings c
+    left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
+    cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
+    left join (
+      select r.offered_by, jsonb_agg(jsonb_build_object(
+        'id', r.id, 'vram_mb', r.vram_mb,
+        'withheld', h.kind is not distinct from 'quarantine') order by r.vram_mb, r.index, r.id) as devices
+      from gangq.device_registry r left join gangq.device_holds h on h.device_id = r.id
+      where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id
+    where i.ended_at is null);
+end $$;
 comment on function gangq.board_workers is
   'Internal. The live workers of a board, with all they offer; classes: the class of each by its id.';
 
 -- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
 -- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget does,
 -- and what has outrun that too, soon.
-create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb language sql stable as $$
-  with jobs as materialized (
-    select j.* from gangq.placed_jobs() j
-  ),
-  gangs as materialized (
-    select g.*
-    from (select distinct j.gang_id as id from jobs j where j.gang_id is not null) i
-    cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
-  ),
-  surplus as materialized (
-    select m.id
+create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb
+language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+begin
+  return (
+    with jobs as materialized (
+      select j.* from gangq.placed_jobs() j
+    ),
+    gangs as materialized (
+      select g.*
+      from (select distinct j.gang_id as id from jobs j where j.gang_id is not null) i
+      cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
+    ),
+    surplus as materialized (
+      select m.id
+      from (
+        select j.id, r.min_members,
+          row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+        from gangs g
+        join jobs j on j.gang_id = g.id and j.state = 'running'
+        join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+        where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
+          and g.world_size = (select count(*) from jobs k where k.gang_id = g.id and k.state = 'running')) m
+      where m.nth > m.min_members
+    ),
+    drained as materialized (
+      select i.id
+      from gangq.cordons c
+      join gangq.incarnations i on i.ended_at is null
+        and case c.kind when 'host' then i.host else i.name end = c.name
+      where c.drain
+    ),
+    placed as materialized (
+      select case when j.gang_id is null or x.alone then 'j' || j.id else 'g' || j.gang_id end as unit,
+        case when x.alone then 'g' || j.gang_id end as part_of,
+        case when j.gang_id is not null and not x.alone then g.id end as whole, j.id, j.state, j.stops,
+        j.submitter, j.priority, j.incarnation, j.shape_id, j.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus,
+        k.apart,
+        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
+        coalesce(g.go_at, j.claimed_at, t) as since,
+        coalesce(g.preemptible, true) and q.preemptible as displaceable, q.min_run_s, g.world_size,
+        case j.state when 'preempting' then j.told_at + make_interval(secs => c.grace_s) end as gone_at,
+        c.max_stops, coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
+        case g.checkpoint_mode when 'rank0' then j.gang_id end as rank0_of, h.devices,
+        j.incarnation in (select d.id from drained d) as drained
+      from jobs j
+      join gangq.shapes s on s.id = j.shape_id
+      join gangq.queues_table q on q.name = s.queue
+      cross join gangq.settings c
+      left join gangs g on g.id = j.gang_id
+      left join gangq.gang_kinds k on k.id = g.kind_id
+      cross join lateral (
+        select j.state = 'preempting' and g.state = 'running' or j.id in (select u.id from surplus u) as alone) x
+      left join lateral (
+        select jsonb_agg(v.device_id order by v.device_id) as devices
+        from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
+    ),
+    estimates as materialized (
+      select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
+      from (select distinct p.shape_id, p.budget_s, p.queue, p.gpus from placed p) p
+      join gangq.shapes s on s.id = p.shape_id
+    ),
+    timed as materialized (
+      select p.*, case
+          when p.state = 'preempting' then greatest(p.gone_at, t + interval '1 s')
+          when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
+            then coalesce(p.began_at, t) + make_interval(secs => e.s)
+          else greatest(coalesce(p.began_at, t) + make_interval(secs => p.most_s), t + interval '30 s')
+        end as ends_at, case
+          when p.state = 'preempting' then 'stop'
+          when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
+            then case when e.s < p.most_s then 'history' else 'budget' end
+          when coalesce(p.began_at, t) + make_interval(secs => p.most_s) > t + interval '30 s' then 'budget'
+          else 'late' end as ends_by,
+        greatest(p.gpus, 1) * extract(epoch from t - greatest(p.since, (
+          select max(k.saved_at) from gangq.checkpoints k
+          where k.job_id = coalesce((
+            select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id)))) as lost_s
+      from placed p
+      join estimates e on e.shape_id = p.shape_id and e.budget_s is not distinct from p.budget_s
+    )
+    select jsonb_agg(u.unit || jsonb_build_object(
+      'movable', coalesce((u.unit ->> 'movable_at')::float8 <= gangq.seconds(t), false)) order by u.unit ->> 'id')
     from (
-      select j.id, r.min_members,
-        row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
-      from gangs g
-      join jobs j on j.gang_id = g.id and j.state = 'running'
-      join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
-      where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
-        and g.world_size = (select count(*) from jobs k where k.gang_id = g.id and k.state = 'running')) m
-    where m.nth > m.min_members
-  ),
-  drained as materialized (
-    select i.id
-    from gangq.cordons c
-    join gangq.incarnations i on i.ended_at is null
-      and case c.kind when 'host' then i.host else i.name end = c.name
-    where c.drain
-  ),
-  placed as materialized (
-    select case when j.gang_id is null or x.alone then 'j' || j.id else 'g' || j.gang_id end as unit,
-      case when x.alone then 'g' || j.gang_id end as part_of,
-      case when j.gang_id is not null and not x.alone then g.id end as whole, j.id, j.state, j.stops,
-      j.submitter, j.priority, j.incarnation, j.shape_id, j.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus,
-      k.apart,
-      coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
-      coalesce(g.go_at, j.claimed_at, t) as since,
-      coalesce(g.preemptible, true) and q.preemptible as displaceable, q.min_run_s, g.world_size,
-      case j.state when 'preempting' then j.told_at + make_interval(secs => c.grace_s) end as gone_at,
-      c.max_stops, coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
-      case g.checkpoint_mode when 'rank0' then j.gang_id end as rank0_of, h.devices,
-      j.incarnation in (select d.id from drained d) as drained
-    from jobs j
-    join gangq.shapes s on s.id = j.shape_id
-    join gangq.queues_table q on q.name = s.queue
-    cross join gangq.settings c
-    left join gangs g on g.id = j.gang_id
-    left join gangq.gang_kinds k on k.id = g.kind_id
-    cross join lateral (
-      select j.state = 'preempting' and g.state = 'running' or j.id in (select u.id from surplus u) as alone) x
-    left join lateral (
-      select jsonb_agg(v.device_id order by v.device_id) as devices
-      from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
-  ),
-  estimates as materialized (
-    select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
-    from (select distinct p.shape_id, p.budget_s, p.queue, p.gpus from placed p) p
-    join gangq.shapes s on s.id = p.shape_id
-  ),
-  timed as materialized (
-    select p.*, case
-        when p.state = 'preempting' then greatest(p.gone_at, t + interval '1 s')
-        when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
-          then coalesce(p.began_at, t) + make_interval(secs => e.s)
-        else greatest(coalesce(p.began_at, t) + make_interval(secs => p.most_s), t + interval '30 s')
-      end as ends_at, case
-        when p.state = 'preempting' then 'stop'
-        when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
-          then case when e.s < p.most_s then 'history' else 'budget' end
-        when coalesce(p.began_at, t) + make_interval(secs => p.most_s) > t + interval '30 s' then 'budget'
-        else 'late' end as ends_by,
-      greatest(p.gpus, 1) * extract(epoch from t - greatest(p.since, (
-        select max(k.saved_at) from gangq.checkpoints k
-        where k.job_id = coalesce((
-          select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id)))) as lost_s
-    from placed p
-    join estimates e on e.shape_id = p.shape_id and e.budget_s is not distinct from p.budget_s
-  )
-  select jsonb_agg(u.unit || jsonb_build_object(
-    'movable', coalesce((u.unit ->> 'movable_at')::float8 <= gangq.seconds(t), false)) order by u.unit ->> 'id')
-  from (
-    select jsonb_build_object(
-      'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
-      'ends_at', gangq.seconds(max(p.ends_at)),
-      'ends_by', (array_agg(p.ends_by order by p.ends_at desc, p.id))[1],
-      'part_of', min(p.part_of), 'since', gangq.seconds(min(p.since)),
-      'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
-      'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''), 'ask', moves -> p.unit,
-      -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
-      -- would not end it.
-      'movable_at', case when bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable)
-        and (p.whole is null or max(p.world_size) = count(*) + (
-          select count(*) from gangq.live_jobs z
-          where z.gang_id = p.whole and z.id in (select x.id from surplus x)))
-        then gangq.seconds(max(p.began_at + make_interval(secs => p.min_run_s))) end,
-      'holds', jsonb_agg(jsonb_build_object(
-        'worker', p.incarnation, 'devices', coalesce(p.devices, '[]'), 'memory_mb', p.memory_mb,
-        'millicpus', (p.cpus * 1000)::bigint) order by p.incarnation, p.id)) as unit
-    from timed p
-    group by p.unit, p.whole) u
-$$;
+      select jsonb_build_object(
+        'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
+        'ends_at', gangq.seconds(max(p.ends_at)),
+        'ends_by', (array_agg(p.ends_by order by p.ends_at desc, p.id))[1],
+        'part_of', min(p.part_of), 'since', gangq.seconds(min(p.since)),
+        'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
+        'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''), 'ask', moves -> p.unit,
+        -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
+        -- would not end it.
+        'movable_at', case when bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable)
+          and (p.whole is null or max(p.world_size) = count(*) + (
+            select count(*) from gangq.live_jobs z
+            where z.gang_id = p.whole and z.id in (select x.id from surplus x)))
+          then gangq.seconds(max(p.began_at + make_interval(secs => p.min_run_s))) end,
+        'holds', jsonb_agg(jsonb_build_object(
+          'worker', p.incarnation, 'devices', coalesce(p.devices, '[]'), 'memory_mb', p.memory_mb,
+          'millicpus', (p.cpus * 1000)::bigint) order by p.incarnation, p.id)) as unit
+      from timed p
+      group by p.unit, p.whole) u);
+end $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
 
 -- What is to be moved: what is placed, or about to be, on what is drained, and could be placed again: not
@@ -251,17 +261,19 @@ comment on function gangq.board_moves is
   'Internal. What is to be moved off what is drained, and what each would wait as.';
 
 -- A promise of which a worker has ended lapses.
-create function gangq.board_kept(t timestamptz) returns jsonb language sql stable as $$
-  select jsonb_agg(jsonb_build_object('ask', p.ask,
-    'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
-    'holds', p.seats) order by p.ask)
-  from gangq.plans p cross join gangq.settings c
-  where p.kept and p.starts_at > t
-    and not exists (
-      select 1 from jsonb_array_elements(p.seats) as x(value)
-      left join gangq.incarnations i on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
-      where i.id is null)
-$$;
+create function gangq.board_kept(t timestamptz) returns jsonb language plpgsql stable as $$
+begin
+  return (
+    select jsonb_agg(jsonb_build_object('ask', p.ask,
+      'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
+      'holds', p.seats) order by p.ask)
+    from gangq.plans p cross join gangq.settings c
+    where p.kept and p.starts_at > t
+      and not exists (
+        select 1 from jsonb_array_elements(p.seats) as x(value)
+        left join gangq.incarnations i on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
+        where i.id is null));
+end $$;
 comment on function gangq.board_kept is 'Internal. Seats that are kept for what waits, for a board.';
 
 create function gangq.board_places() returns jsonb language sql stable as $$
@@ -272,49 +284,51 @@ $$;
 comment on function gangq.board_places is
   'Internal. The open places of a board; job: who sits there, or sat there when it ended.';
 
-create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language sql stable as $$
-  with named as materialized (
-    select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
-      r.prefer, r.shape_id
-    from gangq.kind_roles r where r.kind_id = any (ids)
-    union all
-    select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
-  ),
-  -- Read once: joined for each role, all workers were read for each role.
-  classes as materialized (
-    select e.class, i as example
-    from unnest(examples) with ordinality as e(id, class)
-    join gangq.incarnations i on i.id = e.id
-  ),
-  roles as materialized (
-    select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
-      r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
-        select coalesce(jsonb_agg(c.class order by c.class), '[]')
-        from classes c
-        where gangq.serves(c.example, s)) as serves
-    from named r join gangq.shapes s on s.id = r.shape_id
-  ),
-  -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
-  told as materialized (
-    select r.kind_id, min(r.model) as model, jsonb_agg(jsonb_build_object(
-      'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
-      'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
-      'serves', r.serves, 'needs', jsonb_build_object(
-        'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
-        'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal) as roles
-    from roles r
-    group by r.kind_id
-  )
-  select jsonb_agg(jsonb_build_object(
-    'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
-    'apart', coalesce(k.apart, ''), 'model', coalesce(y.model, ''), 'roles', y.roles) order by k.id)
-  from (
-    select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
-    union all
-    select -s.id, s.queue, null, null, null from gangq.shapes s
-    where -s.id = any (ids)) k
-  join told y on y.kind_id = k.id
-$$;
+create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language plpgsql stable as $$
+begin
+  return (
+    with named as materialized (
+      select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
+        r.prefer, r.shape_id
+      from gangq.kind_roles r where r.kind_id = any (ids)
+      union all
+      select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
+    ),
+    -- Read once: joined for each role, all workers were read for each role.
+    classes as materialized (
+      select e.class, i as example
+      from unnest(examples) with ordinality as e(id, class)
+      join gangq.incarnations i on i.id = e.id
+    ),
+    roles as materialized (
+      select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
+        r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
+          select coalesce(jsonb_agg(c.class order by c.class), '[]')
+          from classes c
+          where gangq.serves(c.example, s)) as serves
+      from named r join gangq.shapes s on s.id = r.shape_id
+    ),
+    -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
+    told as materialized (
+      select r.kind_id, min(r.model) as model, jsonb_agg(jsonb_build_object(
+        'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
+        'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
+        'serves', r.serves, 'needs', jsonb_build_object(
+          'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
+          'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal) as roles
+      from roles r
+      group by r.kind_id
+    )
+    select jsonb_agg(jsonb_build_object(
+      'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
+      'apart', coalesce(k.apart, ''), 'model', coalesce(y.model, ''), 'roles', y.roles) order by k.id)
+    from (
+      select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
+      union all
+      select -s.id, s.queue, null, null, null from gangq.shapes s
+      where -s.id = any (ids)) k
+    join told y on y.kind_id = k.id);
+end $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
 
@@ -398,18 +412,20 @@ comment on function gangq.board_singles is
   'Internal. Single jobs that wait to be placed: of each shape and priority the first, and how many there '
   'are, up to most.';
 
-create function gangq.board_single_asks(most integer) returns jsonb language sql stable as $$
-  select jsonb_agg(jsonb_build_object(
-    'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
-    'priority', 1000 - (b.head >> 50), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
-    'count', b.jobs,
-    'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8) order by b.head)
-  from gangq.board_singles(most, 1000) b
-  join gangq.shapes s on s.id = b.shape_id
-  cross join lateral (
-    select x.submitter, x.budget_s from gangq.live_jobs x
-    where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j
-$$;
+create function gangq.board_single_asks(most integer) returns jsonb language plpgsql stable as $$
+begin
+  return (
+    select jsonb_agg(jsonb_build_object(
+      'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
+      'priority', 1000 - (b.head >> 50), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
+      'count', b.jobs,
+      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8) order by b.head)
+    from gangq.board_singles(most, 1000) b
+    join gangq.shapes s on s.id = b.shape_id
+    cross join lateral (
+      select x.submitter, x.budget_s from gangq.live_jobs x
+      where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j);
+end $$;
 comment on function gangq.board_single_asks is 'Internal. The single jobs that wait, for a board.';
 
 -- One more than could be placed: then the pass says why the rest waits.
@@ -419,45 +435,48 @@ create function gangq.free_slots() returns integer language sql stable as $$
 $$;
 comment on function gangq.free_slots is 'Internal. Slots for placed work that nothing holds, in all.';
 
-create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb language sql stable as $$
-  with gangs as materialized (
-    -- One by one: however many gangs there are, those shown are found by their index.
-    select g.*, g.state = 'running' as runs
-    from unnest(ids) as i(id)
-    cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
-  ),
-  estimates as materialized (
-    select z.kind_id, z.budget_s, (
-      select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))
-      from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
-      where r.kind_id = z.kind_id) as s
-    from (select distinct g.kind_id, g.budget_s from gangs g) z
-  ),
-  avoided as materialized (
-    select a.id, jsonb_agg(l.host order by l.host) as hosts
-    from gangq.lost_hosts(t) l cross join lateral unnest(l.gang_ids) as a(id)
-    group by a.id
-  )
-  select jsonb_agg(jsonb_build_object(
-    'id', 'g' || g.id, 'kind', g.kind_id, 'priority', g.priority,
-    'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8,
-    'avoid_hosts', a.hosts)
-    || case when not g.runs then '{}' else (
-      select jsonb_build_object(
-        'missing', jsonb_agg(y.missing order by y.ordinal), 'mates', jsonb_agg(y.mates order by y.ordinal))
-      from (
-        select r.ordinal,
-          count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
-          coalesce(jsonb_agg(j.incarnation order by j.incarnation)
-            filter (where j.incarnation is not null), '[]') as mates
-        from gangq.kind_roles r
-        join gangq.live_gangs w on w.id = g.id
-        left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
-        where r.kind_id = g.kind_id group by r.ordinal) y) end order by g.order_key, g.id)
-  from gangs g
-  join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
-  left join avoided a on a.id = g.id
-$$;
+create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb
+language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+begin
+  return (
+    with gangs as materialized (
+      -- One by one: however many gangs there are, those shown are found by their index.
+      select g.*, g.state = 'running' as runs
+      from unnest(ids) as i(id)
+      cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
+    ),
+    estimates as materialized (
+      select z.kind_id, z.budget_s, (
+        select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))
+        from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+        where r.kind_id = z.kind_id) as s
+      from (select distinct g.kind_id, g.budget_s from gangs g) z
+    ),
+    avoided as materialized (
+      select a.id, jsonb_agg(l.host order by l.host) as hosts
+      from gangq.lost_hosts(t) l cross join lateral unnest(l.gang_ids) as a(id)
+      group by a.id
+    )
+    select jsonb_agg(jsonb_build_object(
+      'id', 'g' || g.id, 'kind', g.kind_id, 'priority', g.priority,
+      'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8,
+      'avoid_hosts', a.hosts)
+      || case when not g.runs then '{}' else (
+        select jsonb_build_object(
+          'missing', jsonb_agg(y.missing order by y.ordinal), 'mates', jsonb_agg(y.mates order by y.ordinal))
+        from (
+          select r.ordinal,
+            count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
+            coalesce(jsonb_agg(j.incarnation order by j.incarnation)
+              filter (where j.incarnation is not null), '[]') as mates
+          from gangq.kind_roles r
+          join gangq.live_gangs w on w.id = g.id
+          left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+          where r.kind_id = g.kind_id group by r.ordinal) y) end order by g.order_key, g.id)
+    from gangs g
+    join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
+    left join avoided a on a.id = g.id);
+end $$;
 comment on function gangq.board_asks is 'Internal. What waits, for a board.';
 
 create function gangq.board() returns jsonb language plpgsql stable as $$
