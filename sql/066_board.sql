@@ -501,8 +501,12 @@ begin
   from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
   select jsonb_object_agg(m.unit, m.ask), kinds || array_agg(distinct m.kind_id) into moves, kinds
   from gangq.board_moves() m;
-  kinds := kinds || array(
-    select distinct (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value));
+  -- Each once: what is moved and what waits may be of one kind.
+  kinds := array(
+    select distinct k
+    from (
+      select unnest(kinds) union all
+      select (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value)) a(k));
   cut := cut || array(
     select distinct (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value)
     where (x.value ->> 'count')::integer >= most);
