@@ -25,7 +25,7 @@ begin
     ('trip',           'trip',    'nothing', 'trip'),            -- a watchdog stopped it
     ('release',        'stop',    'stop',    'nothing'),         -- its worker handed it back
     ('preempt',        'stop',    'stop',    'preemption'),      -- told to stop for other work
-    ('bystander',      'nothing', 'nothing', 'nothing'),         -- its worker tripped over another job
+    ('worker_lost',    'nothing', 'nothing', 'nothing'),         -- its worker tripped over another job
     ('move',           'nothing', 'nothing', 'nothing'),         -- its host is drained
     ('cancel',         'nothing', 'nothing', 'nothing'),
     ('completed',      'nothing', 'nothing', 'nothing'),         -- the rest is not needed any more
@@ -124,12 +124,12 @@ comment on function gangq.cause_charged is
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
   select case
-    when i.exit_code is not null then 'bystander'
+    when i.exit_code is not null then 'worker_lost'
     when i.state = 'dead' then 'crash'
     else 'release'
   end
 $$;
 comment on function gangq.cause_of_loss is
   'Internal. The cause of the end of what an ended incarnation still held: crash when it was lost, '
-  'bystander when it tripped over another job (it said so and was not lost), release when it '
+  'worker_lost when it tripped over another job (it said so and was not lost), release when it '
   'retired.';

@@ -18,8 +18,7 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = drain.gang_id for update;
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  how := gangq.cause_charged(g, culprits,
-    case drain.cause when 'bystander' then 'release' else drain.cause end);
+  how := gangq.cause_charged(g, culprits, drain.cause);
   perform gangq.stop_members(g, culprits, pays, how, drain.error, t, final);
   update gangq.live_jobs j set
     state = 'blocked',
@@ -174,7 +173,7 @@ begin
   if g.go_at is null
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
-    or must_drain.cause not in ('fail', 'crash', 'trip', 'never_started', 'bystander')
+    or must_drain.cause not in ('fail', 'crash', 'trip', 'never_started', 'worker_lost')
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
   then
     return true;

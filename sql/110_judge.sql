@@ -257,7 +257,7 @@ begin
   end if;
   select array_agg(x.id order by x.rank), case
     when bool_or(gangq.cause_of_loss(i) = 'crash') then 'crash'
-    when bool_and(gangq.cause_of_loss(i) = 'bystander') then 'bystander'
+    when bool_and(gangq.cause_of_loss(i) = 'worker_lost') then 'worker_lost'
     else 'release' end
   into gone, cause
   from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
@@ -279,7 +279,7 @@ begin
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
     case cause
       when 'crash' then 'a member''s worker was lost'
-      when 'bystander' then 'a member''s worker stopped over another job'
+      when 'worker_lost' then 'a member''s worker stopped over another job'
       else 'a member''s worker stopped' end,
     t);
   return freed + cardinality(gone);
@@ -314,7 +314,7 @@ begin
     case when cause = 'crash' and (not j.light or worker.prefetch = 1 or nth = 1) then 'crash'
       else 'release' end,
     format('worker %s %s', worker.name, case
-      when cause = 'bystander' then format('stopped over another job (%s)', worker.exit_code)
+      when cause = 'worker_lost' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'
       else 'was retired' end),
     t);

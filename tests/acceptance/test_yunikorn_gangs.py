@@ -29,10 +29,12 @@ LED: dict[str, Any] = {
 
 
 def busy(q: Q, worker: Worker) -> Claim:
-    """Something else runs there for as long as anybody knows."""
+    """Something else runs there for as long as anybody knows. No pass runs before the claim: it would choose a worker
+    of its own.
+    """
     job = q.submit(budget_s=1e6, **PLACED)
     q.one("open_place", incarnation=worker.incarnation, job_id=job)
-    return worker.take()
+    return Claim(q, q.one("claim", incarnation=worker.incarnation), worker.incarnation)
 
 
 @pytest.mark.parametrize("policy", ["priority", "fifo", "fair", "largest_first"])

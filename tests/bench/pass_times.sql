@@ -6,8 +6,8 @@ create schema bench;
 -- hosts idle workers of slots slots and devices devices each. They count as heard for a day.
 create function bench.fleet(hosts integer, slots integer, devices integer) returns void language plpgsql as $$
 declare
-  first bigint := (select r.incarnation from gangq.register_worker(name => 'w', host => 'host', queues => '{default}', kind => 'command',
-    slots => fleet.slots, memory_mb => 512000, cpus => 64) r);
+  first bigint := (select r.incarnation from gangq.register_worker(name => 'w', host => 'host', queues => '{default}',
+    slots => fleet.slots, memory_mb => 512000, cpus => 64, options => '{"light": 0}') r);
 begin
   insert into gangq.incarnations
   select c.* from gangq.incarnations i cross join generate_series(1, fleet.hosts - 1) n

@@ -114,7 +114,7 @@ def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
 
 
 def test_explain_now_decides_again_without_effects(fleet: str, client: Client) -> None:
-    client.register_worker(name="w2", host="h2", queues=["default"], kind="command", slots=5)
+    client.register_worker(name="w2", host="h2", queues=["default"], slots=5)
     assert "decided now" not in ok(fleet, "explain", "g2")
     rows = {row["gate"]: row for row in answers(fleet, "explain", "g2", "--now")}
     assert rows["verdict"]["detail"] == "nothing holds it (decided now)"

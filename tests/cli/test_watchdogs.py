@@ -49,6 +49,7 @@ class Fleet:
         return self.client.register_worker(name=name, host=host, **options).incarnation
 
     def claim(self, incarnation: int, **more: Any) -> Claim:
+        self.client.tick(force=True)  # What asks for a device is claimed once a pass has placed it.
         return self.client.claim(incarnation=incarnation, **more)[0]
 
     def run(self, name: str, task: str = "train", **more: Any) -> tuple[int, Claim]:

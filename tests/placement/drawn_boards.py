@@ -55,7 +55,7 @@ class Picture:
             elif "=" in name:
                 for key, value in _options([name, *words]).items():
                     field = {"plans": "planned_starts", "grace": "grace_s"}.get(key, key)
-                    settings[field] = float(value) if field == "grace_s" else int(value)
+                    settings[field] = float(value) if field.endswith("_s") else int(value)
             elif name[0] == "h" or name[0] == "w":
                 gpus, options = words[0], _options(words[1:])
                 host = options.get("host", name)
@@ -144,6 +144,7 @@ class Picture:
                     submitter=options.get("by", "me"),
                     estimate_s=float(options.get("ends", 3600)),
                     count=int(count or 1),
+                    since=NOW - float(options["since"]) if "since" in options else None,
                     missing=tuple(int(n) for n in options["missing"].split("+"))
                     if "missing" in options
                     else None,

@@ -55,6 +55,69 @@ PICTURES = {
         h3 BBxxxxxx
         """,
     ),
+    "of two about as old the one whose model is loaded goes first": (
+        """
+        warm_s=10
+        w0 _ warm=a
+        x*1 1x0 since=15
+        y*1 1x0 since=5 model=a
+        """,
+        """
+        w0 y
+        x waits: room 0 of 1
+        """,
+    ),
+    "one that is older by more than that goes first": (
+        """
+        warm_s=10
+        w0 _ warm=a
+        x*1 1x0 since=15.5
+        y*1 1x0 since=5 model=a
+        """,
+        """
+        w0 x
+        y waits: room 0 of 1
+        """,
+    ),
+    "one of a higher priority goes first": (
+        """
+        warm_s=10
+        w0 _ warm=a
+        x*1 1x0 since=5 prio=1
+        y*1 1x0 since=5 model=a
+        """,
+        """
+        w0 x
+        y waits: room 0 of 1
+        """,
+    ),
+    "where its model is loaded there is no room": (
+        """
+        warm_s=10
+        w0 z warm=a
+        w1 _
+        z ends=600
+        x*1 1x0 since=5
+        y*1 1x0 since=5 model=a
+        """,
+        """
+        w0 z
+        w1 x
+        y waits: room 0 of 1
+        """,
+    ),
+    "nothing passes one that went to the front after a trip": (
+        """
+        warm_s=10
+        w0 _ warm=a
+        x*1 1x0
+        y*1 1x0 since=5 model=a
+        """,
+        """
+        w0 x
+        y waits: room 0 of 1
+        """,
+    ),
     "small ones pass a large one only where they end before its planned start": (
         """
         plans=1

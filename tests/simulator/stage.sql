@@ -15,7 +15,8 @@ create table simulation.promises (
 );
 
 create function simulation.fleet(hosts integer, slots integer, queues text[]) returns void language sql as $$
-  select gangq.register_worker(name => 'w' || n, host => 'host' || n, queues => fleet.queues, kind => 'command', slots => fleet.slots)
+  select gangq.register_worker(name => 'w' || n, host => 'host' || n, queues => fleet.queues, slots => fleet.slots,
+    options => '{"light": 0}')
   from generate_series(1, fleet.hosts) n
 $$;
 
@@ -88,8 +89,9 @@ end $$;
 create function simulation.look(seconds double precision) returns table (started bigint[], wake_s double precision)
 language sql as $$
   insert into simulation.promises (gang_id, place, starts_s)
-  select p.gang_id, p.place, look.seconds + extract(epoch from p.starts_at - c.at)
-  from gangq.plans p cross join simulation.clock c on conflict do nothing;
+  select substr(p.ask, 2)::bigint, p.place, look.seconds + extract(epoch from p.starts_at - c.at)
+  from gangq.plans p cross join simulation.clock c
+  where not p.kept on conflict do nothing;
   select array(select x.id from gangq.live_gangs x where x.state = 'running' and x.go_at = c.at order by x.id),
     (select extract(epoch from min(x.not_before) - c.at) from gangq.live_gangs x where x.state = 'blocked' and x.not_before > c.at)
   from simulation.clock c

@@ -102,6 +102,7 @@ def take(client: Client, **more: Any) -> Held:
     device = {"uuid": GPU, "index": 0, "vram_mb": 80_000, "model": "H200", "source": "nvml"}
     incarnation = client.register_worker(name="w", host="h", queues=["default"], devices=[device]).incarnation
     client.submit(task="t", gpus=1, **more)
+    client.tick(force=True)  # A pass places it.
     (claim,) = client.claim(incarnation=incarnation)
     return Held(incarnation, claim.job_id, claim.token)
 

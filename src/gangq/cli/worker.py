@@ -79,8 +79,8 @@ class _OrVerb(click.Command):
 @click.option(
     "--slots",
     type=int,
-    help="Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs [one for each GPU, at "
-    "least 1]; 0: none.",
+    help="Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs, for a model, or wait in "
+    "a queue with limits [one for each GPU, at least 1]; 0: none.",
 )
 @click.option(
     "--light",

@@ -173,6 +173,8 @@ class Ask:
     """How long it will run at most: its budget, or less where its task's history says so."""
     count: int = 1
     """How many jobs wait in this line; 1 for a gang."""
+    since: float | None = None
+    """When the first of these single jobs was submitted. None: a gang, or it was sent to the front after a trip."""
     missing: tuple[int, ...] | None = None
     """A gang that runs: how many members it lacks, by role. None: all of it waits."""
     mates: tuple[tuple[int, ...], ...] = ()
@@ -233,6 +235,8 @@ class Board:
     """The open ones. What nobody sits in is free for whatever the pass prefers."""
     levels: tuple[str, ...] = ("host",)
     """The topology, broad to narrow."""
+    warm_s: float = 0.0
+    """How much older a single job may be that one goes before because its model is loaded where there is room."""
     planned_starts: int = 4
     """How many asks that must wait get a planned start."""
     victims: int = 8

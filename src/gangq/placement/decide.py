@@ -101,7 +101,7 @@ class Pass:
         self.search = Search(board, self.free)
         self.timeline = Timeline(board, self.free)
         self.displacer = Displacer(board, self.search, self.usage)
-        self.turns = Turns(board, self.usage)
+        self.turns = Turns(board, self.usage, self.warm)
         self.decisions: dict[str, Decision] = {}
         self._kept: dict[str, tuple[list[Taken], list[Taken]]] = {}
         """Of an ask the seats that are kept for it, and what of them is taken from others now."""
@@ -117,6 +117,11 @@ class Pass:
                 continue  # No job of it waits any more.
             seats = self.free.held_by(kept.holds)
             self._keep(kept.ask, estimates.get(kept.ask, DAY_S), self._leaving, seats, kept.starts_at)
+
+    def warm(self, ask: Ask) -> bool:
+        """Whether a worker that has its model loaded has room for it now."""
+        kind = self.kinds[ask.kind]
+        return bool(kind.model) and self.search.warm_room(kind, self.layer(ask))
 
     def layer(self, ask: Ask) -> int:
         """Which planned starts it would still run at."""

@@ -81,6 +81,13 @@ class Search:
         others = [unit for unit, hosts in self._apart[key].items() if unit != ask.id and hosts]
         return Refused("apart", need=sum(counts), of="members", where=key, holders=tuple(others[:HOLDERS]))
 
+    def warm_room(self, kind: Kind, layer: int) -> bool:
+        """Whether a worker that has its model loaded has room for a member of its first role."""
+        return any(
+            self.free.workers[n].open and self.free.room_on(n, kind.roles[0], layer)
+            for n in self._warm.get(kind.model, ())
+        )
+
     def unserved(self, kind: Kind, counts: Sequence[int]) -> Refused | None:
         """The refusal of what no worker serves, or only workers that take nothing now: these are named."""
         for role, count in zip(kind.roles, counts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.limits import Usage
@@ -72,8 +73,10 @@ class Lane:
 class Turns:
     """Gives out the asks of a board, one after another. What was placed meanwhile counts for whose turn is next."""
 
-    def __init__(self, board: Board, usage: Usage) -> None:
+    def __init__(self, board: Board, usage: Usage, warm: Callable[[Ask], bool]) -> None:
+        """``warm(ask)``: whether a worker that has its model loaded has room for it now."""
         self._usage = usage
+        self._warm, self._warm_s = warm, board.warm_s
         kinds = {kind.id: kind for kind in board.kinds}
         lanes: dict[tuple[str, str], list[Ask]] = defaultdict(list)
         for ask in board.asks:
@@ -103,9 +106,24 @@ class Turns:
             raise StopIteration
         highest = max(lane.asks[0][0] for lane in lanes)
         lane = self._prefer([lane for lane in lanes if lane.asks[0][0] == highest], 0)
-        counts_as, ask = lane.asks.popleft()
+        place = self._warmer(lane)
+        counts_as, ask = lane.asks[place]
+        del lane.asks[place]
         self._last = (lane, counts_as)
         return ask
+
+    def _warmer(self, lane: Lane) -> int:
+        """The place in a lane of what goes first: the first, unless one about as old finds its model loaded."""
+        first = lane.asks[0][1]
+        if not self._warm_s or first.since is None or ORDERS[lane.queue.order].by_age:
+            return 0
+        latest = first.since + self._warm_s
+        for place, (_, ask) in enumerate(lane.asks):
+            if ask.priority != first.priority:
+                break
+            if ask.since is not None and ask.since <= latest and self._warm(ask):
+                return place
+        return 0
 
     def again(self, ask: Ask) -> None:
         """What is left of the ask that was given out last has another turn, in the same place of its lane."""
