@@ -185,11 +185,17 @@ comment on function gangq.shape_like is
 
 -- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
 -- every one, and does not read through the backlog of those who may have no more.
+create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
+  select exists (
+    select 1 from gangq.queues_table q
+    where gangq.below(tells_apart.queue, array[q.name])
+      and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'))
+$$;
+comment on function gangq.tells_apart is 'Internal. Whether a limit or a fair order tells the submitters of a queue apart.';
+
 create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql as $$
 begin
-  if not exists (
-    select 1 from gangq.queues_table q join gangq.shapes s on gangq.below(s.queue, array[q.name])
-    where s.id = shape_for.shape_id and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}')) then
+  if not gangq.tells_apart((select s.queue from gangq.shapes s where s.id = shape_for.shape_id)) then
     return shape_for.shape_id;
   end if;
   return gangq.shape_like(shape_for.shape_id, (select s.avoid from gangq.shapes s where s.id = shape_for.shape_id), shape_for.submitter, shape_for.login);
@@ -197,6 +203,36 @@ end $$;
 comment on function gangq.shape_for is
   'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself. '
   'A new copy is charged to login (GQ007).';
+
+-- Of what was submitted before its queue told submitters apart only the first job would be seen, and
+-- whoever has all that he may have would hold up the others behind it.
+create function gangq.part_submitters(most integer default 1000) returns integer language plpgsql as $$
+#variable_conflict use_column
+declare
+  n integer;
+begin
+  with mixed as materialized (
+    select s.id
+    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    where s.submitter is null and gangq.tells_apart(s.queue)
+  ),
+  waiting as materialized (
+    select j.id
+    from mixed m
+    cross join lateral (
+      select x.id from gangq.live_jobs x
+      where x.shape_id = m.id and x.state = 'pending'
+      order by x.order_key limit most for update skip locked) j
+    limit most
+  )
+  update gangq.live_jobs j set shape_id = gangq.shape_for(j.shape_id, j.submitter, null)
+  from waiting w where j.id = w.id;
+  get diagnostics n = row_count;
+  return n;
+end $$;
+comment on function gangq.part_submitters is
+  'Internal. Gives single jobs that wait a shape of their submitter''s own, where their queue tells submitters '
+  'apart by now. Returns how many.';
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 

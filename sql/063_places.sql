@@ -162,7 +162,7 @@ begin
   loop
     exit when cardinality(started) >= most;
     select z.* into s from gangq.shapes z where z.id = p.shape_id;
-    head := null;
+    select null::bigint as id, 0 as priority, null::real as budget_s into head;
     if gangq.no_fill(p, s, t) is null and gangq.serves(me, s) then
       select j.id, (1000 - (j.order_key >> 50)) as priority, j.budget_s into head
       from gangq.live_jobs j
@@ -224,6 +224,9 @@ language sql volatile as $$
         from unnest(job_ids, tokens) as g(job_id, token)
         join gangq.places z on z.token = g.token and z.job_id = g.job_id
         where z.until > t
+          -- Nothing waits for it: its devices are free at once, and the next pass or tick removes it.
+          and exists (
+            select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
         for update of z skip locked))
     returning p.id, p.device_ids
   )
@@ -232,7 +235,8 @@ language sql volatile as $$
   where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
 $$;
 comment on function gangq.vacate is
-  'Internal. These jobs are done: the places that they sat in are vacant, and hold their devices.';
+  'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, where more '
+  'jobs of their kind wait.';
 
 create function gangq.close_places(ids bigint[]) returns integer language plpgsql as $$
 declare

@@ -278,11 +278,13 @@ comment on function gangq.board_kept is 'Internal. Seats that are kept for what 
 
 create function gangq.board_places() returns jsonb language sql stable as $$
   select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
-    'devices', p.device_ids, 'job', 'j' || p.job_id)) order by p.id)
+    'devices', p.device_ids, 'job', case when p.job_id is not null then coalesce((
+      select 'j' || j.id from gangq.live_jobs j where j.id = p.job_id and j.token = p.token), 'ended') end))
+    order by p.id)
   from gangq.places p
 $$;
 comment on function gangq.board_places is
-  'Internal. The open places of a board; job: who sits there, or sat there when it ended.';
+  'Internal. The open places of a board; job: who sits there; ended: nobody any more, and it is closed.';
 
 create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language plpgsql stable as $$
 begin

@@ -14,10 +14,10 @@ select count(*) from gangq.submit('follows', after => array[(select max(j.id) fr
 select count(*) from (
   select gangq.submit_gang('train', 100, queue => 'gpu', gpus => 8, priority => n % 3) from generate_series(1, :many / 100) n) x;
 select count(*) from (
-  select gangq.register_worker('busy' || n, 'host' || n / 8, '{elsewhere}', kind => 'command', slots => 400)
+  select gangq.register_worker('busy' || n, 'host' || n / 8, '{elsewhere}', slots => 8, options => '{"light": 400}')
   from generate_series(1, :workers) n) x;
 select count(*) from gangq.submit('runs', queue => 'elsewhere', payloads => array_fill('{}'::jsonb, array[:many]), options => '{"wake": "never"}');
-update gangq.live_jobs j set state = 'running', attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(0),
+update gangq.live_jobs j set state = 'running', light = true, attempts = 1, claimed_at = clock_timestamp(), token = gangq.new_token(0),
   incarnation = (select min(i.id) from gangq.incarnations i) + j.id % :workers
 from gangq.shapes s where s.id = j.shape_id and s.task = 'runs';
 insert into gangq.progress (job_id, token, beat_at, data) select j.id, j.token, clock_timestamp(), '{}' from gangq.live_jobs j where j.state = 'running';

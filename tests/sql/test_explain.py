@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import Q, gpus
+from drive import PLACED, Q, gpus
 from psycopg.types.json import Jsonb
 
 Row = dict[str, Any]
@@ -74,7 +74,7 @@ def test_a_verdict_is_written_when_it_changes_and_not_every_pass(q: Q) -> None:
 
 
 def test_single_jobs_have_verdicts_too_once_something_decides_about_them(q: Q) -> None:
-    job = q.submit("work", priority=5)
+    job = q.submit("work", priority=5, **PLACED)
     shape = q.value("select shape_id from gangq.live_jobs")
     refused = {"gate": "room", "need": 1, "have": 0, "of": "members"}
     said = [
@@ -352,7 +352,7 @@ def test_an_estimate_is_called_one_and_says_how_old_it_is(q: Q) -> None:
 def test_gangs_before_it_and_how_many_get_a_planned_start(q: Q) -> None:
     q.sql("update gangq.settings set reservations = 1")
     worker = q.worker()
-    q.submit()
+    q.submit(**PLACED)
     worker.take()
     gangs = [q.submit_gang(1) for _ in range(3)]
     q.tick()
@@ -404,9 +404,10 @@ def test_a_job_in_a_paused_queue_or_over_its_maximum(q: Q) -> None:
     worker.take()
     gates = explained(q, job_id=job)
     assert holding(gates) == {"quota"}
-    assert numbers(gates["quota"], "limit", "used", "asked") == (1, 1, 1)
+    assert numbers(gates["quota"], "limit", "used", "need") == (1, 1, 1)
     q.call("set_queue", name="default", paused=True)
-    assert holding(explained(q, job_id=job)) == {"quota", "paused"}
+    q.place()
+    assert holding(explained(q, job_id=job)) == {"paused"}
 
 
 def test_a_job_whose_gpus_are_free_but_not_on_one_worker(q: Q) -> None:
@@ -415,9 +416,12 @@ def test_a_job_whose_gpus_are_free_but_not_on_one_worker(q: Q) -> None:
     busy = q.worker("c", devices=gpus(100, 100, 100, prefix="C"), slots=2)
     q.submit(gpus=3)
     busy.take()
-    gates = explained(q, job_id=q.submit(gpus=3))
-    assert holding(gates) == {"capacity"}
-    assert "the most on one worker: 2 of 3 GPUs" in gates["capacity"]["detail"]
+    job = q.submit(gpus=3)
+    q.tick()
+    gates = explained(q, job_id=job)
+    assert holding(gates) == {"room"}
+    assert gates["room"]["detail"].startswith("no worker has room for it: GPUs are short (")
+    assert gates["unblock"]["detail"] == "more GPUs free on one worker"
 
 
 def test_jobs_of_its_kind_before_it_take_the_room(q: Q) -> None:
@@ -434,7 +438,9 @@ def test_a_job_waits_for_what_is_kept_for_a_gang(q: Q) -> None:
     workers[0].take()
     q.submit_gang(2, priority=3)
     q.tick()
-    gates = explained(q, job_id=q.submit(budget_s=1000, cpus=1))
-    assert holding(gates) == {"kept"}
-    assert "estimate is 1000 s" in gates["kept"]["detail"]
+    job = q.submit(budget_s=1000, cpus=1)
+    q.tick()
+    gates = explained(q, job_id=job)
+    assert holding(gates) == {"planned_start"}
+    assert "it may run 1000 s, and its room is needed before for g1" in gates["planned_start"]["detail"]
     assert workers[1].claim() == [], "and so it is"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import Gang, Q, Worker, gpus
+from drive import PLACED, Gang, Q, Worker, gpus
 from psycopg.types.json import Jsonb
 
 Row = dict[str, Any]
@@ -94,8 +94,9 @@ def half(q: Q) -> Gang:
 def two_hosts(q: Q) -> Gang:
     for n in range(2):
         q.worker(f"w{n}", slots=2, lease_s=1e5)
-    q.submit(budget_s=300)
+    q.submit(budget_s=300, **PLACED)
     worker = q.sql("select id from gangq.incarnations order by id")[0]
+    q.place()
     q.call("claim", incarnation=worker["id"], max_jobs=1)
     return q.submit_gang(4)
 
@@ -103,7 +104,8 @@ def two_hosts(q: Q) -> Gang:
 def one_host(q: Q) -> Gang:
     for n in range(2):
         worker = q.worker(f"w{n}", slots=2, lease_s=1e5, cpus=8)
-        q.submit(cpus=1, budget_s=900)
+        here = [{"key": "worker", "op": "in", "values": [worker.name]}]
+        q.submit(cpus=1, budget_s=900, selector=here)
         worker.take()
     return q.submit_gang(2, strategy="strict_pack")
 
@@ -343,7 +345,7 @@ def test_what_is_said_is_so(q: Q, name: str) -> None:
     elif gate == "planned_start":
         (plan,) = q.sql("select * from gangq.plans order by place limit 1")
         assert sum(rooms.values()) >= need
-        assert f"needed before for g{plan['gang_id']}" in detail
+        assert f"needed before for {plan['ask']}" in detail
         in_s = re.search(r", in (\d+) s \(", detail)
         assert in_s is not None
         assert abs(int(in_s[1]) - (plan["starts_at"] - q.clock.now()).total_seconds()) < 2
@@ -372,7 +374,7 @@ def limited_by_the_tables(seen: Seen) -> None:
 def planned_by_the_tables(seen: Seen, name: str) -> None:
     """The planned start is the plan's; "at the latest" stands only where a budget enforces the end."""
     q, start = seen.q, next(row for row in seen.rows if row["gate"] == "start")
-    plans = q.sql("select * from gangq.plans where gang_id = %(id)s", id=seen.gang.id)
+    plans = q.sql("select * from gangq.plans where ask = %(ask)s and not kept", ask=f"g{seen.gang.id}")
     assert bool(plans) == ("in_s" in (start["numbers"] or {}))
     if name == "a victim in its minimum run time":
         began = q.value("select go_at from gangq.live_gangs where id = 1")

@@ -1,4 +1,4 @@
-"""Limits of queues, kept by claim: nothing placed is ever above a maximum, and what is not limited runs on."""
+"""Limits of queues: nothing placed is ever above a maximum, and what is not limited runs on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from drive import WRONG_STATE, Claim, Q, Worker, a_role, gpus, refused
+from drive import PLACED, WRONG_STATE, Claim, Q, Worker, a_role, gpus, refused
 
 
 @contextmanager
@@ -142,20 +142,28 @@ def test_jobs_that_need_none_of_a_spent_resource_go_past_those_that_do(q: Q) -> 
     assert [c.job_id for c in worker.claim()] == [first, light]
 
 
-def test_a_batch_keeps_the_order_of_mixed_queues_up_to_the_limit(q: Q) -> None:
+def test_a_batch_takes_from_mixed_queues_up_to_the_limit(q: Q) -> None:
     q.call("set_queue", name="limited", max_running_jobs=2)
     worker = q.worker(slots=9, queues=["limited", "default"])
     jobs = [q.submit(queue=("limited", "default")[n % 2]) for n in range(8)]
-    assert [c.job_id for c in worker.claim()] == [*jobs[:4], jobs[5], jobs[7]]
+    assert [c.job_id for c in worker.claim()] == [jobs[0], jobs[2], *jobs[1::2]]
 
 
 @pytest.mark.parametrize("max_jobs", [1, 20])
-def test_prefetched_jobs_count_when_they_are_claimed(q: Q, max_jobs: int) -> None:
+def test_what_a_limit_counts_is_not_prefetched(q: Q, max_jobs: int) -> None:
     q.call("set_queue", name="default", maximum={"jobs": 7})
     workers = [q.worker(f"w{n}", prefetch=5) for n in range(3)]
     q.submit(count=30)
     claims = [c for _ in range(8) for w in workers for c in w.claim(max_jobs)]
-    assert len(claims) == 7
+    assert len(claims) == 3
+
+
+def test_jobs_that_were_prefetched_before_there_was_a_limit_count(q: Q) -> None:
+    worker, other = q.worker(slots=0, prefetch=5), q.worker("w2", slots=9)
+    q.submit(count=30)
+    assert len(worker.claim(5)) == 5
+    q.call("set_queue", name="default", maximum={"jobs": 7})
+    assert len(other.claim()) == 2
 
 
 def test_lowering_a_limit_stops_nothing_and_starts_nothing(q: Q) -> None:
@@ -188,6 +196,7 @@ def test_one_submitter_at_his_limit_does_not_hold_up_another(q: Q, when: str, ma
         others = q.submit(count=3)
     if when == "before the limit":
         limit()
+        q.tick()
     worker = q.worker(slots=20)
     claims = [c for _ in range(6) for c in worker.claim(max_jobs)]
     assert sorted(c.job_id for c in claims) == sorted(ones[:2] + others[:2])
@@ -203,13 +212,15 @@ def test_a_batch_takes_from_between_the_jobs_of_a_submitter_at_his_limit(q: Q) -
             with submitter(q, name):
                 ids.append(q.submit())
     q.call("set_queue", name="default", submitter_maximum={"jobs": 4})
+    q.tick()
     worker = q.worker(slots=20)
-    ones = [c for c in worker.claim(3) if c.job_id in jobs[ONE]]
-    assert len(ones) == 2
+    claims = worker.claim(20)
+    assert sorted(c.job_id for c in claims) == sorted(jobs[ONE][:4] + jobs[OTHER][:4])
     with submitter(q, ONE):
         urgent = q.submit(count=2, priority=1)
-    assert [c.job_id for c in worker.claim(2)] == urgent
-    assert [c.job_id for c in worker.claim(9)] == jobs[OTHER][1:4]
+    assert worker.claim() == []
+    claims[0].complete()
+    assert [c.job_id for c in worker.claim()] == [urgent[0]]
 
 
 def test_a_submitters_limit_counts_the_children_of_the_queue(q: Q) -> None:
@@ -230,8 +241,8 @@ def test_a_submitters_jobs_keep_their_own_shape_after_a_trip(q: Q) -> None:
     q.call("set_queue", name="default", submitter_maximum={"jobs": 9}, backoff_s=0)
     worker = q.worker(devices=gpus(1, 1))
     q.submit(gpus=1)
-    q.worker("w2", devices=gpus(1, prefix="X"))
     claim = worker.take()
+    q.worker("w2", devices=gpus(1, prefix="X"))
     claim.trip(78)
     shapes = q.sql("select submitter, avoid is not null as avoids from gangq.shapes order by id")
     owner = q.value("select session_user::text")
@@ -347,7 +358,7 @@ def test_a_fair_queues_turn_among_others_is_that_of_its_oldest_job(q: Q) -> None
     for name in ("a.x", "a.y"):
         q.call("set_queue", name=name)
     first = q.submit(queue="a.x")
-    plain = q.submit()
+    plain = q.submit(**PLACED)
     q.submit(count=3, queue="a.y")
     worker = q.worker(slots=8, queues=["a.x", "a.y", "default"])
     assert [c.job_id for c in worker.claim(2)] == [first, plain]
@@ -378,13 +389,12 @@ def test_a_warm_model_does_not_go_past_a_limit(q: Q) -> None:
     assert q.state(cold[0]) == "pending"
 
 
-def test_what_a_claim_took_since_the_pass_looked_is_not_placed_beside(q: Q) -> None:
+def test_what_was_placed_since_the_pass_looked_is_not_placed_beside(q: Q) -> None:
     q.call("set_queue", name="default", maximum={"jobs": 2})
     workers = q.workers(3)
     gang = q.submit_gang(2)
     carry_out = q.decided()
-    q.submit()
-    workers[2].take()  # which the gang is not to have
+    q.call("open_place", incarnation=workers[2].incarnation, job_id=q.submit())  # not the gang's worker
     assert "limits of queue default: 1 jobs are used, 2 more would be" in carry_out()[f"g{gang.id}"]
     assert gang.state == "blocked"
 

@@ -32,7 +32,8 @@ def next_after(worker: Worker, claim: Claim) -> list[Claim]:
 
 def held(q: Q) -> list[str]:
     """What holds each device: a place or a job."""
-    return [row["kind"] for row in q.sql("select kind from gangq.device_holds order by device_id")]
+    holds = "select kind from gangq.device_holds where kind <> 'quarantine' order by device_id"
+    return [row["kind"] for row in q.sql(holds)]
 
 
 def count(q: Q) -> int:
@@ -54,6 +55,15 @@ def test_the_life_of_a_place(q: Q) -> None:
     (refill,) = next_after(worker, claim)
     assert (refill.job_id, refill["devices"], held(q)) == (second, claim["devices"], ["job"])
     assert refill.complete() == "done"
+    assert (held(q), worker.free["slots"], q.violations()) == ([], 2, []), "no more of its kind waits"
+
+
+def test_a_vacant_place_is_kept_for_the_next_of_its_kind_until_its_time_is_over(q: Q) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000, 8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    assert claim.complete() == "done"
     assert (held(q), worker.free["slots"]) == (["place"], 1)
     past_until(q)
     assert q.one("close_overdue") == 1
@@ -226,4 +236,6 @@ def test_a_placed_job_may_be_completed_in_repeatable_read(q: Q) -> None:
     with q.db.transaction():
         q.sql("set transaction isolation level repeatable read")
         assert claim.complete() == "done"
+    assert (filled(worker), held(q)) == ([], []), "there its place is closed: a row changed since would fail it"
+    q.place()
     assert [refill.job_id for refill in filled(worker)] == [second]

@@ -33,7 +33,7 @@ MAY_BE_SCANNED = {
     "device_claimants",
     "device_holds",
     "sleepers",
-    "earmarks",
+    "places",
     "shapes",
     "queues_table",
     "settings",
@@ -75,20 +75,17 @@ def full(server: Server, template: str) -> Iterator[str]:
 def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
     """Buffers touched by a warm run of `sql`, and rows it reads by scanning tables that must not be scanned.
 
-    `{idle}`, `{limited}`, `{promised}`, `{busy}`, `{job}` and `{token}` in it: an idle worker, one of a queue with
-    limits, one with an earmark, a busy one, a running job and its token.
+    `{idle}`, `{seated}`, `{busy}`, `{job}` and `{token}` in it: an idle worker, one with eight open places, a busy
+    one, a running job and its token.
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         names = conn.execute(
             "select (select max(id) from gangq.incarnations where name = 'idle'), i.id, j.id, j.token, "
-            "(select max(id) from gangq.incarnations where name = 'limited'), "
-            "(select max(id) from gangq.incarnations where name = 'promised') "
+            "(select max(id) from gangq.incarnations where name = 'seated') "
             "from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id where i.name = 'busy7' limit 1"
         ).fetchone()
         assert names is not None
-        sql = sql.format(
-            idle=names[0], busy=names[1], job=names[2], token=names[3], limited=names[4], promised=names[5]
-        )
+        sql = sql.format(idle=names[0], busy=names[1], job=names[2], token=names[3], seated=names[4])
     return measured(dsn, sql)
 
 
@@ -130,14 +127,11 @@ def idle(full: str) -> str:
             "select count(*) from gangq.submit('t', 'lab.limited', array_fill('{}'::jsonb, array[30000]))"
         )
         conn.execute(
-            "select gangq.register_worker('limited', 'host0', '{lab.limited}', options => '{\"prefetch\": 100}'), "
-            "gangq.register_worker('promised', 'host0', '{default,gpu}', options => '{\"prefetch\": 100}')"
+            "select gangq.open_place(i.incarnation, (select min(j.id) from gangq.live_jobs j "
+            "join gangq.shapes s on s.id = j.shape_id where s.model = 'm')) "
+            "from gangq.register_worker('seated', 'host0', '{default}', 8) i, generate_series(1, 8)"
         )
-        conn.execute(
-            "insert into gangq.earmarks (incarnation, gang_id, order_key, until, slots) "
-            "select (select max(id) from gangq.incarnations), g.id, 0, clock_timestamp() + interval '1 day', 1 "
-            "from gangq.live_gangs g where g.state = 'blocked' limit 1"
-        )
+        conn.execute("update gangq.places set until = 'infinity'")
         for table, first in (("requests_before", 0), ("requests", MANY)):
             conn.execute(
                 f"insert into gangq.{table} (request_id, login, job_ids) "
@@ -166,12 +160,8 @@ def _asked(request_id: str, **more: Any) -> str:
     [
         ("select * from gangq.claim({idle}, gen_random_uuid())", 150),
         ("select * from gangq.claim({idle}, gen_random_uuid(), 100)", 3500),
-        ("select * from gangq.claim({idle}, gen_random_uuid(), model => 'm')", 250),
-        ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'm')", 3700),
-        ("select * from gangq.claim({idle}, gen_random_uuid(), 100, model => 'another')", 3600),
-        ("select * from gangq.claim({limited}, gen_random_uuid())", 250),
-        ("select * from gangq.claim({limited}, gen_random_uuid(), 100)", 3500),
-        ("select * from gangq.claim({promised}, gen_random_uuid())", 800),
+        ("select * from gangq.claim({seated}, gen_random_uuid())", 150),
+        ("select * from gangq.claim({seated}, gen_random_uuid(), 8)", 600),
         ("select * from gangq.limit_hit('lab.limited', 'me', 1, 1, 0, 0, 0)", 100),
         ("select * from gangq.complete(array[{job}], array[{token}])", 150),
         (
@@ -291,6 +281,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq cordon", calls.cordoned(), 20),
     ("gangq bounce", calls.flagged(host="host1"), 100),
     ("what waits", calls.waiting(limit=50), 14000),
+    ("where single jobs may start", Query("gangq.places_open", "select * from gangq.places_open", {}, list), 300),
     ("what waits in a queue", calls.waiting(queue="gpu"), 14000),
     ("gangq doctor: retention", calls.retention(), 200),
     ("gangq doctor: trips", queries.trips(within_s=86400), 300),
@@ -351,7 +342,7 @@ def test_every_view_is_opened_here(idle: str) -> None:
 TRIPPED = """
 set session_replication_role = replica;
 select count(*) from (
-  select gangq.register_worker('w' || n, 'host' || n, '{default}', kind => 'command', slots => 8, devices => (
+  select gangq.register_worker('w' || n, 'host' || n, '{default}', slots => 8, devices => (
     select jsonb_agg(jsonb_build_object('uuid', format('G%s-%s', n, d), 'index', d, 'vram_mb', 1))
     from generate_series(0, 7) d))
   from generate_series(1, 200) n) x;
@@ -378,7 +369,7 @@ def test_a_trip_that_blames_eight_devices_reads_little_of_what_else_tripped_toda
     with psycopg.connect(dsn, autocommit=True) as conn:
         for statement in TRIPPED.split(";\n"):
             conn.execute(statement.encode())
-        conn.execute("select gangq.submit('work', gpus => 8)")
+        conn.execute("select gangq.open_place(7, j) from gangq.submit('work', gpus => 8) j")
         conn.execute("select gangq.claim(7)")
         job = conn.execute("select id, token from gangq.live_jobs").fetchone()
         assert job is not None

@@ -171,9 +171,9 @@ def test_what_is_placed_counts_in_its_queue_and_every_ancestor(q: Q) -> None:
     q.submit(queue="a.bc", gpus=1)
     q.submit(queue="a")
     q.submit(queue="z")
+    claims = worker.claim()
     gang = q.submit_gang(2, queue="a.b", gpus=1)
     q.submit(queue="a.b", gpus=8)  # waits, and counts nowhere
-    claims = worker.claim()
     q.tick()
     assert gang.state == "reserved"
     found = usage(q, "a", "a.b", "a.bc", "nowhere")

@@ -108,7 +108,7 @@ class Place:
     kind: int
     devices: tuple[int, ...] = ()
     job: str = ""
-    """The unit that sits there, or sat there when it ended; empty: nobody yet."""
+    """The unit that sits there; ``ended``: nobody any more, and it is closed; empty: nobody yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,9 @@ class Pass:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
         self._remember(ask, replace(refused, may_stop=(), may_stop_at=None))
-        if refused.gate not in ("paused", "infeasible", *LIMITS) and ask.kind not in self._never:
+        if refused.gate in LIMITS:
+            self.rivals.add(ask, refused.where)
+        elif refused.gate not in ("paused", "infeasible") and ask.kind not in self._never:
             self.rivals.add(ask)
 
     def failed(self, ask: Ask, problem: Exception) -> None:

@@ -96,6 +96,12 @@ def _explain(refused: Refused) -> tuple[str, str]:
                 f"no worker serves{role}: its queue, task, labels, selector or taints rule out each of them",
                 "a worker that serves it, or asking for less: explain names what rules out how many",
             )
+        case "room" if r.need == 1 and r.of == "members":
+            short = " or ".join(r.short)
+            return (
+                "no worker has room for it" + (f": {short} are short" if short else ""),
+                f"more {short} free on one worker" if short else "room on one worker",
+            )
         case "room":
             most = f", the most on {r.where}" if r.have else ""
             short = f": {' or '.join(r.short)} are short" if r.short else ""

@@ -23,13 +23,13 @@ class Rivals:
 
     def __init__(self, kinds: Mapping[int, Kind]) -> None:
         self._kinds = kinds
-        self._waiting: dict[str, Ask] = {}
+        self._waiting: dict[str, tuple[Ask, str]] = {}
         self._kinds_waiting: set[int] = set()
         self._found: dict[tuple[int, int], tuple[bool, int]] = {}
 
-    def add(self, ask: Ask) -> None:
-        """It waits; everything that was added before it comes first."""
-        self._waiting.setdefault(ask.id, ask)
+    def add(self, ask: Ask, limited: str = "") -> None:
+        """It waits, for a limit of the queue ``limited`` or else for room; what was added before it comes first."""
+        self._waiting.setdefault(ask.id, (ask, limited))
         self._kinds_waiting.add(ask.kind)
 
     def waits(self, kind: int) -> bool:
@@ -37,15 +37,19 @@ class Rivals:
         return kind in self._kinds_waiting
 
     def to(self, kind: int, class_id: int) -> tuple[bool, int]:
-        """Whether anything that comes before this kind waits for a worker of this class; and the highest priority
-        of what comes after it, of which no job of a lower one may go ahead.
+        """Whether anything that comes before this kind waits for a worker of this class, or for the same limit; and
+        the highest priority of what comes after it, of which no job of a lower one may go ahead.
         """
         if (kind, class_id) not in self._found:
             before, highest, own = False, LOWEST, False
-            for ask in self._waiting.values():
+            for ask, limited in self._waiting.values():
                 if ask.kind == kind:
                     own = True
-                elif any(class_id in role.serves for role in self._kinds[ask.kind].roles):
+                elif (
+                    f"{self._kinds[kind].queue}.".startswith(f"{limited}.")
+                    if limited
+                    else any(class_id in role.serves for role in self._kinds[ask.kind].roles)
+                ):
                     before = before or not own
                     highest = max(highest, ask.priority)
             self._found[kind, class_id] = before, highest
