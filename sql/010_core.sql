@@ -238,12 +238,13 @@ comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
 create function gangq.wake_lane(shape_id integer, jobs bigint, how text) returns void
 language plpgsql as $$
 declare
-  s gangq.shapes;
+  s record;
 begin
-  select z.* into s from gangq.shapes z where z.id = wake_lane.shape_id;
-  if gangq.is_placed(s, gangq.placed_queues()) then
+  select z.queue, gangq.is_placed(z, gangq.placed_queues()) as placed into s
+  from gangq.shapes z where z.id = wake_lane.shape_id;
+  if s.placed then
     perform gangq.wake_tick(true);
-  elsif how = 'commit' or exists (select 1 from gangq.sleepers z where z.queues @> array[s.queue]) then
+  else
     perform gangq.wake_sleepers(s.queue, jobs, how);
   end if;
 end $$;

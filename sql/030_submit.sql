@@ -5,8 +5,8 @@
 
 create function gangq.shape_of(
   queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
-) returns table (id integer, fits boolean) language sql stable as $$
-  select s.id, s.fits from gangq.shapes s
+) returns table (id integer, fits boolean, light boolean) language sql stable as $$
+  select s.id, s.fits, s.plain and s.model is null from gangq.shapes s
   where s.digest = gangq.shape_digest(shape_of.queue, shape_of.task, shape_of.gpus, shape_of.vram_mb, shape_of.memory_mb,
       case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end, shape_of.labels, shape_of.model,
       shape_of.selector, shape_of.tolerates, null, null)
@@ -288,13 +288,14 @@ create type gangq.submission as (
   base bigint,  -- see gangq.id_base
   state text,
   awaited bigint[],
-  ids bigint[]
+  ids bigint[],
+  light boolean
 );
 comment on type gangq.submission is
   'What is known of a submission once it may be made: where its jobs wait, their shape and '
   'limits, the state they begin in, the live jobs they wait for, and their ids if those are drawn '
   'already. state null: it was made before, by a call with the same request_id, and ids are the '
-  'answer.';
+  'answer. light: they are known to be light.';
 
 -- In one statement, and inlined into submit's. A submission that needs a closer look finds no row:
 -- of a shape that is new, or in a queue that has limits, a parent, ceilings or a fair order.
@@ -308,7 +309,7 @@ create function gangq.plain_submission(
     coalesce(d.max_attempts, x.max_attempts)::smallint,
     coalesce(d.max_crashes, x.max_crashes)::smallint,
     coalesce(d.max_trips, x.max_trips)::smallint,
-    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[]
+    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[], z.light
   from (select 1) as one
   left join gangq.task_options d on d.task = plain_submission.task
   join gangq.queues_table x on x.name = coalesce(plain_submission.queue, d.queue, 'default')
@@ -539,6 +540,8 @@ begin
   returning id;
   if s.state <> 'pending' then
     perform gangq.follow_submission(s, due_at, o.wake);
+  elsif s.light and o.wake is distinct from 'never' then
+    perform gangq.wake_sleepers(s.queue, cardinality(payloads), coalesce(o.wake, 'commit'));
   elsif o.wake is distinct from 'never' then
     perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;

@@ -164,6 +164,7 @@ begin
       where (c.kind, c.name) in (('host', me.host), ('worker', me.name))) as cordoned,
     exists (select 1 from gangq.sleepers z where z.incarnation = me.id) as asleep,
     exists (select 1 from gangq.places p where p.incarnation = me.id and p.job_id is null) as places,
+    array(select z.id from gangq.shapes z order by z.id limit 33) as shape_ids,
     (select b.base from gangq.id_base() b) as base,
     h.light, h.repeated, h.held_from
   into room
@@ -208,7 +209,7 @@ begin
       return query
       select l.* from gangq.take_light(
         me, take.request_id, least(take.max_jobs - claimed, me.light * me.prefetch - room.light)::integer,
-        room.base, t) l;
+        room.shape_ids, room.base, t) l;
       get diagnostics claimed = row_count;
       claimed := claimed + cardinality(taken);
       if claimed = 0 and take.sleep then
@@ -264,30 +265,32 @@ comment on function gangq.claim is
 -- index of their own, because they may stand below it.
 --
 -- Who may raise low, in three steps:
--- 1. A claim that finds its first job 4,096 places above low writes marked, that job's key (or the last
---    place given out, where nothing is pending), and since, the next transaction id. A submission draws
---    its transaction id before its place, so one that is still open and has a place below marked has an
---    id below since.
--- 2. When every transaction below since has ended, each job below marked is visible or claimed.
--- 3. The next claim that gets here then raises low to marked, or to the first job it sees if that is
---    lower; and marks anew.
+-- 1. Whoever finds the first pending job 4,096 places above low writes its key to marked (or the last
+--    place given out, where nothing is pending). A submission draws its transaction id before its
+--    place, so one that is still open and has a place below marked has an older id than the row of
+--    gangq.lows, which was written with a new one after that job was found.
+-- 2. When every transaction older than that row has ended, each job below marked is visible or claimed.
+-- 3. Whoever comes then raises low to marked, or to the first job that it sees if that is lower, and
+--    marks anew.
 -- Invariant: every pending job that has not returned has a key >= low. It holds because a claim that is
 -- not committed leaves its job visible as pending to this transaction, and so keeps low below it.
--- A transaction that stays open, or a snapshot that writes, stops step 2: claims get slower, and stay right.
+-- A transaction that stays open, and writes, stops step 2: claims get slower, and stay right.
 
 create function gangq.low_start(key bigint) returns bigint language sql immutable
 return (key >> 50 << 50) + 562949953421312;
 comment on function gangq.low_start is
   'Internal. The first key that a submission could have with the priority of this key.';
 
-create function gangq.first_pending(shape_id integer, from_key bigint) returns bigint
+create function gangq.first_pending(shape_id integer, from_key bigint) returns table (key bigint)
 language sql stable as $$
-  select least((
-    select j.order_key from gangq.live_jobs j
+  select min(f.order_key)
+  from (
+    (select j.order_key from gangq.live_jobs j
     where j.shape_id = first_pending.shape_id and j.state = 'pending' and j.returned
       and j.order_key >= from_key
-    order by j.order_key limit 1), (
-    select min(f.order_key)
+    order by j.order_key limit 1)
+    union all
+    select y.order_key
     from (
       select l.low, lead(l.start, 1, 9223372036854775807) over (order by l.start) as high
       from gangq.lows l where l.shape_id = first_pending.shape_id
@@ -298,152 +301,143 @@ language sql stable as $$
       select j.order_key from gangq.live_jobs j
       where j.shape_id = first_pending.shape_id and j.state = 'pending'
         and j.order_key >= greatest(r.low, from_key) and j.order_key < r.high
-      order by j.order_key limit 1) f))
+      order by j.order_key limit 1) y) f
 $$;
 comment on function gangq.first_pending is
   'Internal. The key of the first pending job of a shape from a key on, found without stepping over what '
-  'has been claimed below gangq.lows.';
+  'has been claimed below gangq.lows; null: none.';
 
-create function gangq.raise_low(shape_id integer, start bigint, first bigint, horizon xid8) returns void
+-- The block that may fail has a transaction id of its own, drawn when it locks: a new one.
+create function gangq.raise_low(shape_id integer, first bigint, horizon xid8) returns void
 language plpgsql as $$
 #variable_conflict use_column
-declare
-  l gangq.lows;
 begin
-  perform from gangq.lock_rows x where x.name = 'lows' for update skip locked;
-  if not found then
-    return;
-  end if;
-  select x.* into l from gangq.lows x where x.shape_id = raise_low.shape_id and x.start = raise_low.start;
-  if l.start is null then
-    insert into gangq.lows (shape_id, start, low, marked, since)
-    values (raise_low.shape_id, raise_low.start, raise_low.start, raise_low.first,
-      pg_snapshot_xmax(pg_current_snapshot()));
-    return;
-  end if;
-  if l.since <= raise_low.horizon then
-    update gangq.lows x set low = least(x.marked, raise_low.first), marked = raise_low.first,
-      since = pg_snapshot_xmax(pg_current_snapshot())
-    where x.shape_id = l.shape_id and x.start = l.start;
-  end if;
+  perform from gangq.lock_rows x where x.name = 'lows' for update nowait;
+  insert into gangq.lows as l (shape_id, start, low, marked)
+  values (raise_low.shape_id, gangq.low_start(raise_low.first), gangq.low_start(raise_low.first),
+    raise_low.first)
+  on conflict (shape_id, start) do update set low = least(l.marked, excluded.marked), marked = excluded.marked
+  where age(raise_low.horizon::xid) <= age(l.xmin);
+exception when lock_not_available then
+  return;  -- Somebody else does it.
 end $$;
 comment on function gangq.raise_low is
-  'Internal. first: the first pending job of this shape and priority, or a place behind all. See above: '
-  'raises low to what was marked once that is safe, and marks first. horizon: every transaction below it '
-  'had ended before first was looked up.';
+  'Internal. first: the first pending job of this shape and priority, or the last place given out in it. '
+  'See above: raises low to what was marked once that is safe, and marks first. horizon: every older '
+  'transaction had ended before first was looked up.';
 
-create function gangq.raise_lows(shape_ids integer[], firsts bigint[], last_pos bigint, horizon xid8) returns void
-language plpgsql as $$
-#variable_conflict use_column
+-- Where a line has run dry, no claim takes a first job and raises low. Both are read before the jobs are.
+create function gangq.raise_idle_lows() returns integer language plpgsql as $$
 declare
-  gain record;
+  horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
+  last_pos constant bigint := (
+    select b.base + p.last_value from gangq.id_base() b cross join gangq.positions p);
+  dry record;
+  raised integer := 0;
 begin
-  for gain in
-    -- Of a shape's first job its priority; of every other priority that has a row nothing is pending
-    -- before that job, or anywhere.
-    select f.id, gangq.low_start(f.key) as start, f.key as first
-    from unnest(shape_ids, firsts) as f(id, key)
-    left join gangq.lows l on l.shape_id = f.id and l.start = gangq.low_start(f.key)
-    where f.key - coalesce(l.low, gangq.low_start(f.key)) >= 4096
-    union all
-    select l.shape_id, l.start, l.start + last_pos
-    from unnest(shape_ids, firsts) as f(id, key) join gangq.lows l on l.shape_id = f.id
-    where (f.key is null or gangq.low_start(f.key) > l.start) and l.start + last_pos - l.low >= 4096
+  for dry in
+    select l.shape_id, l.start + last_pos as behind
+    from gangq.lows l
+    where l.start + last_pos - l.low >= 4096 and not exists (
+      select from gangq.live_jobs j
+      where j.shape_id = l.shape_id and j.state = 'pending'
+        and j.order_key >= l.low and j.order_key <= l.start + last_pos)
   loop
-    perform gangq.raise_low(gain.id, gain.start, gain.first, raise_lows.horizon);
+    perform gangq.raise_low(dry.shape_id, dry.behind, horizon);
+    raised := raised + 1;
   end loop;
+  return raised;
 end $$;
-comment on function gangq.raise_lows is
-  'Internal. After the first jobs of these shapes were looked up: raises what is 4,096 places behind.';
+comment on function gangq.raise_idle_lows is
+  'Internal. Raises low where nothing is pending. Returns how often it tried.';
 
-create function gangq.light_shapes(me gangq.incarnations) returns integer[]
-language plpgsql stable as $$
-declare
-  known integer[] := array(select z.id from gangq.shapes z order by z.id limit 33);
-  placed text[] := gangq.placed_queues();
-  paused text[] := array(select q.name from gangq.queues_table q where q.paused);
-begin
-  -- Shapes are kept for ever. Where there are many, those with a pending job are found by hopping along
-  -- the index, over those whose dead entries gangq.lows knows.
-  if cardinality(known) > 32 then
-    known := gangq.shapes_waiting(array(select distinct l.shape_id from gangq.lows l));
-  end if;
-  return array(
-    select z.id
-    from gangq.shapes z
-    where z.id = any (known) and not gangq.is_placed(z, placed) and gangq.serves(me, z)
-      and not gangq.below(z.queue, paused));
-end $$;
-comment on function gangq.light_shapes is
-  'Internal. The shapes of light jobs that this worker may run now, those without a pending job too.';
-
-create function gangq.shapes_waiting(known integer[]) returns integer[] language plpgsql stable as $$
+-- Shapes are kept for ever. Where there are many, those with a pending job are found by hopping along
+-- the index, over those that gangq.lows knows: their dead entries are not stepped over.
+create function gangq.shapes_waiting() returns integer[] language plpgsql stable as $$
 begin
   return array(
-    with recursive waiting(id) as (
-      (select coalesce(
-          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id < k.id order by j.shape_id limit 1), nullif(k.id, 2147483647))
-        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id)) k)
+    with recursive known(id) as materialized (
+      select distinct l.shape_id from gangq.lows l
+      union
+      select 2147483647
+    ),
+    waiting(id, until) as (
+      select x.id, x.until
+      from (select k.id as until, lag(k.id, 1, -2147483648) over (order by k.id) as after from known k) g
+      cross join lateral (
+        select j.shape_id as id, g.until from gangq.live_jobs j
+        where j.state = 'pending' and j.shape_id > g.after and j.shape_id < g.until
+        order by j.shape_id limit 1) x
       union all
-      select (select coalesce(
-          (select j.shape_id from gangq.live_jobs j where j.state = 'pending' and j.shape_id > p.id and j.shape_id < k.id order by j.shape_id limit 1),
-          nullif(k.id, 2147483647))
-        from (select coalesce(min(x.id), 2147483647) as id from unnest(known) as x(id) where x.id > p.id) k)
-      from waiting p where p.id is not null
+      select x.id, w.until
+      from waiting w
+      cross join lateral (
+        select j.shape_id as id from gangq.live_jobs j
+        where j.state = 'pending' and j.shape_id > w.id and j.shape_id < w.until
+        order by j.shape_id limit 1) x
     )
-    select w.id from waiting w where w.id is not null);
+    select w.id from waiting w
+    union all
+    select k.id from known k where k.id < 2147483647);
 end $$;
 comment on function gangq.shapes_waiting is
-  'Internal. The shapes with a pending job, found by hopping along the index that claims read, and those of known, which are '
-  'not looked up.';
+  'Internal. The shapes with a pending job, and those of gangq.lows, which are not looked up.';
+
+-- Light jobs of a queue that is paused wait; those of a queue with a limit or a fair order are placed.
+create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)
+returns table (shape_id integer, key bigint) language sql stable as $$
+  select z.id, f.key
+  from unnest(shape_ids) as x(id)
+  join gangq.shapes z on z.id = x.id
+  cross join lateral gangq.first_pending(z.id, from_key) f
+  where gangq.serves(me, z) and f.key is not null and not gangq.is_placed(z, array(
+      select q.name || '.' from gangq.queues_table q where q.paused or q.limited or q.policy = 'fair'))
+$$;
+comment on function gangq.light_heads is
+  'Internal. Of each of these shapes the first light job from a key on that this worker may run now.';
 
 create function gangq.take_light(
-  me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
+  me gangq.incarnations, request_id uuid, most integer, shape_ids integer[], base bigint, t timestamptz
 ) returns setof gangq.claim_row language plpgsql as $$
 #variable_conflict use_column
 declare
   want integer := most;
-  -- Both are read before the jobs are: what is looked up later sees at least as much.
-  horizon xid8 := pg_snapshot_xmin(pg_current_snapshot());
-  last_pos bigint := base + (select p.last_value from gangq.positions p);
-  shape_ids integer[];
-  keys bigint[];
+  horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
   head record;
-  s gangq.shapes;
+  from_key bigint := 0;
   places tid[];
 begin
-  select array_agg(f.id), array_agg(f.key) into shape_ids, keys
-  from (
-    select z.id, gangq.first_pending(z.id, 0) as key
-    from unnest(gangq.light_shapes(me)) as z(id) offset 0) f;
-  perform gangq.raise_lows(shape_ids, keys, last_pos, horizon);
-  while want > 0 loop
-    -- The shape whose first job is next, up to where the next shape's begins. Where that job has
-    -- returned, only returned ones are taken up to low: what was claimed there is not stepped over.
-    select f.n, f.id, f.key, coalesce(lead(f.key) over (order by f.key), 9223372036854775807) as bound, (
+  if cardinality(shape_ids) > 32 then
+    shape_ids := gangq.shapes_waiting();
+  end if;
+  -- The shape whose first job is next, up to where the next shape's begins: then all that comes before
+  -- that has been looked at, and the next head is looked for from there on.
+  while want > 0 and from_key is not null loop
+    select h.shape_id, h.key, lead(h.key) over (order by h.key) as next, (
       select l.low from gangq.lows l
-      where l.shape_id = f.id and l.start <= f.key and l.low > f.key) as low
+      where l.shape_id = h.shape_id and l.start = gangq.low_start(h.key)) as low
     into head
-    from unnest(shape_ids, keys) with ordinality as f(id, key, n)
-    where f.key is not null
-    order by f.key limit 1;
+    from gangq.light_heads(me, shape_ids, from_key) h
+    order by h.key limit 1;
     exit when not found;
-    head.bound := least(head.bound, head.low);
+    -- Of jobs that have returned below low only those up to low: what was claimed there is not stepped over.
+    from_key := least(head.next, case when head.low > head.key then head.low end);
     select array_agg(p.ctid) into places
     from (
       select j.ctid from gangq.live_jobs j
-      where j.shape_id = head.id and j.state = 'pending' and (head.low is null or j.returned)
-        and j.order_key >= head.key and j.order_key < head.bound
+      where j.shape_id = head.shape_id and j.state = 'pending'
+        and (head.low is null or head.low <= head.key or j.returned)
+        and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
       order by j.order_key limit want for update skip locked) p;
     if places is not null then
       want := want - cardinality(places);
-      select z.* into s from gangq.shapes z where z.id = head.id;
       -- In the order of the places, because each is looked up by itself; a test holds the plan to that.
       return query
       update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(base),
         light = true, attempts = j.attempts + 1, claimed_at = t, due_at = null,
         request_id = take_light.request_id
-      from unnest(places) as w(place) where j.ctid = w.place
+      from unnest(places) as w(place) cross join gangq.shapes s
+      where j.ctid = w.place and s.id = head.shape_id
       returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
         j.max_attempts::integer, j.priority::integer, j.budget_s, null::bigint, null::integer,
         null::integer, null::integer, null::integer,
@@ -452,8 +446,9 @@ begin
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
-    -- Nothing is left, or what is left up to the bound is being claimed by others: go on behind it.
-    keys[head.n] := case when want > 0 then gangq.first_pending(head.id, head.bound) end;
+    if head.key - coalesce(head.low, gangq.low_start(head.key)) >= 4096 then
+      perform gangq.raise_low(head.shape_id, head.key, horizon);
+    end if;
   end loop;
 end $$;
 comment on function gangq.take_light is

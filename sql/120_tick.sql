@@ -26,7 +26,7 @@ declare
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'close_overdue',
     'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided',
-    'move_away', 'part_submitters', 'keep_partitions'];
+    'move_away', 'part_submitters', 'raise_idle_lows', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -128,6 +128,7 @@ begin
     when 'settle_dependents' then return gangq.settle_dependents();
     when 'promote_due' then return gangq.promote_due();
     when 'part_submitters' then return gangq.part_submitters();
+    when 'raise_idle_lows' then return gangq.raise_idle_lows();
     when 'judge_progress' then return gangq.judge_progress();
     when 'lift_avoided' then return gangq.lift_avoided();
     when 'time_out' then return gangq.time_out();

@@ -1347,10 +1347,8 @@ create table gangq.lows (
   start bigint not null,
   -- No job is pending below it but such as have returned.
   low bigint not null,
-  -- What low may be raised to.
+  -- What low may be raised to once every transaction older than this row has ended.
   marked bigint not null,
-  -- Once every transaction below this one has ended.
-  since xid8 not null,
   primary key (shape_id, start)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
