@@ -171,6 +171,8 @@ class Ask:
     submitter: str = ""
     estimate_s: float = 3600.0
     """How long it will run at most: its budget, or less where its task's history says so."""
+    since: float = 0.0
+    """When the first of these single jobs was submitted; 0: it was put to the front, and nothing overtakes it."""
     count: int = 1
     """How many jobs wait in this line; 1 for a gang."""
     missing: tuple[int, ...] | None = None
@@ -237,6 +239,8 @@ class Board:
     """How many asks that must wait get a planned start."""
     victims: int = 8
     """How many units one pass may tell to stop."""
+    warm_s: float = 0.0
+    """By how much a single job whose model is loaded may be younger than one that it overtakes."""
     grace_s: float = 30.0
     """How long a unit that is told to stop may take."""
     pass_number: int = 0

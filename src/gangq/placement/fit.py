@@ -97,10 +97,12 @@ class Search:
         layer: int,
         leaving: Container[str] = (),
         first: frozenset[int] = frozenset(),
+        loaded: bool = False,
     ) -> list[Taken] | Refused:
         """Seats for so many members of each role, ranks in order, for something that meets the first ``layer``
         planned starts. What it prefers is tried before the rest: the workers that are kept for it (``first``), those
-        with its model, hosts where nothing has failed. Units that are ``leaving`` keep it apart from nothing.
+        with its model (``loaded``: only those), hosts where nothing has failed. Units that are ``leaving`` keep it
+        apart from nothing.
         """
         apart = self.hosts_of_others(ask, leaving)
         failed = frozenset(self._host[host] for host in ask.avoid_hosts if host in self._host)
@@ -109,7 +111,7 @@ class Search:
             wishes = [Wish(apart | failed | self._doubtful), Wish(apart | failed), *wishes]
         if model := self.kinds[ask.kind].model:
             warm = frozenset(self._warm[model])
-            wishes = [*(replace(wish, only=warm) for wish in wishes if warm), *wishes]
+            wishes = [*(replace(wish, only=warm) for wish in wishes if warm), *(() if loaded else wishes)]
         if first:
             wishes = [Wish(apart, first), *wishes]
         refused: list[Taken] | Refused = Refused("workers")

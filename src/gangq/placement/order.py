@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import replace
 
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.limits import Usage
 
 REPLACES_MEMBERS = 1001
 """Above every priority: a gang that runs without some of its members holds what it has in vain."""
+
+
+def overtakes(ask: Ask, older: Ask, warm_s: float) -> bool:
+    """Whether these single jobs may go before older ones where their model is loaded."""
+    young = ask.order > older.order and ask.since <= older.since + warm_s
+    return young and ask.single and older.single and ask.priority == older.priority
 
 
 class Order:
@@ -67,6 +74,8 @@ class Lane:
         """From the root of the tree to this queue."""
         self.asks: deque[tuple[int, Ask]] = deque()
         """(what its priority counts as between queues, the ask)"""
+        self.warm: dict[str, Ask] = {}
+        """The single jobs among them whose model is loaded somewhere."""
 
 
 class Turns:
@@ -75,6 +84,8 @@ class Turns:
     def __init__(self, board: Board, usage: Usage) -> None:
         self._usage = usage
         kinds = {kind.id: kind for kind in board.kinds}
+        loaded = {model for worker in board.workers if worker.open for model in worker.warm}
+        self._warm_s = board.warm_s
         lanes: dict[tuple[str, str], list[Ask]] = defaultdict(list)
         for ask in board.asks:
             queue = usage.path(kinds[ask.kind].queue)[0]
@@ -91,6 +102,7 @@ class Turns:
                 counts_as = REPLACES_MEMBERS if ask.missing is not None else ask.priority
                 lowest = min(lowest, counts_as)
                 lane.asks.append((lowest if order.by_age else counts_as, ask))
+            lane.warm = {ask.id: ask for ask in asks if ask.single and kinds[ask.kind].model in loaded}
             self._lanes.append(lane)
         self._last: tuple[Lane, int] | None = None
 
@@ -104,6 +116,7 @@ class Turns:
         highest = max(lane.asks[0][0] for lane in lanes)
         lane = self._prefer([lane for lane in lanes if lane.asks[0][0] == highest], 0)
         counts_as, ask = lane.asks.popleft()
+        lane.warm.pop(ask.id, None)
         self._last = (lane, counts_as)
         return ask
 
@@ -112,6 +125,32 @@ class Turns:
         assert self._last is not None
         lane, counts_as = self._last
         lane.asks.appendleft((counts_as, ask))
+
+    def overtaking(self, ask: Ask) -> list[Ask]:
+        """What goes before the ask that was given out last, where its model is loaded: jobs of the same lane and
+        priority that were submitted soon after it, and before any gang that waits there.
+        """
+        assert self._last is not None
+        lane = self._last[0]
+        if not lane.warm:
+            return []
+        gangs = [one.order for _, one in lane.asks if not one.single and one.priority >= ask.priority]
+        first = min(gangs, default=None)
+        young = [one for one in lane.warm.values() if overtakes(one, ask, self._warm_s)]
+        return [one for one in young if first is None or one.order < first]
+
+    def overtook(self, ask: Ask) -> Ask | None:
+        """One of these jobs has been placed before its turn; what is left of them keeps its turn."""
+        assert self._last is not None
+        lane = self._last[0]
+        left = replace(ask, count=ask.count - 1) if ask.count > 1 else None
+        turns = ((counts_as, left if one.id == ask.id else one) for counts_as, one in lane.asks)
+        lane.asks = deque((counts_as, one) for counts_as, one in turns if one is not None)
+        if left is None:
+            del lane.warm[ask.id]
+        else:
+            lane.warm[ask.id] = left
+        return left
 
     def _prefer(self, lanes: list[Lane], depth: int) -> Lane:
         """Down the tree: at the root and in a fair queue the child with the least share, elsewhere the oldest."""
