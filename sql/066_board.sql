@@ -420,9 +420,9 @@ begin
     select jsonb_agg(jsonb_build_object(
       'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
       'priority', 1000 - (b.head >> 50), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
-      'count', b.jobs,
-      -- A job that went to the front after a trip has a position before those of submissions.
-      'since', case when b.head & 1125899906842623 >= 562949953421312 then gangq.seconds(j.submitted_at) end,
+      -- What was put to the front has no age: nothing overtakes it.
+      'since', case when (b.head & 1125899906842623) >= 562949953421312
+        then gangq.seconds(j.submitted_at) end, 'count', b.jobs,
       'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8) order by b.head)
     from gangq.board_singles(most, 1000) b
     join gangq.shapes s on s.id = b.shape_id
@@ -534,7 +534,8 @@ begin
   return (
     select jsonb_strip_nulls(jsonb_build_object(
       'format', 1, 'now', gangq.seconds(t), 'levels', c.topology, 'grace_s', c.grace_s::float8,
-      'warm_s', c.warm_s::float8, 'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
+      'warm_s', c.warm_s::float8,
+      'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, classes),

@@ -1,4 +1,4 @@
-"""Gangs are placed: all or nothing, packed, in order, with earmarks; and reservations that go stale."""
+"""Gangs are placed: all or nothing, packed, in order, with planned starts; and reservations that go stale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, WRONG_STATE, Q, Worker, gpus, refused
+from drive import INVALID, MISSING, PLACED, WRONG_STATE, Q, Worker, gpus, refused
 
 
 def hosts_of(q: Q, gang: Any) -> list[str]:
@@ -240,17 +240,17 @@ def test_a_worker_that_takes_nothing_is_no_candidate(q: Q, how: str) -> None:
     assert gang.state == "blocked"
 
 
-# Earmarks ---------------------------------------------------------------------------------------------------
+# What waits for a planned start ------------------------------------------------------------------------------
 
 
 def test_a_stream_of_smaller_work_does_not_starve_a_gang(q: Q) -> None:
     workers = q.workers(3)
-    q.submit(count=3)
+    q.submit(count=3, **PLACED)
     running = [w.take() for w in workers]
     gang = q.submit_gang(3)
     q.tick()
     for _ in range(10):  # there is always another solo job, and it always fits at once
-        q.submit(count=3, budget_s=1e6)
+        q.submit(count=3, budget_s=1e6, **PLACED)
         if running:
             running.pop().complete()
         for worker in workers:
@@ -260,26 +260,30 @@ def test_a_stream_of_smaller_work_does_not_starve_a_gang(q: Q) -> None:
         if gang.state == "running":
             break
     assert gang.state == "running"
-    assert q.sql("select * from gangq.earmarks") == [], "the promise ends with the placement"
+    assert f"g{gang.id}" not in [seat["ask"] for seat in q.planned_seats()], (
+        "the promise ends with the placement"
+    )
 
 
-def test_a_higher_priority_solo_job_still_runs_on_an_earmarked_worker(q: Q) -> None:
+def test_a_higher_priority_solo_job_still_runs_on_a_worker_of_a_planned_start(q: Q) -> None:
     workers = q.workers(2)
-    q.submit()
-    busy = workers[0].take()
+    q.submit(**PLACED)
+    q.place()
+    busy = next(claim for worker in workers for claim in worker.claim())
+    (idle,) = (worker for worker in workers if worker.incarnation != busy.incarnation)
     q.submit_gang(2)
     q.tick()
-    assert q.value("select count(*) from gangq.earmarks") == 2
-    q.submit(budget_s=1e6)
-    assert workers[1].claim() == []
-    urgent = q.submit(priority=1, budget_s=1e6)
-    assert workers[1].take().job_id == urgent
+    assert len(q.planned_seats()) == 2
+    q.submit(budget_s=1e6, **PLACED)
+    assert idle.claim() == []
+    urgent = q.submit(priority=1, budget_s=1e6, **PLACED)
+    assert idle.take().job_id == urgent
     busy.complete()
 
 
 def test_a_smaller_gang_behind_does_not_take_what_is_kept_for_the_first(q: Q) -> None:
     workers = q.workers(3)
-    q.submit()
+    q.submit(**PLACED)
     workers[0].take()
     first, behind = q.submit_gang(3, priority=1), q.submit_gang(2)
     q.sql("update gangq.live_gangs set budget_s = 100000 where id = %(id)s", id=behind.id)
@@ -292,13 +296,13 @@ def test_a_smaller_gang_behind_does_not_take_what_is_kept_for_the_first(q: Q) ->
 
 def test_workers_beyond_what_the_first_gang_needs_are_not_kept(q: Q) -> None:
     workers = q.workers(4)
-    q.submit(count=2)
+    q.submit(count=2, **PLACED)
     for worker in workers[:2]:
         worker.take()
     q.submit_gang(3)
     q.tick()
-    assert q.value("select count(*) from gangq.earmarks") == 3
-    q.submit(count=4, budget_s=1e6)
+    assert len(q.planned_seats()) == 3
+    q.submit(count=4, budget_s=1e6, **PLACED)
     assert sum(len(w.claim()) for w in workers) == 1
 
 
@@ -306,18 +310,18 @@ def test_a_gang_that_could_never_fit_keeps_nothing(q: Q) -> None:
     q.submit_gang(5)
     workers = q.workers(2)
     q.tick()
-    q.submit(count=2)
+    q.submit(count=2, **PLACED)
     assert [len(w.claim()) for w in workers] == [1, 1]
 
 
-def test_earmarks_go_when_their_gang_is_cancelled(q: Q) -> None:
+def test_a_planned_start_goes_when_its_gang_is_cancelled(q: Q) -> None:
     workers = q.workers(2)
-    q.submit()
+    q.submit(**PLACED)
     workers[0].take()
     gang = q.submit_gang(2)
     q.tick()
     gang.cancel()
-    q.submit()
+    q.submit(budget_s=1e6, **PLACED)
     assert len(workers[1].claim()) == 1
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import STALE, TOO_LARGE, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Row, Worker, gpus, refused
-from test_earmarks import HOUR, keep
+from drive import PLACED, STALE, TOO_LARGE, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Row, Worker, gpus, refused
 
 
 def both(worker: Worker, *finished: Claim, **named: Any) -> tuple[dict[int, str], list[Claim]]:
@@ -135,7 +134,7 @@ def test_the_next_job_gets_the_devices_of_the_finished_one(q: Q) -> None:
 
 
 def test_a_reserved_member_is_claimed_first_and_the_last_one_opens_the_barrier(q: Q) -> None:
-    workers = q.workers(2, slots=2)
+    workers = q.workers(2, slots=1, light=2)
     q.submit(count=2)
     solo = [worker.take() for worker in workers]
     gang = q.submit_gang(2)
@@ -158,7 +157,7 @@ def test_a_limit_counts_the_finished_job_no_more_and_the_claimed_one_at_once(q: 
     assert two.claim() == []
 
 
-def test_what_an_earmark_keeps_for_a_gang_is_not_claimed(q: Q) -> None:
+def test_what_a_gang_with_a_planned_start_waits_for_is_not_claimed(q: Q) -> None:
     worker = q.worker("w1", devices=gpus(8000, 8000))
     busy = q.worker("w2", devices=gpus(8000, 8000, prefix="H"))
     q.submit(gpus=2)
@@ -167,7 +166,7 @@ def test_what_an_earmark_keeps_for_a_gang_is_not_claimed(q: Q) -> None:
     gang = q.submit_gang(2, gpus=2, priority=10)
     later = q.submit(gpus=2, budget_s=1e6)
     q.settle()
-    assert q.value("select count(*) from gangq.earmarks where incarnation = %(i)s", i=worker.incarnation) == 1
+    assert worker.incarnation in [seat["incarnation"] for seat in q.planned_seats()]
     outcomes, taken = both(worker, claims[0])
     assert (list(outcomes.values()), taken, q.state(later)) == (["done"], [], "pending")
     assert both(busy, claims[1])[1] == []
@@ -249,112 +248,7 @@ def test_it_needs_read_committed_like_claim(q: Q) -> None:
     assert q.state(claim.job_id) == "running"
 
 
-# Amid other jobs ---------------------------------------------------------------------------------------------
-
-
-def amid(worker: Worker, *finished: Claim, **named: Any) -> list[int]:
-    """What is claimed while others still run."""
-    return [claim.job_id for claim in both(worker, *finished, amid=True, **named)[1]]
-
-
-def test_amid_plain_jobs_nothing_is_claimed_past_a_job_whose_turn_it_is_and_that_needs_their_slot(
-    q: Q,
-) -> None:
-    worker = q.worker(prefetch=10, cpus=4)
-    q.submit(count=4)
-    first, second, third, fourth = worker.claim(4)
-    before = q.submit()
-    whole = q.submit(cpus=1)
-    after, last = q.submit(count=2)
-    (next_one,) = both(worker, first, amid=True, max_jobs=5)[1]
-    assert next_one.job_id == before
-    assert amid(worker, second, max_jobs=5) == []
-    # Who says nothing of others claims what fits, as ever.
-    (overtaking,) = both(worker, third, max_jobs=1)[1]
-    assert overtaking.job_id == after
-    assert [claim.job_id for claim in both(worker, fourth, next_one, overtaking, max_jobs=5)[1]] == [whole]
-    assert q.state(last) == "pending"
-
-
-def test_a_job_of_higher_priority_that_needs_the_slot_is_not_overtaken_at_all(q: Q) -> None:
-    worker = q.worker(prefetch=10, cpus=4)
-    q.submit(count=9)
-    first, second = worker.claim(2)
-    whole = q.submit(cpus=1, priority=1)
-    assert amid(worker, first, max_jobs=5) == []
-    assert [claim.job_id for claim in both(worker, second, max_jobs=5)[1]] == [whole]
-
-
-@pytest.mark.parametrize(
-    "why",
-    [
-        "it would not fit an empty worker",
-        "another slot is free for it",
-        "it is in another queue",
-        "its queue is paused",
-        "its queue is full",
-        "its queue is fair",
-        "it is not due",
-    ],
-)
-def test_only_a_job_that_could_be_next_here_holds_up_plain_ones(q: Q, why: str) -> None:
-    q.call("set_queue", name="other")
-    worker = q.worker(
-        prefetch=10, cpus=4, slots=2 if "another slot" in why else 1, queues=["default", "other"]
-    )
-    q.submit(count=2)
-    first, _ = worker.claim(2)
-    queue = "other" if "queue" in why else "default"
-    changes: dict[str, Any] = {
-        "paused": {"paused": True},
-        "full": {"max_running_jobs": 0},
-        "fair": {"policy": "fair"},
-    }
-    if why == "it is in another queue":
-        q.call("set_queue", name="foreign")
-        queue = "foreign"
-    elif "queue" in why:
-        q.call("set_queue", name="other", **changes[why.split()[-1]])
-    due_at = q.value("select now() + interval '1 day'") if "due" in why else None
-    cpus = 8 if "not fit" in why else 1
-    whole = q.submit(queue=queue, cpus=cpus, due_at=due_at, wait_for_hardware=True)
-    plain = q.submit()
-    claimed = amid(worker, first, max_jobs=2)
-    expected = {"another slot is free for it": [whole, plain], "its queue is fair": []}
-    assert claimed == expected.get(why, [plain])
-
-
-def test_it_is_not_overtaken_beside_limits_either(q: Q) -> None:
-    q.call("set_queue", name="limited", max_running_jobs=1)
-    worker = q.worker(prefetch=10, cpus=4, queues=["default", "limited"])
-    q.submit(count=3)
-    first, *_ = worker.claim(3)
-    before = q.submit(queue="limited", priority=2)
-    q.submit(cpus=1, priority=1)
-    q.submit()
-    assert amid(worker, first, max_jobs=5) == [before]
-
-
-def test_it_is_not_overtaken_where_room_is_kept_for_a_gang_that_comes_later(q: Q) -> None:
-    worker = q.worker(prefetch=10, cpus=4)
-    q.submit(count=2)
-    first, _ = worker.claim(2)
-    q.submit_gang(1, cpus=4, priority=-1)
-    q.tick()
-    assert q.sql("select * from gangq.earmarks")
-    q.submit(cpus=1)
-    q.submit()
-    assert amid(worker, first, max_jobs=5) == []
-
-
-@pytest.mark.parametrize("kind", ["plan", "escrow"])
-def test_amid_others_a_slot_that_is_kept_for_a_gang_stays_free(q: Q, kind: str) -> None:
-    worker = q.worker(slots=2, prefetch=10, cpus=4)
-    q.submit(count=3)
-    first, *_ = worker.claim(3)
-    keep(q, worker, q.submit_gang(1, cpus=1), kind, slots=1, cpus=1)
-    q.submit(cpus=1, budget_s=2 * HOUR)
-    assert amid(worker, first, max_jobs=5) == []
+# Who asks for a tick ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -403,49 +297,37 @@ def test_of_those_who_finish_while_a_gang_waits_one_asks_for_a_tick_and_a_caller
         assert asked() == 1
 
 
-def refilled(q: Q, jobs: int = 2, again: int = 2, **options: Any) -> tuple[Worker, list[Claim]]:
-    """A worker with its claims, as many jobs for it to claim afterwards, and a gang that waits."""
-    worker = q.worker("w1", slots=2, cpus=4)
-    q.submit(count=jobs, **options)
-    claims = worker.claim(jobs)
-    if again:
-        q.submit(count=again)
+@pytest.mark.parametrize("waits", ["a gang", "a single job", "nothing", "light jobs"])
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_tick_is_asked_for_where_a_placed_job_is_done_and_something_waits_to_be_placed(
+    q: Q, asked: Callable[[], int], placed: bool, waits: str
+) -> None:
+    worker = q.worker("w1", slots=1)
+    q.submit(**PLACED if placed else {})
+    claim = worker.take()
+    if waits == "a gang":
+        q.submit_gang(2, gpus=1, wait_for_hardware=True)
+    elif waits != "nothing":
+        q.submit("other", count=2, **PLACED if waits == "a single job" else {})
+    asked()
+    both(worker, claim)
+    assert (asked() > 0) is (placed and waits in ("a gang", "a single job"))
+
+
+def test_a_tick_is_asked_for_where_another_workers_job_is_done(q: Q, asked: Callable[[], int]) -> None:
+    q.submit(**PLACED)
+    claim = q.worker("w1").take()
+    other = q.worker("w2")
+    q.submit()
     q.submit_gang(2, gpus=1, wait_for_hardware=True)
-    return worker, claims
-
-
-@pytest.mark.parametrize(("again", "asks"), [(2, False), (1, True), (0, True)])
-def test_while_a_gang_waits_a_tick_is_asked_for_where_less_is_claimed_than_is_done(
-    q: Q, asked: Callable[[], int], again: int, asks: bool
-) -> None:
-    worker, claims = refilled(q, again=again)
     asked()
-    _, claimed = both(worker, *claims, max_jobs=2)
-    assert len(claimed) == again
-    assert (asked() > 0) is asks
-
-
-@pytest.mark.parametrize("left", ["resources", "what it was told to leave", "a limit", "a guarantee"])
-def test_a_tick_is_asked_for_where_what_is_done_may_have_left_more_than_its_place(
-    q: Q, asked: Callable[[], int], left: str
-) -> None:
-    worker, claims = refilled(q, cpus=1 if left == "resources" else 0)
-    if left == "what it was told to leave":
-        q.call("cancel", job_ids=[claims[0].job_id])
-    if left == "a limit":
-        q.call("set_queue", name="elsewhere", max_running_jobs=1)
-    if left == "a guarantee":
-        q.call("set_queue", name="elsewhere", guaranteed={"jobs": 1})
-    asked()
-    assert len(both(worker, *claims, max_jobs=2)[1]) == 2
+    assert len(both(other, claim)[1]) == 1
     assert asked() > 0
 
 
-def test_a_tick_is_asked_for_where_what_is_claimed_had_its_room_before(
-    q: Q, asked: Callable[[], int]
-) -> None:
+def test_a_member_is_claimed_and_a_tick_asked_for_beside_it(q: Q, asked: Callable[[], int]) -> None:
     worker = q.worker("w1", slots=2)
-    q.submit()
+    q.submit(**PLACED)
     claim = worker.take()
     gang = q.submit_gang(1)
     q.tick()
@@ -453,26 +335,6 @@ def test_a_tick_is_asked_for_where_what_is_claimed_had_its_room_before(
     q.submit_gang(2, gpus=1, wait_for_hardware=True)
     asked()
     assert [claimed["gang_id"] for claimed in both(worker, claim)[1]] == [gang.id]
-    assert asked() > 0
-
-
-def test_a_tick_is_asked_for_where_an_earlier_call_claimed_what_is_claimed(
-    q: Q, asked: Callable[[], int]
-) -> None:
-    worker, (one, other) = refilled(q)
-    request_id = uuid.uuid4()
-    _, claimed = both(worker, one, request_id=request_id)
-    asked()
-    _, again = both(worker, one, other, request_id=request_id)
-    assert [claim.job_id for claim in again] == [claim.job_id for claim in claimed]
-    assert asked() > 0
-
-
-def test_a_tick_is_asked_for_where_another_workers_job_is_done(q: Q, asked: Callable[[], int]) -> None:
-    _, claims = refilled(q, jobs=1, again=1)
-    other = q.worker("w2")
-    asked()
-    assert len(both(other, *claims)[1]) == 1
     assert asked() > 0
 
 

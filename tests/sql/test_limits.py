@@ -384,6 +384,7 @@ def test_a_fair_queue_keeps_its_limits(q: Q) -> None:
 def test_a_warm_model_does_not_go_past_a_limit(q: Q) -> None:
     q.call("set_queue", name="default", max_running_jobs=2)
     worker = q.worker(slots=9)
+    worker.claim(model="m")
     cold, warm = q.submit(count=2), q.submit(task="m", count=3, model="m")
     assert [c.job_id for c in worker.claim(model="m")] == warm[:2]
     assert q.state(cold[0]) == "pending"

@@ -236,6 +236,8 @@ def test_a_placed_job_may_be_completed_in_repeatable_read(q: Q) -> None:
     with q.db.transaction():
         q.sql("set transaction isolation level repeatable read")
         assert claim.complete() == "done"
-    assert (filled(worker), held(q)) == ([], []), "there its place is closed: a row changed since would fail it"
+    assert (filled(worker), held(q)) == ([], []), (
+        "there its place is closed: a row changed since would fail it"
+    )
     q.place()
     assert [refill.job_id for refill in filled(worker)] == [second]

@@ -281,7 +281,11 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq cordon", calls.cordoned(), 20),
     ("gangq bounce", calls.flagged(host="host1"), 100),
     ("what waits", calls.waiting(limit=50), 14000),
-    ("where single jobs may start", Query("gangq.places_open", "select * from gangq.places_open", {}, list), 300),
+    (
+        "where single jobs may start",
+        Query("gangq.places_open", "select * from gangq.places_open", {}, list),
+        300,
+    ),
     ("what waits in a queue", calls.waiting(queue="gpu"), 14000),
     ("gangq doctor: retention", calls.retention(), 200),
     ("gangq doctor: trips", queries.trips(within_s=86400), 300),

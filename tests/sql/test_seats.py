@@ -43,8 +43,8 @@ def large(q: Q) -> Q:
     q.sql("update gangq.settings set topology = '{rack,host}'")
     q.sql(
         "insert into gangq.incarnations "
-        "(id, name, host, address, kind, slots, memory_mb, cpus, queues, labels, registered_at) "
-        "select n, 'w' || n, 'h' || n, 'a', 'command', 1, 0, 0, '{default}', "
+        "(id, name, host, address, slots, light, memory_mb, cpus, queues, labels, registered_at) "
+        "select n, 'w' || n, 'h' || n, 'a', 1, 1, 0, 0, '{default}', "
         "jsonb_build_object('rack', case when n > 1090 then 'whole' else 'r' || n end), gangq.now() "
         "from generate_series(1, 1100) n"
     )
@@ -91,7 +91,7 @@ def test_a_large_fleet_is_packed_and_spread_as_a_look_at_everything_would(large:
 
 def test_on_a_large_fleet_a_replacement_sits_in_the_rack_of_its_mates(large: Q) -> None:
     q = large
-    q.sql("update gangq.incarnations set slots = 600 where id = 1")
+    q.sql("update gangq.incarnations set slots = 600, light = 600 where id = 1")
     q.submit(count=600, cpus=0)
     busy = Worker(q, "w1", {"incarnation": 1})
     while busy.claim(max_jobs=100):

@@ -45,4 +45,4 @@ def test_explain_of_a_job_says_slots_where_devices_would_do(q: Q) -> None:
     q.place()
     gates = {row["gate"]: row for row in q.call("explain_job", job_id=waiting)}
     assert "slots are short" in gates["room"]["detail"]
-    assert gates["unblock"]["detail"] == "room for 1 more: free slots"
+    assert gates["unblock"]["detail"] == "more slots free on one worker"

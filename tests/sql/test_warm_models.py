@@ -8,10 +8,19 @@ import psycopg
 import pytest
 from drive import INVALID, TOO_LARGE, Q, Worker, gpus, refused
 
+COLD = {"model": "loaded nowhere"}
+
+
+def loaded(worker: Worker, model: str | None) -> Worker:
+    """The worker, of which the next pass knows what it has loaded."""
+    worker.q.call("claim", incarnation=worker.incarnation, model=model, lane="placed")
+    return worker
+
 
 def order(worker: Worker, model: str | None, each: int = 1, **named: Any) -> list[int]:
     """The ids in the order in which this worker is given them, `each` a claim, each completed at once."""
     ids: list[int] = []
+    loaded(worker, model)
     while claims := worker.claim(max_jobs=each, **({"model": model} if model else {}), **named):
         ids += [c.job_id for c in claims]
         for claim in claims:
@@ -79,20 +88,20 @@ def test_jobs_that_differ_in_their_model_only_are_of_different_shapes(q: Q) -> N
 # The order --------------------------------------------------------------------------------------------------
 
 
-def test_without_a_loaded_model_the_order_is_that_of_submission(q: Q) -> None:
-    ids = [q.submit(model=m) for m in ("a", "b", None, "a", "b")]
-    assert order(q.worker(), None) == ids
+def test_without_a_loaded_model_a_kind_goes_by_its_oldest_job(q: Q) -> None:
+    a, b, none, a2, b2 = (q.submit(model=m) for m in ("a", "b", "none", "a", "b"))
+    assert order(q.worker(), None) == [a, b, none, a2, b2]
 
 
 def test_of_jobs_equally_old_those_whose_model_is_loaded_go_first(q: Q) -> None:
-    a, b, none, a2, b2 = (q.submit(model=m) for m in ("a", "b", None, "a", "b"))
+    a, b, none, a2, b2 = (q.submit(model=m) for m in ("a", "b", "none", "a", "b"))
     assert order(q.worker(), "b") == [b, b2, a, none, a2]
 
 
 @pytest.mark.parametrize("each", [1, 3, 100])
 def test_it_is_so_for_claims_of_every_size(q: Q, each: int) -> None:
     ids = [q.submit(model="ab"[n % 2]) for n in range(40)]
-    worker, taken = q.worker(prefetch=200), 0
+    worker, taken = loaded(q.worker(slots=40), "b"), 0
     while claims := worker.claim(max_jobs=each, model="b"):
         taken += len(claims)
     assert taken == 40
@@ -100,27 +109,28 @@ def test_it_is_so_for_claims_of_every_size(q: Q, each: int) -> None:
 
 
 def test_a_worker_takes_what_needs_another_model_rather_than_nothing(q: Q) -> None:
-    ids = [q.submit(model="a"), q.submit()]
+    ids = [q.submit(model="a"), q.submit(**COLD)]
     assert order(q.worker(), "b") == ids
+
+
+def test_of_two_workers_each_gets_what_it_has_loaded_whatever_is_oldest(q: Q) -> None:
+    for _ in range(4):
+        q.submit("x", model="a")
+        q.submit("y", model="b")
+    b, a = loaded(q.worker("w1"), "b"), loaded(q.worker("w2"), "a")
+    for _ in range(4):
+        for worker, model in ((b, "b"), (a, "a")):
+            claim = worker.take(model=model)
+            assert claim["model_needed"] == model
+            claim.complete()
 
 
 @pytest.mark.parametrize(("age", "first"), [(10, "warm"), (10.5, "cold")])
 def test_a_job_is_overtaken_by_those_up_to_warm_s_younger(q: Q, age: float, first: str) -> None:
-    cold = q.submit()
+    cold = q.submit(**COLD)
     q.later(age)
     warm = q.submit(model="a")
     assert order(q.worker(), "a") == ([warm, cold] if first == "warm" else [cold, warm])
-
-
-def test_within_one_claim_only_the_jobs_young_enough_overtake(q: Q) -> None:
-    cold = q.submit()
-    q.later(5)
-    near = q.submit(count=3, model="a")
-    q.later(6)
-    far = q.submit(count=3, model="a")
-    claims = q.worker(prefetch=100).claim(max_jobs=100, model="a")
-    assert [c.job_id for c in sorted(claims, key=lambda c: c["submitted_at"])] == [cold, *near, *far]
-    assert order_of_taking(q) == [*near, cold, *far]
 
 
 def order_of_taking(q: Q) -> list[int]:
@@ -132,12 +142,12 @@ def order_of_taking(q: Q) -> list[int]:
 
 def test_warm_s_can_be_set_and_zero_turns_the_preference_off(q: Q) -> None:
     q.call("configure", warm_s=0)
-    cold = q.submit()
+    cold = q.submit(**COLD)
     q.later(1)
     warm = q.submit(model="a")
     assert order(q.worker(), "a") == [cold, warm]
     q.call("configure", warm_s=100)
-    cold = q.submit()
+    cold = q.submit(**COLD)
     q.later(100)
     warm = q.submit(model="a")
     assert order(q.worker("w2"), "a") == [warm, cold]
@@ -145,22 +155,22 @@ def test_warm_s_can_be_set_and_zero_turns_the_preference_off(q: Q) -> None:
 
 def test_nothing_overtakes_a_higher_priority(q: Q) -> None:
     warm = q.submit(model="a", count=2)
-    urgent = q.submit(priority=1)
+    urgent = q.submit(priority=1, **COLD)
     urgent_warm = q.submit(priority=1, model="a")
     assert order(q.worker(), "a") == [urgent_warm, urgent, *warm]
 
 
 def test_a_claim_of_many_does_not_run_over_into_a_lower_priority(q: Q) -> None:
-    cold = q.submit(priority=1)
+    cold = q.submit(priority=1, **COLD)
     warm_low = q.submit(model="a", count=5)
     warm = q.submit(model="a", priority=1)
-    q.worker(prefetch=3).claim(max_jobs=3, model="a")
-    assert order_of_taking(q) == [warm, cold, warm_low[0]]
+    loaded(q.worker(slots=3), "a").claim(max_jobs=3, model="a")
+    assert sorted(order_of_taking(q)) == sorted([warm, cold, warm_low[0]])
 
 
 def test_a_steady_stream_of_warm_jobs_starves_nobody(q: Q) -> None:
-    cold = q.submit()
-    worker = q.worker()
+    cold = q.submit(**COLD)
+    worker = loaded(q.worker(), "a")
     taken = []
     for _ in range(30):
         q.submit(model="a")
@@ -174,17 +184,42 @@ def test_a_steady_stream_of_warm_jobs_starves_nobody(q: Q) -> None:
     assert len(taken) == 12, "those submitted in the first ten seconds, and then it"
 
 
+def test_a_place_is_filled_again_with_its_model_only_while_nothing_older_waits_for_too_long(q: Q) -> None:
+    """In one commit after another, with a pass each time that somebody asks for one."""
+    q.submit("warm", count=30, model="a")
+    worker = loaded(q.worker(), "a")
+    claim = worker.take(model="a")
+    cold = q.submit(**COLD)
+    q.later(11)
+    q.submit("warm", count=30, model="a")
+    for _ in range(29):
+        rows = q.call(
+            "complete_and_claim",
+            incarnation=worker.incarnation,
+            job_ids=[claim.job_id],
+            tokens=[claim.token],
+            model="a",
+        )
+        claim = next((c for c in worker.claim(model="a")), None) or type(claim)(
+            q, rows[-1], worker.incarnation
+        )
+        assert claim.job_id != cold
+    claim.complete()
+    assert worker.take(model="a").job_id == cold
+
+
 def test_what_went_to_the_front_after_a_trip_is_overtaken_by_nobody(q: Q) -> None:
-    cold = q.submit()
+    cold = q.submit(**COLD)
     worker = q.worker()
     worker.take().requeue()
+    loaded(worker, "a")
     q.submit(model="a")
     assert worker.take(model="a").job_id == cold
 
 
 def test_a_warm_job_behind_an_old_one_of_its_own_shape_waits_its_turn(q: Q) -> None:
     """The head of its shape is what may overtake; nothing overtakes through the middle of its own queue."""
-    cold = q.submit()
+    cold = q.submit(**COLD)
     ids = q.submit(model="a", count=2)
     q.sql(
         "update gangq.live_jobs set submitted_at = submitted_at + interval '1 hour' where id = %(id)s",
@@ -194,42 +229,34 @@ def test_a_warm_job_behind_an_old_one_of_its_own_shape_waits_its_turn(q: Q) -> N
 
 
 def test_a_warm_job_that_does_not_fit_overtakes_nobody(q: Q) -> None:
-    cold = q.submit()
+    cold = q.submit(**COLD)
     q.submit(model="a", gpus=1)
     small = q.submit(model="a", cpus=1)
     assert order(q.worker(cpus=1), "a") == [small, cold]
 
 
-def test_what_the_first_warm_job_of_a_claim_uses_up_is_missing_for_the_next(q: Q) -> None:
-    cold = q.submit()
+def test_what_the_first_warm_job_uses_up_is_missing_for_the_next(q: Q) -> None:
+    cold = q.submit(**COLD)
     first, second = (q.submit(model="a", cpus=1) for _ in range(2))
-    assert [c.job_id for c in q.worker(slots=3, cpus=1).claim(model="a")] == [cold, first]
+    worker = loaded(q.worker(slots=3, cpus=1), "a")
+    assert sorted(c.job_id for c in worker.claim(model="a")) == [cold, first]
     assert q.state(second) == "pending"
-
-
-def test_a_warm_job_that_needs_more_than_the_one_it_overtakes_gets_it(q: Q) -> None:
-    q.submit(count=2)
-    warm = q.submit(model="a", gpus=1)
-    claim = q.worker(devices=gpus(1000), prefetch=5).take(model="a")
-    assert (claim.job_id, held(claim)) == (warm, ["G0"])
 
 
 def test_devices_are_counted_when_a_warm_job_goes_first(q: Q) -> None:
     cold = q.submit(gpus=1)
     warm = q.submit(gpus=1, model="a")
-    worker = q.worker(slots=2, devices=gpus(1000))
+    worker = loaded(q.worker(slots=2, devices=gpus(1000)), "a")
     assert [c.job_id for c in worker.claim(model="a")] == [warm]
     assert q.state(cold) == "pending"
 
 
-def test_a_worker_kept_for_a_gang_takes_no_warm_job_that_comes_after_it(q: Q) -> None:
-    worker = q.worker(slots=2)
-    q.submit()
-    busy = worker.take()
-    before = q.submit()
+def test_no_warm_job_that_comes_after_a_gang_takes_what_the_gang_waits_for(q: Q) -> None:
+    worker = loaded(q.worker(slots=2), "a")
+    q.submit(**COLD)
+    busy = worker.take(model="a")
+    before = q.submit(**COLD)
     gang = q.submit_gang(2)
-    q.tick()
-    assert q.value("select count(*) from gangq.earmarks") == 1
     after = q.submit(model="a", budget_s=100000)
     assert worker.take(model="a").job_id == before
     busy.complete()
@@ -237,42 +264,20 @@ def test_a_worker_kept_for_a_gang_takes_no_warm_job_that_comes_after_it(q: Q) ->
     assert (q.state(after), gang.state) == ("pending", "blocked")
 
 
-def test_the_warm_jobs_of_one_claim_end_where_the_gang_it_is_kept_for_comes(q: Q) -> None:
-    q.sql("set statement_timeout = '20s'")
-    worker = q.worker(slots=2, prefetch=9, cpus=1)
-    q.submit(cpus=1)
-    worker.take()
-    cold, warm = q.submit(), q.submit(model="a")
-    q.submit_gang(2)
-    q.tick()
-    q.submit(model="a")
-    assert [c.job_id for c in worker.claim(model="a")] == [cold, warm]
-    assert order_of_taking(q)[1:] == [warm, cold]
-
-
 def test_jobs_that_somebody_else_is_claiming_are_passed_by(q: Q, dsn: str) -> None:
-    cold = q.submit()
+    cold = q.submit(**COLD)
     warm = q.submit(count=3, model="a")
+    worker = loaded(q.worker(), "a")
     with psycopg.connect(dsn) as other:
         other.execute("select 1 from gangq.live_jobs where id = any (%s) for update", [warm[:2]])
-        assert q.worker().take(model="a").job_id == warm[2]
+        assert worker.take(model="a").job_id == warm[2]
     assert order(q.worker("w2"), None) == [cold, *warm[:2]]
-
-
-def test_more_locked_than_are_looked_at_do_not_stop_a_claim(q: Q, dsn: str) -> None:
-    cold = q.submit()
-    warm = q.submit(count=80, model="a")
-    with psycopg.connect(dsn) as other:
-        other.execute("select 1 from gangq.live_jobs where id = any (%s) for update", [warm[:70]])
-        worker = q.worker(prefetch=100)
-        got = [c.job_id for c in worker.claim(max_jobs=100, model="a")]
-        assert sorted(got) == sorted([cold, *warm[70:]])
 
 
 def test_a_repeated_request_returns_the_same_claims_with_a_model_too(q: Q) -> None:
     q.submit(count=2)
     q.submit(count=2, model="a")
-    worker = q.worker(prefetch=2)
+    worker = q.worker(slots=2)
     request = "00000000-0000-0000-0000-000000000001"
     first = worker.claim(max_jobs=2, model="a", request_id=request)
     assert [c.job_id for c in worker.claim(max_jobs=2, model="a", request_id=request)] == [
@@ -322,11 +327,11 @@ def test_a_job_is_not_claimed_where_only_devices_it_avoids_are_free(q: Q) -> Non
     assert rows["avoids"]["ok"] is False
     assert rows["avoids"]["detail"].startswith("avoids device G0 (host-w1) after a trip there: ")
     assert "; avoids device G2 (host-w1) after a trip there: " in rows["avoids"]["detail"]
-    assert (rows["hardware"]["ok"], rows["capacity"]["ok"]) == (False, False)
+    assert rows["hardware"]["ok"] is False
     assert "largest worker offers 1 GPU of" in rows["hardware"]["detail"]
     q.worker("w2", devices=gpus(1000, 1000, prefix="H"))
     rows = {row["gate"]: row for row in q.call("explain_job", job_id=job)}
-    assert (rows["avoids"]["ok"], "hardware" in rows, rows["capacity"]["ok"]) == (True, False, True)
+    assert (rows["avoids"]["ok"], "hardware" in rows) == (True, False)
 
 
 def test_in_one_claim_the_second_job_of_a_shape_does_not_get_what_it_avoids_either(q: Q) -> None:
@@ -381,7 +386,7 @@ def test_a_gang_that_fits_only_with_devices_it_avoids_waits_and_keeps_no_worker(
     avoid(q, "G0")
     q.place()  # a whole tick would see that it fits nowhere else
     assert gang.state == "blocked"
-    assert q.sql("select * from gangq.earmarks") == []
+    assert q.planned_seats() == []
     rows = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}
     assert (rows["avoids"]["ok"], rows["hardware"]["ok"]) == (False, False)
     q.worker("w2", devices=gpus(1000, prefix="H"))
@@ -392,13 +397,13 @@ def test_a_gang_that_fits_only_with_devices_it_avoids_waits_and_keeps_no_worker(
 def test_a_gang_that_must_wait_keeps_the_workers_that_will_hold_it_without_what_it_avoids(q: Q) -> None:
     q.worker("w1", devices=gpus(1000, prefix="A"))
     good = q.worker("w2", devices=gpus(1000, prefix="B"))
-    q.submit(gpus=1)
-    good.take()
+    q.call("open_place", incarnation=good.incarnation, job_id=q.submit(gpus=1))
+    assert q.call("claim", incarnation=good.incarnation)
     gang = q.submit_gang(1, gpus=1)
     avoid(q, "A0")
     q.tick()
     assert gang.state == "blocked"
-    assert [r["incarnation"] for r in q.sql("select incarnation from gangq.earmarks")] == [good.incarnation]
+    assert [seat["incarnation"] for seat in q.planned_seats()] == [good.incarnation]
 
 
 def test_a_device_held_by_a_job_that_avoids_it_is_a_violation(q: Q) -> None:

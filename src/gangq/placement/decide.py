@@ -46,6 +46,8 @@ def judge(now: Pass, ask: Ask) -> None:
         now.wait(ask, refused)
     elif not isinstance(seats := now.seats(ask, counts), Refused):
         now.start(ask, *now.grow(ask, counts, seats))
+        if ask.count > 1:
+            now.turns.again(replace(ask, count=ask.count - 1))
     elif seats.gate == "stopping":
         now.wait(ask, seats)
     elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
@@ -109,7 +111,7 @@ class Pass:
         """Of each kind the layer and priority at which it was refused, and why."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
-        self.rivals = Rivals(self.kinds)
+        self.rivals = Rivals(self.kinds, board.warm_s)
         self._leaving = [unit.id for unit in board.units if unit.leaving]
         estimates = {ask.id: ask.estimate_s for ask in board.asks}
         for kept in board.kept:
@@ -202,7 +204,7 @@ class Pass:
         return counts, seats
 
     def start(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> None:
-        """These seats are taken. Of single jobs the rest of the line has another turn."""
+        """These seats are taken."""
         decision = self._decision(ask)
         decision.seats += tuple(self._seats(ask, counts, seats))
         self._use(ask, counts)
@@ -212,8 +214,6 @@ class Pass:
         self.timeline.add(name, ends_at, seats)
         if apart := self.kinds[ask.kind].apart:
             self.search.keep_apart(apart, name, (seat.worker for seat in seats))
-        if ask.count > 1:
-            self.turns.again(replace(ask, count=ask.count - 1))
 
     def stop(self, ask: Ask, counts: Sequence[int], victims: tuple[str, ...], seats: list[Taken]) -> None:
         """These units are told to stop, and what they give back is kept for the ask."""

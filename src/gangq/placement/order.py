@@ -12,6 +12,13 @@ REPLACES_MEMBERS = 1001
 """Above every priority: a gang that runs without some of its members holds what it has in vain."""
 
 
+def overtakes(ask: Ask, older: Ask, warm_s: float) -> bool:
+    """Whether these single jobs may go before older ones of their lane where their model is loaded."""
+    if ask.since is None or older.since is None:
+        return False
+    return ask.priority == older.priority and ask.since <= older.since + warm_s
+
+
 class Order:
     """How one queue orders what waits in it. This one: priority, then age."""
 
@@ -68,6 +75,8 @@ class Lane:
         """From the root of the tree to this queue."""
         self.asks: deque[tuple[int, Ask]] = deque()
         """(what its priority counts as between queues, the ask)"""
+        self.models = False
+        """Whether a single job among them needs a model."""
 
 
 class Turns:
@@ -94,6 +103,7 @@ class Turns:
                 counts_as = REPLACES_MEMBERS if ask.missing is not None else ask.priority
                 lowest = min(lowest, counts_as)
                 lane.asks.append((lowest if order.by_age else counts_as, ask))
+            lane.models = any(ask.single and kinds[ask.kind].model for ask in asks)
             self._lanes.append(lane)
         self._last: tuple[Lane, int] | None = None
 
@@ -115,13 +125,12 @@ class Turns:
     def _warmer(self, lane: Lane) -> int:
         """The place in a lane of what goes first: the first, unless one about as old finds its model loaded."""
         first = lane.asks[0][1]
-        if not self._warm_s or first.since is None or ORDERS[lane.queue.order].by_age:
+        if not lane.models or not self._warm_s or ORDERS[lane.queue.order].by_age:
             return 0
-        latest = first.since + self._warm_s
         for place, (_, ask) in enumerate(lane.asks):
-            if ask.priority != first.priority:
+            if place and not overtakes(ask, first, self._warm_s):
                 break
-            if ask.since is not None and ask.since <= latest and self._warm(ask):
+            if self._warm(ask):
                 return place
         return 0
 

@@ -6,14 +6,16 @@ decide: while nothing that comes before its kind waits for the same worker.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangq.placement.decisions import Decision, Refill
+from gangq.placement.order import overtakes
 
 if TYPE_CHECKING:
-    from gangq.placement.board import Ask, Board, Kind
+    from gangq.placement.board import Ask, Board, Kind, Worker
 
 LOWEST = -1000
 
@@ -21,11 +23,12 @@ LOWEST = -1000
 class Rivals:
     """What waits for room, in the order in which a pass came to it."""
 
-    def __init__(self, kinds: Mapping[int, Kind]) -> None:
+    def __init__(self, kinds: Mapping[int, Kind], warm_s: float) -> None:
         self._kinds = kinds
+        self._warm_s = warm_s
         self._waiting: dict[str, tuple[Ask, str]] = {}
         self._kinds_waiting: set[int] = set()
-        self._found: dict[tuple[int, int], tuple[bool, int]] = {}
+        self._found: dict[tuple[int, int, bool], tuple[bool, int]] = {}
 
     def add(self, ask: Ask, limited: str = "") -> None:
         """It waits, for a limit of the queue ``limited`` or else for room; what was added before it comes first."""
@@ -36,48 +39,59 @@ class Rivals:
         """Whether jobs of this kind wait."""
         return kind in self._kinds_waiting
 
-    def to(self, kind: int, class_id: int) -> tuple[bool, int]:
-        """Whether anything that comes before this kind waits for a worker of this class, or for the same limit; and
-        the highest priority of what comes after it, of which no job of a lower one may go ahead.
+    def to(self, ask: Ask, worker: Worker) -> tuple[bool, int]:
+        """Whether anything that comes before these single jobs waits for such a worker, or for the same limit; and
+        the highest priority of what comes after them, of which no job of a lower one may go ahead.
         """
-        if (kind, class_id) not in self._found:
+        kind = self._kinds[ask.kind]
+        warm = kind.model in worker.warm
+        key = ask.kind, worker.class_id, warm
+        if key not in self._found:
             before, highest, own = False, LOWEST, False
-            for ask, limited in self._waiting.values():
-                if ask.kind == kind:
+            for one, limited in self._waiting.values():
+                if one.kind == ask.kind:
                     own = True
                 elif (
-                    f"{self._kinds[kind].queue}.".startswith(f"{limited}.")
+                    f"{kind.queue}.".startswith(f"{limited}.")
                     if limited
-                    else any(class_id in role.serves for role in self._kinds[ask.kind].roles)
+                    else any(worker.class_id in role.serves for role in self._kinds[one.kind].roles)
                 ):
-                    before = before or not own
-                    highest = max(highest, ask.priority)
-            self._found[kind, class_id] = before, highest
-        return self._found[kind, class_id]
+                    passed = (
+                        warm
+                        and self._kinds[one.kind].queue == kind.queue
+                        and overtakes(ask, one, self._warm_s)
+                    )
+                    before = before or not (own or passed)
+                    highest = max(highest, one.priority)
+            self._found[key] = before, highest
+        return self._found[key]
 
 
 def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals) -> None:
     """Say of each seat of a single job which open place it is already, and of each place whether it is refilled."""
     workers = {worker.id: worker for worker in board.workers}
-    kinds = {ask.id: ask.kind for ask in board.asks}
-    priorities = {ask.id: ask.priority for ask in board.asks}
-    vacant = {(place.worker, place.kind, place.devices): place.id for place in board.places if not place.job}
+    asks = {ask.id: ask for ask in board.asks}
+    vacant: dict[tuple[int, int, tuple[int, ...]], list[int]] = defaultdict(list)
+    for place in board.places:
+        if not place.job:
+            vacant[place.worker, place.kind, place.devices].append(place.id)
     first: dict[int, Decision] = {}
     for decision in decisions.values():
         if not decision.ask.startswith("k"):
             continue
-        kind = kinds[decision.ask]
-        first.setdefault(kind, decision)
+        ask = asks[decision.ask]
+        first.setdefault(ask.kind, decision)
         kept = []
         for seat in decision.seats:
-            before, highest = rivals.to(kind, workers[seat.worker].class_id)
+            before, highest = rivals.to(ask, workers[seat.worker])
+            same = vacant[seat.worker, ask.kind, seat.devices]
             kept.append(
                 replace(
                     seat,
-                    place=vacant.pop((seat.worker, kind, seat.devices), None),
+                    place=same.pop(0) if same else None,
                     refills=not before,
                     # The job that it is opened for may fill it in any case.
-                    min_priority=min(highest, priorities[decision.ask]),
+                    min_priority=min(highest, ask.priority),
                 )
             )
         decision.seats = tuple(kept)
@@ -85,9 +99,9 @@ def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals)
     for place in board.places:
         if place.job not in running or place.kind not in first or place.worker not in workers:
             continue
-        before, highest = rivals.to(place.kind, workers[place.worker].class_id)
+        decision = first[place.kind]
+        before, highest = rivals.to(asks[decision.ask], workers[place.worker])
         if not before and rivals.waits(place.kind):
-            decision = first[place.kind]
             decision.refills += (Refill(place.id, min_priority=highest),)
 
 
