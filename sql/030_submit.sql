@@ -540,8 +540,10 @@ begin
   returning id;
   if s.state <> 'pending' then
     perform gangq.follow_submission(s, due_at, o.wake);
-  elsif s.light and o.wake is distinct from 'never' then
-    perform gangq.wake_sleepers(s.queue, cardinality(payloads), coalesce(o.wake, 'commit'));
+  elsif s.light and o.wake = 'sleepers' then
+    if exists (select from gangq.sleepers z where z.queues @> array[s.queue]) then
+      perform gangq.wake_sleepers(s.queue, cardinality(payloads), o.wake);
+    end if;
   elsif o.wake is distinct from 'never' then
     perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;

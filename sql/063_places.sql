@@ -95,6 +95,10 @@ declare
 begin
   perform gangq.require_read_committed('open_place');
   perform gangq.check_moment('ends_by', open_place.ends_by);
+  if (open_place.min_priority between -1000 and 1000 and open_place.refills is not null) is not true then
+    perform gangq.refuse('GQ001', 'min_priority must be -1000 to 1000, and refills true or false',
+      'Leave them out for -1000 and true.');
+  end if;
   select z.* into s
   from gangq.live_jobs j join gangq.shapes z on z.id = j.shape_id
   where j.id = open_place.job_id and j.gang_id is null;

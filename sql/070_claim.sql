@@ -165,10 +165,11 @@ begin
     exists (select 1 from gangq.sleepers z where z.incarnation = me.id) as asleep,
     exists (select 1 from gangq.places p where p.incarnation = me.id and p.job_id is null) as places,
     array(select z.id from gangq.shapes z order by z.id limit 33) as shape_ids,
-    (select b.base from gangq.id_base() b) as base,
-    h.light, h.repeated, h.held_from
+    b.base, h.light, h.repeated,
+    coalesce(h.held_from, (b.base + (select k.last_value from gangq.tokens k)) << 16) as held_from
   into room
-  from (
+  from gangq.id_base() b
+  cross join (
     select count(*) filter (where j.light) as light, min(j.token) as held_from,
       bool_or(j.request_id = take.request_id) as repeated
     from gangq.live_jobs j where j.incarnation = me.id and j.token >= me.held_from) h;
@@ -226,10 +227,10 @@ begin
     end if;
   end if;
   -- While a snapshot elsewhere is held, the index keeps an entry for each job that this worker has
-  -- finished. Claims read it from here on; 2^26 are about a thousand tokens.
-  if me.worked_at is null and claimed > 0 or room.held_from > me.held_from + 67108864 then
-    update gangq.incarnations i set worked_at = coalesce(i.worked_at, t),
-      held_from = coalesce(room.held_from, i.held_from)
+  -- finished. Claims read it from the first that it held on, or from the next token where it held none;
+  -- 2^24 is 256 tokens.
+  if me.worked_at is null and claimed > 0 or room.held_from > me.held_from + 16777216 then
+    update gangq.incarnations i set worked_at = coalesce(i.worked_at, t), held_from = room.held_from
     where i.id = me.id;
   end if;
 end $$;
@@ -265,7 +266,7 @@ comment on function gangq.claim is
 -- index of their own, because they may stand below it.
 --
 -- Who may raise low, in three steps:
--- 1. Whoever finds the first pending job 4,096 places above low writes its key to marked (or the last
+-- 1. Whoever finds the first pending job 256 places above low writes its key to marked (or the last
 --    place given out, where nothing is pending). A submission draws its transaction id before its
 --    place, so one that is still open and has a place below marked has an older id than the row of
 --    gangq.lows, which was written with a new one after that job was found.
@@ -338,7 +339,7 @@ begin
   for dry in
     select l.shape_id, l.start + last_pos as behind
     from gangq.lows l
-    where l.start + last_pos - l.low >= 4096 and not exists (
+    where l.start + last_pos - l.low >= 256 and not exists (
       select from gangq.live_jobs j
       where j.shape_id = l.shape_id and j.state = 'pending'
         and j.order_key >= l.low and j.order_key <= l.start + last_pos)
@@ -446,7 +447,7 @@ begin
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
-    if head.key - coalesce(head.low, gangq.low_start(head.key)) >= 4096 then
+    if head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
       perform gangq.raise_low(head.shape_id, head.key, horizon);
     end if;
   end loop;

@@ -61,10 +61,14 @@ def test_a_claim_reads_as_much_behind_thousands_of_dead_rows_as_at_first(q: Q, d
         churn(worker, 40)
         churn(worker, 5, queue="default", priority=5)
         q.submit()
+        # What was claimed last, up to twice 256 places, is stepped over; the thousands before it are not.
         assert buffers(worker) < fresh + 150
-        with q.connected(dsn) as stranger:
-            # The same claim in a session that knows nothing walks over them all: the dead rows are there.
-            assert buffers(Worker(stranger, "w1", worker.registration)) > fresh + 2000
+        with q.connected(dsn) as its_own:
+            stranger = Worker(its_own, "w1", worker.registration)
+            buffers(stranger)  # Makes its plans.
+            assert buffers(stranger) < fresh + 150
+        q.sql("delete from gangq.lows")
+        assert buffers(worker) > fresh + 200, "the dead rows are there"
 
 
 @pytest.mark.parametrize("serves", ["the same jobs", "other jobs"])
@@ -320,16 +324,6 @@ def test_a_neighbour_in_the_same_session_does_not_look_for_jobs_it_does_not_serv
             assert neighbour.claim(1) == []
             taken.append(worker.take().job_id)
         assert early in taken
-
-
-def test_a_clock_that_goes_back_hides_nothing(q: Q, dsn: str) -> None:
-    worker = q.worker(prefetch=1000)
-    with claiming_ahead(q, dsn, worker) as early:
-        q.sql(
-            "select set_config('gangq.seen', (select array_agg(case when n > 4 and n % 7 = 4 then v + 30000 "
-            "else v end order by n) from unnest(gangq.seen()) with ordinality as u(v, n))::text, false)"
-        )
-        assert worker.take().job_id == early
 
 
 @contextlib.contextmanager
