@@ -158,7 +158,7 @@ declare
   s gangq.shapes;
   head record;
   started bigint[] := '{}';
-  refused boolean := false;
+  refused boolean;  -- null: no place was closed
 begin
   for p in
     select x.* from gangq.places x
@@ -177,7 +177,7 @@ begin
     if head.id is null or head.priority < p.min_priority
       or p.ends_by < t + make_interval(
         secs => gangq.estimate_s(s.queue, s.task, s.gpus::integer, head.budget_s)) then
-      refused := refused or head.id is not null;
+      refused := coalesce(refused, false) or head.id is not null;
       delete from gangq.device_holds h where h.place_id = p.id;
       delete from gangq.places x where x.id = p.id;
       continue;
@@ -185,8 +185,8 @@ begin
     perform gangq.start_in(p, head.id, (me).id, request_id, base, t);
     started := started || head.id;
   end loop;
-  if refused then
-    perform gangq.wake_tick(true);
+  if refused is not null then
+    perform gangq.wake_tick(refused);
   end if;
   return started;
 end $$;

@@ -240,12 +240,12 @@ begin
         'Store it elsewhere and return its address.');
     end if;
   end if;
-  select m.gang_ids, m.placed,
+  select m.gang_ids, m.held_by, m.placed,
     (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign, m.touched
   into look
   from (
     select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by,
-      bool_or(not j.light) as placed,
+      count(*) filter (where not j.light) as placed,
       -- Whoever claimed it has locked it, too. With another transaction's lock there, that may be open still.
       bool_or(j.xmax not in ('0', j.xmin)) as touched
     from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
@@ -304,8 +304,13 @@ begin
       outcomes := outcomes || outcome;
     end loop;
   end if;
-  -- A light job leaves room for light jobs alone.
-  waited_for := look.placed and gangq.placed_waits();
+  -- A light job leaves room for light jobs alone, a vacant place for the next of its kind.
+  waited_for := false;
+  if look.placed > 0 then
+    waited_for := look.placed > (
+        select count(*) from gangq.places p where p.incarnation = any (look.held_by) and p.job_id is null)
+      and gangq.placed_waits();
+  end if;
 end $$;
 comment on function gangq.finish is
   'Internal. Ends these jobs as done. others, outcomes: gang members, repeated, stale and busy pairs, one by one.';

@@ -696,6 +696,7 @@ declare
   gone_at timestamptz;
   stands text;
   new_shape integer := j.shape_id;
+  prefetched bigint[];
 begin
   if exit_in_s is not null then
     select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
@@ -741,7 +742,14 @@ begin
     perform gangq.end_incarnation(me.id, 'dead', t);
     update gangq.incarnations i
       set exits_at = gone_at, exit_code = carry_out_trip.code, flagged_at = null
-    where i.id = me.id;
+    where i.id = me.id
+    returning i.* into me;
+    -- Of prefetched jobs only the oldest can have begun.
+    prefetched := case when me.prefetch > 1 then array(
+      select x.id
+      from gangq.live_jobs x
+      where x.incarnation = me.id and x.light
+      order by x.claimed_at, x.order_key offset 1) end;
   end if;
   if j.gang_id is not null then
     perform gangq.trip_member(j, error, carry_out_trip.code, coalesce(stands, why),
@@ -751,6 +759,7 @@ begin
       t);
   end if;
   if me.id is not null then
+    perform gangq.free_orphaned_job(x.id, me, 2, t) from unnest(prefetched) as x(id);
     perform gangq.free_orphans(array[me.id]);
   end if;
   -- Always: the next tick has to know when the job becomes due.

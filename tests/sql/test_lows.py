@@ -1,4 +1,4 @@
-"""gangq.lows: below it nothing is pending that kept its first place, whoever was slow to commit. See sql/070_claim.sql."""
+"""Below gangq.lows nothing is pending that kept its first place, however slow a commit. See sql/070_claim.sql."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from drive import ENDED, MISSING, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Worker, gpus, refused
 
@@ -241,3 +242,23 @@ def test_a_placed_job_may_be_completed_in_repeatable_read(q: Q) -> None:
     )
     q.place()
     assert [refill.job_id for refill in filled(worker)] == [second]
+
+
+def test_a_refill_asks_for_no_pass_and_a_place_that_closes_does(q: Q, dsn: str) -> None:
+    q.submit(count=3, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    (claim,) = worker.claim()
+    with psycopg.connect(dsn, autocommit=True) as ticker:
+        ticker.execute("listen gangq_tick")
+
+        def asked() -> int:
+            return len(list(ticker.notifies(timeout=0.2)))
+
+        (claim,) = next_after(worker, claim)
+        assert asked() == 0, "the next of its kind is there"
+        q.submit_gang(size=1, gpus=1)
+        asked()
+        (claim,) = next_after(worker, claim)
+        assert asked() == 0
+        assert next_after(worker, claim) == []
+        assert asked() == 1, "the gang has room now"
