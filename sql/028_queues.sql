@@ -176,60 +176,56 @@ comment on function gangq.shape_for is
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 
-create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void
-language plpgsql immutable as $$
-declare
-  r record;
-begin
-  if given is null then
-    return;
-  end if;
-  if jsonb_typeof(given) <> 'object' then
-    perform gangq.refuse('GQ001', format('queue %L: %s is %s; it must be a JSON object', queue, setting, given),
-      format('For example {"%s": 8}; its keys are %s.', keys[1], array_to_string(keys, ', ')));
-  end if;
-  for r in select e.key, e.value from jsonb_each(given) e order by e.key loop
-    if r.key <> all (keys) then
-      perform gangq.refuse('GQ001', format('queue %L: %s names %L', queue, setting, r.key),
-        format('Its keys are %s; what is left out has no limit.', array_to_string(keys, ', ')));
-    end if;
-    if jsonb_typeof(r.value) <> 'number' or r.value::numeric < 0 or r.value::numeric > 1e15
-      or (r.key <> 'cpus' and r.value::numeric <> trunc(r.value::numeric)) then
-      perform gangq.refuse('GQ001', format('queue %L: %s of %s is %s', queue, r.key, setting, r.value),
-        'It is a number, 0 or more, and whole unless it counts CPUs. Leave the key out for no limit.');
-    end if;
-  end loop;
-end $$;
-comment on function gangq.check_resources is 'Internal. Raises GQ001 unless this is an object of these resources.';
+create type gangq.resources as (
+  gpus gangq.whole,
+  memory_mb gangq.whole,
+  cpus gangq.amount,
+  jobs gangq.whole
+);
+comment on type gangq.resources is 'What a queue is guaranteed, or may hold at most.';
 
-create function gangq.check_ceilings(queue text, ceilings jsonb) returns void language plpgsql stable as $$
+create type gangq.submitter_resources as (
+  gpus gangq.whole,
+  jobs gangq.whole,
+  gangs gangq.whole
+);
+comment on type gangq.submitter_resources is 'What one submitter may hold at most.';
+
+create function gangq.read_queue(name text, settings jsonb, q gangq.queues_table)
+returns gangq.queues_table language plpgsql stable as $$
 declare
-  e record;
+  what text := format('queue %L', name);
+  wrong record;
 begin
-  if ceilings is null then
-    return;
+  q := gangq.read_options(what, settings, q);
+  q.guaranteed := jsonb_strip_nulls(to_jsonb(gangq.read_options(what || ': guaranteed',
+    q.guaranteed, null::gangq.resources)));
+  q.maximum := jsonb_strip_nulls(to_jsonb(gangq.read_options(what || ': maximum', q.maximum,
+    null::gangq.resources)));
+  q.submitter_maximum := jsonb_strip_nulls(to_jsonb(gangq.read_options(
+    what || ': submitter_maximum', q.submitter_maximum, null::gangq.submitter_resources)));
+  select e.key, e.value into wrong
+  from jsonb_each(q.ceilings) e
+  where case when jsonb_typeof(e.value) = 'number' then e.value::numeric % 1 <> 0
+      or e.value::numeric not between -1000 and 1000 else true end
+    or not exists (select from pg_roles r where r.rolname = e.key)
+  order by e.key limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('%s: the ceiling of %L is %s', what, left(wrong.key, 100),
+        left(wrong.value::text, 100)),
+      'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
+      '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
   end if;
-  if jsonb_typeof(ceilings) <> 'object' then
-    perform gangq.refuse('GQ001', format('queue %L: ceilings is %s; it must be a JSON object', queue, left(ceilings::text, 200)),
-      'The highest priority by role, for example {"alice": 100, "gangq_submitter": 10}.');
-  end if;
-  for e in select x.key, x.value from jsonb_each(ceilings) x order by x.key loop
-    if jsonb_typeof(e.value) <> 'number' or e.value::numeric <> trunc(e.value::numeric) or e.value::numeric not between -1000 and 1000 then
-      perform gangq.refuse('GQ001', format('queue %L: the ceiling of %L is %s', queue, left(e.key, 100), left(e.value::text, 100)), 'A priority is a whole number, -1000 to 1000.');
-    end if;
-    if not exists (select 1 from pg_roles r where r.rolname = e.key) then
-      perform gangq.refuse('GQ001', format('queue %L: ceilings names %L, which is no role', queue, left(e.key, 100)),
-        'Name logins or roles of this server; gangq_submitter stands for every submitter.');
-    end if;
-  end loop;
+  return q;
 end $$;
-comment on function gangq.check_ceilings is 'Internal. Raises GQ001 unless this is an object of priorities by role.';
+comment on function gangq.read_queue is
+  'Internal. A queue with these settings changed. Raises GQ001.';
 
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
 #variable_conflict use_variable
 declare
-  resources constant text[] := '{gpus,memory_mb,cpus,jobs}';
   limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
   parts text[] := string_to_array(name, '.');
   names text[];
@@ -258,11 +254,7 @@ begin
   -- change meanwhile.
   perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
   select q.* into n from gangq.queues_table q where q.name = set_queue.name;
-  n := gangq.changed(format('queue %L', name), n, settings);
-  perform gangq.check_resources(name, 'guaranteed', n.guaranteed, resources);
-  perform gangq.check_resources(name, 'maximum', n.maximum, resources);
-  perform gangq.check_resources(name, 'submitter_maximum', n.submitter_maximum, '{gpus,jobs,gangs}');
-  perform gangq.check_ceilings(name, n.ceilings);
+  n := gangq.read_queue(name, settings, n);
   update gangq.queues_table q set (
     paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
     max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
@@ -304,14 +296,6 @@ begin
     where gangq.below(q.name, array[name]);
     perform gangq.wake_tick();
   end if;
-exception
-  when check_violation then
-    perform gangq.refuse('GQ001', format('queue %L: %s', name, sqlerrm),
-      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; '
-      'timeout_style is requeue, hard or soft; others is owner or shared; max_attempts, max_crashes '
-      'and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than '
-      '0 and at most 1e6, a budget more than 0 and at most 1e9, a placement timeout more than 0 and '
-      'at most 1e7.');
 end $$;
 comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '

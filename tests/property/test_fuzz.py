@@ -106,12 +106,12 @@ class World:
             columns = {
                 row["attname"]: row["type"]
                 for row in db.execute(
-                    "select attname, format_type(atttypid, null) as type from pg_attribute "
-                    "where attrelid = %s::regclass and attnum > 0 and attgenerated = ''",
+                    "select attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) as type "
+                    "from pg_attribute join pg_type t on t.oid = atttypid where attrelid = %s::regclass and attnum > 0 and attgenerated = ''",
                     (f"gangq.{table}",),
                 )
             }
-            for key in {"configure": ["singleton"], "set_queue": ["name"]}.get(verb, ()):
+            for key in {"configure": ["singleton"], "set_queue": ["name"], "set_task": ["task"]}.get(verb, ()):
                 del columns[key]
             self.members[verb] = set(columns)
             self.signatures[verb].update(columns)
@@ -521,6 +521,7 @@ KEEPS_WHAT_IT_IS_TOLD = {
 OBJECTS = {
     "configure": ("settings", "settings"),
     "set_queue": ("settings", "queues_table"),
+    "set_task": ("settings", "task_settings"),
     "submit": ("options", "job_options"),
     "submit_child": ("options", "job_options"),
     "submit_gang": ("options", "gang_options"),

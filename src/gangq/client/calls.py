@@ -498,17 +498,16 @@ def set_task(
     `forget`: first drop what was set before and what was learned of its beats. `notify_only` as in `configure`.
     For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
     """
-    return _void(
-        "set_task",
-        task=task,
-        budget_s=budget_s,
-        stall_timeout_s=stall_timeout_s,
-        load_grace_s=load_grace_s,
-        health_window_s=health_window_s,
-        long_phase_s=long_phase_s,
-        notify_only=texts(notify_only, "notify_only"),
-        forget=forget,
-    )
+    settings = {
+        "budget_s": budget_s,
+        "stall_timeout_s": stall_timeout_s,
+        "load_grace_s": load_grace_s,
+        "health_window_s": health_window_s,
+        "long_phase_s": long_phase_s,
+        "notify_only": texts(notify_only, "notify_only"),
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return _void("set_task", task=task, settings=_settings(given), forget=forget)
 
 
 # A worker's words -------------------------------------------------------------------------------------------
