@@ -928,8 +928,8 @@ begin
   select x.* into d from gangq.task_options x
   where x.task = coalesce(submit_gang.task,
     case jsonb_typeof(o.roles) when 'array' then o.roles -> 0 ->> 'task' end);
-  perform gangq.read_options('submit_gang', jsonb_build_object('task', task, 'size', size,
-    'priority', priority, 'gpus', gpus), null::gangq.arguments);
+  perform gangq.read_options('submit_gang', jsonb_strip_nulls(jsonb_build_object('task', task,
+    'size', size, 'priority', priority, 'gpus', gpus)), null::gangq.arguments);
   g.priority := coalesce(priority, d.priority, 0);
   o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
   o.max_crashes := coalesce(o.max_crashes, d.max_crashes);

@@ -62,6 +62,8 @@ create domain gangq.weight as real check (value > 0 and value <= 1e6);
 comment on domain gangq.weight is 'A weight: more than 0 and at most 1e6.';
 create domain gangq.few as smallint check (value between 1 and 1000);
 comment on domain gangq.few is 'A whole number from 1 to 1000; null: the default.';
+create domain gangq.times as smallint check (value > 0);
+comment on domain gangq.times is 'A whole number from 1 to 32767.';
 create domain gangq.up_to_1000 as smallint check (value between 0 and 1000);
 comment on domain gangq.up_to_1000 is 'A whole number from 0 to 1000.';
 create domain gangq.planned_starts as smallint check (value between 0 and 64);
@@ -192,7 +194,7 @@ create table gangq.settings (
   record_decisions boolean not null default false,
   -- Times a job may be handed back or told to stop through no fault of its own before it is failed:
   -- even those must not loop.
-  max_stops gangq.few not null default 100,
+  max_stops gangq.times not null default 100,
   -- Wall-clock budget of a job without devices when neither job, task nor queue sets one, seconds.
   budget_s gangq.budget not null default 2100,
   -- The same for a job that holds devices.
@@ -218,10 +220,10 @@ create table gangq.settings (
   -- lease.
   brake_hold_s gangq.seconds not null default 900,
   -- Different jobs tripping on one device within a day that put it into quarantine.
-  device_trips gangq.few not null default 3,
+  device_trips gangq.times not null default 3,
   -- How often a host, and each worker of it, may be restarted in an hour. Restarts of a host within
   -- ten minutes are one.
-  bounces_per_hour gangq.few not null default 4,
+  bounces_per_hour gangq.times not null default 4,
   -- Watchdog classes that report and do not stop anything: budget, stall, health, fault, gang.
   notify_only gangq.watches not null default '{}',
   -- Most distinct requirements that one login may add within 24 hours; admins may add any number.
