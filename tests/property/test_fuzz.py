@@ -104,15 +104,11 @@ class World:
         self.members: dict[str, set[str]] = {}
         for verb, (_, table) in OBJECTS.items():
             columns = {
-                row["attname"]: row["type"]
+                row["name"]: row["type"]
                 for row in db.execute(
-                    "select attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) as type "
-                    "from pg_attribute join pg_type t on t.oid = atttypid where attrelid = %s::regclass and attnum > 0 and attgenerated = ''",
-                    (f"gangq.{table}",),
+                    "select name, type::text as type from gangq.settable(%s::regtype)", (f"gangq.{table}",)
                 )
             }
-            for key in {"configure": ["singleton"], "set_queue": ["name"], "set_task": ["task"]}.get(verb, ()):
-                del columns[key]
             self.members[verb] = set(columns)
             self.signatures[verb].update(columns)
 
