@@ -20,14 +20,16 @@ $$;
 comment on function gangq.settable is
   'Internal. The columns of a row type that a caller can set; type: of its domain the base type.';
 
-create function gangq.is_json_of(given jsonb, type regtype) returns boolean language sql immutable as $$
+create function gangq.is_json_of(given jsonb, type regtype) returns boolean
+language sql immutable as $$
   select case
     when type = 'jsonb'::regtype then true
     when type = any ('{smallint,integer,bigint,real,numeric}'::regtype[])
       then jsonb_typeof(given) = 'number'
     when type = 'boolean'::regtype then jsonb_typeof(given) = 'boolean'
     when type = 'text[]'::regtype
-      then jsonb_typeof(given) = 'array' and not jsonb_path_exists(given, '$[*] ? (@.type() != "string")')
+      then jsonb_typeof(given) = 'array'
+        and not jsonb_path_exists(given, 'strict $[*] ? (@.type() != "string")')
     else jsonb_typeof(given) = 'string' end
 $$;
 comment on function gangq.is_json_of is 'Internal. Whether JSON writes a value of this type so.';
@@ -43,7 +45,8 @@ begin
   begin
     whole := jsonb_populate_record(o, given);
     if jsonb_strip_nulls(to_jsonb(whole)) = given
-      and not jsonb_path_exists(given, '$.*[*] ? (@ == null)')
+      and not jsonb_path_exists(given,
+        'strict $.* ? (@.type() == "array")[*] ? (@ == null || @.type() == "array")')
     then
       return whole;
     end if;
@@ -79,7 +82,8 @@ begin
       o := jsonb_populate_record(o, jsonb_build_object(said.key, said.value));
     exception
       when check_violation then
-        perform gangq.refuse('GQ001', format('%s: %s is %s', what, said.key, said.shown), said.hint);
+        perform gangq.refuse('GQ001',
+          format('%s: %s is %s', what, said.key, said.shown), said.hint);
       when data_exception then
         perform gangq.refuse('GQ001',
           format('%s: %s cannot be %s (%s)', what, said.key, said.shown, sqlerrm),
@@ -113,8 +117,8 @@ comment on function gangq.refuse_option is
   'Internal. Raises GQ001 for a name that there is not, naming those that are most like it.';
 
 -- A worker stops its work when less than the margin and the grace are left of its lease. A lease
--- that is not longer than both and two heartbeats leaves no time to work in: one heartbeat may fail,
--- and the next must still come in time.
+-- that is not longer than both and two heartbeats leaves no time to work in: one heartbeat may
+-- fail, and the next must still come in time.
 create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real)
 returns void language plpgsql immutable as $$
 declare
@@ -126,8 +130,8 @@ begin
   perform gangq.refuse('GQ001',
     format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s it '
       'must be longer than %s s', lease_s, margin_s, grace_s, heartbeat_s, least_s),
-    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must fit '
-      'before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
+    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must '
+      'fit before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
       '(gangq.configure takes them in one call).', least_s));
 end $$;
 comment on function gangq.check_lease is
@@ -145,7 +149,8 @@ begin
   if exists (
       select 1 from unnest(n.topology) as l(level)
       where coalesce(l.level, '') = '' or length(l.level) > 200)
-    or cardinality(n.topology) <> (select count(distinct l.level) from unnest(n.topology) as l(level))
+    or cardinality(n.topology) <> (
+      select count(distinct l.level) from unnest(n.topology) as l(level))
   then
     perform gangq.refuse('GQ001', format('topology is %s', n.topology),
       'Name each level once, broad to narrow: {"topology": ["zone", "rack", "host"]}.');
@@ -204,7 +209,7 @@ begin
   where ts.task = set_task.task;
 end $$;
 comment on function gangq.set_task is
-  'Sets what the watchdogs allow the jobs of one task: set_task(''train'', ''{"budget_s": 3600}''); '
-  'null takes a setting away, and the installation''s holds. forget: first drops what was set for it '
-  'before and what has been learned of its beats. Workers read it when they start and now and then; '
-  'a budget is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
+  'Sets what the watchdogs allow the jobs of one task: set_task(''train'', ''{"budget_s": '
+  '3600}''); null takes a setting away, and the installation''s holds. forget: first drops what '
+  'was set for it before and what has been learned of its beats. Workers read it when they start and '
+  'now and then; a budget is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';

@@ -222,6 +222,40 @@ end $$;
 comment on function gangq.read_queue is
   'Internal. A queue with these settings changed. Raises GQ001.';
 
+create function gangq.check_guarantees(n gangq.queues_table, names text[]) returns void
+language plpgsql stable as $$
+declare
+  broken record;
+begin
+  select g.key, g.value::numeric as guaranteed, n.maximum ->> g.key as maximum into broken
+  from jsonb_each_text(n.guaranteed) g
+  where g.value::numeric > (n.maximum ->> g.key)::numeric limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('queue %L: %s %s are guaranteed and %s is the maximum',
+        n.name, broken.guaranteed, broken.key, broken.maximum),
+      'Guarantee no more than the maximum, or raise the maximum in the same call.');
+  end if;
+  select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum
+  into broken
+  from gangq.queues_table p
+  join gangq.queues_table c
+    on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
+  cross join lateral jsonb_each_text(c.guaranteed) g
+  where p.name = any (names) and p.maximum ? g.key
+  group by p.name, g.key, p.maximum
+  having sum(g.value::numeric) > (p.maximum ->> g.key)::numeric limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('the children of queue %L are guaranteed %s %s, and its maximum is %s',
+        broken.name, broken.guaranteed, broken.key, broken.maximum),
+      'Guarantee the children less, or raise the maximum of their parent first.');
+  end if;
+end $$;
+comment on function gangq.check_guarantees is
+  'Internal. Raises GQ001 where this queue, or the children together of one of these queues, are '
+  'guaranteed more than their maximum.';
+
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
 #variable_conflict use_variable
@@ -230,13 +264,13 @@ declare
   parts text[] := string_to_array(name, '.');
   names text[];
   n gangq.queues_table;
-  broken record;
 begin
   if coalesce(name, '') = '' or length(name) > 100 then
     perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters',
       'Call gangq.set_queue(''gpu'').');
   end if;
-  if '' = any (parts) and not exists (select 1 from gangq.queues_table q where q.name = set_queue.name)
+  if '' = any (parts)
+    and not exists (select from gangq.queues_table q where q.name = set_queue.name)
   then
     perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', name),
       'The dots of a name make a tree: a.b is a child of a.');
@@ -247,7 +281,8 @@ begin
     perform gangq.require_read_committed('set_queue');
   end if;
   names := case when '' = any (parts) then array[name]
-    else array(select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
+    else array(
+      select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
   insert into gangq.queues_table (name)
   select x.name from unnest(names) as x(name) order by x.name on conflict do nothing;
   -- Of the whole path: what is guaranteed to children is compared with a parent that must not
@@ -267,29 +302,7 @@ begin
     n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
     n.retention_failed)
   where q.name = set_queue.name;
-  select g.key, g.value::numeric as guaranteed, n.maximum ->> g.key as maximum into broken
-  from jsonb_each_text(n.guaranteed) g
-  where g.value::numeric > (n.maximum ->> g.key)::numeric limit 1;
-  if found then
-    perform gangq.refuse('GQ001',
-      format('queue %L: %s %s are guaranteed and %s is the maximum',
-        name, broken.guaranteed, broken.key, broken.maximum),
-      'Guarantee no more than the maximum, or raise the maximum in the same call.');
-  end if;
-  select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum into broken
-  from gangq.queues_table p
-  join gangq.queues_table c
-    on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
-  cross join lateral jsonb_each_text(c.guaranteed) g
-  where p.name = any (names) and p.maximum ? g.key
-  group by p.name, g.key, p.maximum
-  having sum(g.value::numeric) > (p.maximum ->> g.key)::numeric limit 1;
-  if found then
-    perform gangq.refuse('GQ001',
-      format('the children of queue %L are guaranteed %s %s, and its maximum is %s',
-        broken.name, broken.guaranteed, broken.key, broken.maximum),
-      'Guarantee the children less, or raise the maximum of their parent first.');
-  end if;
+  perform gangq.check_guarantees(n, names);
   -- Whatever may start because of this is below the queue, and those who serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
     perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q

@@ -85,19 +85,7 @@ begin
 end $$;
 comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
-create function gangq.check_priority(priority integer) returns void language plpgsql immutable as $$
-begin
-  if priority is null or priority not between -1000 and 1000 then
-    perform gangq.refuse('GQ001',
-      format('priority is %s; it must be -1000 to 1000', coalesce(priority::text, 'null')),
-      'Higher runs first; the default is 0.');
-  end if;
-end $$;
-comment on function gangq.check_priority is 'Internal. Raises GQ001.';
-
-create function gangq.check_submission(
-  q gangq.queues_table, priority integer, payloads jsonb[]
-) returns gangq.queues_table language plpgsql as $$
+create function gangq.check_submission(q gangq.queues_table, payloads jsonb[]) returns gangq.queues_table language plpgsql as $$
 declare
   above gangq.queues_table;
   too_large record;
@@ -117,7 +105,6 @@ begin
       q.timeout_style := coalesce(q.timeout_style, above.timeout_style);
     end loop;
   end if;
-  perform gangq.check_priority(priority);
   -- What all of them have is more than any of them has.
   if pg_column_size(payloads) > q.max_payload_bytes then
     select p.n, pg_column_size(p.payload) as bytes into too_large
@@ -364,18 +351,20 @@ begin
   where x.name = s.queue;
   q := known.queue;
   s.shape := known.shape;
-  if s.shape is null then
-    perform gangq.read_options('submit', jsonb_build_object('task', task, 'gpus', gpus),
+  if s.shape is null or (s.priority between -1000 and 1000) is not true then
+    perform gangq.read_options('submit',
+      jsonb_build_object('task', task, 'gpus', gpus, 'priority', s.priority),
       null::gangq.arguments);
+  end if;
+  if s.shape is null then
     s.shape := gangq.intern_shape(s.queue, task, gpus, o.vram_mb, o.memory_mb, o.cpus, o.labels,
       o.model, o.selector, o.tolerates, login);
     select x.* into q from gangq.queues_table x where x.name = s.queue;  -- It may be new.
   end if;
   -- Asked here before the function that refuses is called: that costs as much as the insert.
-  if q.draining or strpos(q.name, '.') > 0 or (s.priority between -1000 and 1000) is not true
-    or pg_column_size(payloads) > q.max_payload_bytes
+  if q.draining or strpos(q.name, '.') > 0 or pg_column_size(payloads) > q.max_payload_bytes
   then
-    q := gangq.check_submission(q, s.priority, payloads);
+    q := gangq.check_submission(q, payloads);
   end if;
   if not (known.fits is true or o.wait_for_hardware) then
     perform gangq.check_fit(s.shape, s.queue);
@@ -860,7 +849,7 @@ begin
   m := gangq.intern_members(task, size, queue, payload, gpus, o, g.submitter, g.login);
   perform gangq.check_members(size, m, o);
   select x.* into q from gangq.queues_table x where x.name = make_gang.queue;
-  q := gangq.check_submission(q, g.priority,
+  q := gangq.check_submission(q,
     case when o.payloads is null then array_remove(m.one_for_all, null) end || array(
       select p.payload from unnest(m.one_each || array[o.payloads]) as e(list)
       cross join lateral jsonb_array_elements(e.list) as p(payload)));
@@ -1059,7 +1048,8 @@ declare
   missing bigint;
   batch record;
 begin
-  perform gangq.check_priority(set_priority.priority);
+  perform gangq.read_options('set_priority', jsonb_build_object('priority',
+    coalesce(to_jsonb(set_priority.priority), '"null"')), null::gangq.arguments);
   perform gangq.check_owner('reprioritise', set_priority.job_ids, set_priority.gang_ids);
   perform gangq.check_ceiling(n.queue, set_priority.priority, gangq.caller(), session_user) from (
     select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (set_priority.job_ids)

@@ -119,6 +119,10 @@ create domain gangq.strategy as text
 comment on domain gangq.strategy is
   'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each '
   'member.';
+create domain gangq.operator as text
+  check (value in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>='));
+comment on domain gangq.operator is
+  'Operators are =, !=, in, notin, exists, absent, <, <=, > and >=.';
 create domain gangq.failure_policy as text
   check (value in ('restart_gang', 'restart_member', 'shrink', 'fail'));
 comment on domain gangq.failure_policy is

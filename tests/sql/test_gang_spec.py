@@ -259,7 +259,7 @@ def test_a_budget_comes_from_the_nearest_queue_above(q: Q) -> None:
         ({"roles": [{**DRIVER, "vram_mb": 5}]}, INVALID, "role driver: vram_mb"),
         ({"roles": [{**DRIVER, "tolerates": "spot"}]}, INVALID, "role driver: tolerates cannot be"),
         ({"roles": [{**DRIVER, "tolerates": ["a b"]}]}, INVALID, "role driver: tolerates"),
-        ({"roles": [{**DRIVER, "selector": [1]}]}, INVALID, "role driver: condition 1"),
+        ({"roles": [{**DRIVER, "selector": [1]}]}, INVALID, "role driver: the options of condition 1"),
         ({"roles": [{**DRIVER, "labels": []}]}, INVALID, "role driver: labels"),
         ({"roles": [{**DRIVER, "strategy": "stack"}]}, INVALID, "stack"),
         ({"roles": [{**DRIVER, "require": "rack"}]}, INVALID, "role driver names the topology level 'rack'"),
