@@ -1,5 +1,6 @@
--- The state machine as data, and the triggers that hold everybody to it, even the owner typing in psql.
--- A test keeps the constants of the trigger equal to the table: a lookup per row would cost the update twice.
+-- The state machine as data, and the triggers that enforce it, also for the owner in psql. The
+-- trigger has the legal pairs as constants: a lookup in the table would double the cost of an
+-- update. A test keeps the two equal.
 -- Takes no locks of its own.
 
 delete from gangq.transitions;
@@ -74,15 +75,20 @@ insert into gangq.transitions (old_state, new_state, verb, role, charges) values
   ('preempted', 'failed', 'complete_drain', 'gangq_worker', 'nothing'),
   ('preempted', 'cancelled', 'complete_drain', 'gangq_worker', 'nothing');
 
--- Hot are only a submission and a claim: what is right for them is said in the triggers' conditions, short, because these are read
--- anew for every statement; everything else is asked here.
+-- Submissions and claims are frequent: the conditions of the triggers let a correct one pass
+-- without a call. The conditions are short, because PostgreSQL reads them again for every
+-- statement.
 create function gangq.check_transition() returns trigger language plpgsql as $$
 begin
-  if new.attempts < 0 or new.priority not between -1000 and 1000 or (new.gang_id is null) <> (new.rank is null) then
-    perform gangq.refuse('23514', format('job %s would have attempts %s, priority %s, gang %s and rank %s', new.id, new.attempts, new.priority,
-      coalesce(new.gang_id::text, 'null'), coalesce(new.rank::text, 'null')),
-      'Use the functions (gangq.submit, gangq.set_priority, ...): attempts are not negative, a priority is -1000 to 1000, and members of '
-      'a gang have ranks, nobody else has.');
+  if new.attempts < 0 or new.priority not between -1000 and 1000
+    or (new.gang_id is null) <> (new.rank is null)
+  then
+    perform gangq.refuse('23514',
+      format('job %s would have attempts %s, priority %s, gang %s and rank %s', new.id,
+        new.attempts, new.priority, coalesce(new.gang_id::text, 'null'),
+        coalesce(new.rank::text, 'null')),
+      'Use the functions (gangq.submit, gangq.set_priority, ...): attempts are not negative, a '
+      'priority is -1000 to 1000, and members of a gang, and only they, have ranks.');
   end if;
   if tg_op = 'INSERT' then
     if new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked']) then
@@ -93,48 +99,62 @@ begin
   if old.state <> new.state and (old.state || '>' || new.state) <> all (array[
     'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
     'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
-    'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled', 'reserved>running', 'reserved>blocked',
-    'running>done', 'running>scheduled', 'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
-    'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
-    'preempted>blocked', 'preempted>failed', 'preempted>cancelled']) then
+    'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
+    'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled', 'running>failed',
+    'running>preempted', 'running>pending', 'running>preempting', 'preempting>preempted',
+    'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
+    'preempted>blocked', 'preempted>failed', 'preempted>cancelled'])
+  then
     perform gangq.refuse_transition(new.id, old.state, new.state);
   end if;
-  -- It is pending in a place which claims may have passed; they find it by an index of its own.
-  if new.state = 'pending' and (old.state <> 'pending' or new.order_key <> old.order_key or new.shape_id <> old.shape_id) then
+  -- Claims may have passed this place already. They find the job by the index of returned ones.
+  if new.state = 'pending' and (old.state, old.order_key, old.shape_id)
+    is distinct from (new.state, new.order_key, new.shape_id)
+  then
     new.returned := true;
   end if;
   return new;
 end $$;
 comment on function gangq.check_transition is
-  'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers that no job has, and marks '
-  'a job that is pending in a place which claims may have passed.';
+  'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers '
+  'that no job has, and marks a job that is pending in a place which claims may have passed.';
 
-create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void language plpgsql as $$
+create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void
+language plpgsql as $$
 begin
-  perform gangq.refuse('GQ004', format('job %s cannot go from %s to %s', job_id, old_state, new_state),
+  perform gangq.refuse('GQ004',
+    format('job %s cannot go from %s to %s', job_id, old_state, new_state),
     'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
 end $$;
-comment on function gangq.refuse_transition is 'Internal. Raises GQ004 for a change of state that is not legal.';
+comment on function gangq.refuse_transition is
+  'Internal. Raises GQ004 for a change of state that is not legal.';
 
 create trigger live_jobs_birth before insert on gangq.live_jobs for each row
-when (new.state <> 'pending' or new.priority not between -1000 and 1000 or new.attempts <> 0 or new.rank is not null) execute function gangq.check_transition();
-
-create trigger live_jobs_transition before update of state, order_key, shape_id, attempts on gangq.live_jobs for each row
-when (old.state <> 'pending' or new.state <> 'running' or new.attempts < 1) execute function gangq.check_transition();
-
--- Neither a submission nor a claim changes these.
-create trigger live_jobs_numbers before update of priority, gang_id, rank on gangq.live_jobs for each row
+when (
+  new.state <> 'pending' or new.priority not between -1000 and 1000
+  or new.attempts <> 0 or new.rank is not null)
 execute function gangq.check_transition();
 
--- A row leaves live_jobs only through gangq.leave, which writes its history row in the same statement and says so for
--- the length of that statement. Looking the row up in history instead would cost every ending a probe per partition.
+create trigger live_jobs_transition before update of state, order_key, shape_id, attempts
+on gangq.live_jobs for each row
+when (old.state <> 'pending' or new.state <> 'running' or new.attempts < 1)
+execute function gangq.check_transition();
+
+-- Submissions and claims do not change these columns.
+create trigger live_jobs_numbers before update of priority, gang_id, rank on gangq.live_jobs
+for each row execute function gangq.check_transition();
+
+-- A row leaves live_jobs only through gangq.leave, which writes its history row in the same
+-- statement and sets gangq.leaving for that statement. Looking the row up in history instead would
+-- cost every ending a probe per partition.
 create function gangq.left_without_history() returns trigger language plpgsql as $$
 begin
   perform gangq.refuse('GQ004', 'a job leaves live_jobs only together with its history row',
     'Use gangq.cancel(); rows of live_jobs are never deleted by hand.');
   return null;
 end $$;
-comment on function gangq.left_without_history is 'Internal. Trigger: refuses a DELETE that does not come from gangq.leave.';
+comment on function gangq.left_without_history is
+  'Internal. Trigger: refuses a DELETE that does not come from gangq.leave.';
 
 create trigger live_jobs_leave before delete on gangq.live_jobs for each statement
 when (current_setting('gangq.leaving', true) is distinct from 'with history')

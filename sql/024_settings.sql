@@ -1,70 +1,124 @@
--- What administrators set: configure, set_task; set_queue is with the queues.
--- Locks: configure the row of settings; submit_gang shares it where a gang names a topology level.
+-- What is given by name, in one JSON object: the settings of the installation, of a queue and of a
+-- task, the options of a verb (030_options.sql), the roles of a gang. Each is read into a row whose
+-- columns say what there is, and whose domains say what is allowed and are the hint of the error.
+-- set_queue is with the queues.
+-- Locks: configure the row of settings, set_task its task's; submit_gang shares the former where a
+-- gang names a topology level.
 
 create function gangq.settable(of_type regtype)
-returns table (name text, type regtype, needed boolean) language sql stable as $$
-  select a.attname::text, a.atttypid::regtype, a.attnotnull
-  from pg_attribute a join pg_type t on t.typrelid = a.attrelid
+returns table (name text, type regtype, domain oid, needed boolean) language sql stable as $$
+  select a.attname::text, coalesce(nullif(d.typbasetype, 0), d.oid)::regtype, d.oid, a.attnotnull
+  from pg_type t
+  join pg_class c on c.oid = t.typrelid
+  join pg_attribute a on a.attrelid = c.oid
+  join pg_type d on d.oid = a.atttypid
   where t.oid = of_type and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+    -- Nor the key of a table, nor what a verb writes beside the settings.
+    and (c.relkind = 'c'
+      or a.attname <> all ('{singleton,name,task,created_at,worker,declared_at}'))
 $$;
-comment on function gangq.settable is 'Internal. The columns of a row type that a caller can set.';
+comment on function gangq.settable is
+  'Internal. The columns of a row type that a caller can set; type: of its domain the base type.';
 
-create function gangq.refuse_unknown_key(what text, noun text, key text, known text[]) returns void
+create function gangq.is_json_of(given jsonb, type regtype) returns boolean
+language sql immutable as $$
+  select case
+    when type = 'jsonb'::regtype then true
+    when type = any ('{smallint,integer,bigint,real,numeric}'::regtype[])
+      then jsonb_typeof(given) = 'number'
+    when type = 'boolean'::regtype then jsonb_typeof(given) = 'boolean'
+    when type = 'text[]'::regtype
+      then jsonb_typeof(given) = 'array'
+        and not jsonb_path_exists(given, 'strict $[*] ? (@.type() != "string")')
+    else jsonb_typeof(given) = 'string' end
+$$;
+comment on function gangq.is_json_of is 'Internal. Whether JSON writes a value of this type so.';
+
+create function gangq.read_options(what text, given jsonb, o anyelement) returns anyelement
 language plpgsql stable as $$
+declare
+  said record;
+  whole record;
 begin
-  perform gangq.refuse('GQ001', format('%s has no %s %L', what, noun, left(key, 100)),
+  -- What reads back as it was written has the right names, types and ranges. An array may hold a
+  -- null. Nearly every call ends here.
+  begin
+    whole := jsonb_populate_record(o, given);
+    if jsonb_strip_nulls(to_jsonb(whole)) = given
+      and not jsonb_path_exists(given,
+        'strict $.* ? (@.type() == "array")[*] ? (@ == null || @.type() == "array")')
+    then
+      return whole;
+    end if;
+  exception
+    when data_exception or check_violation then null;
+  end;
+  if jsonb_typeof(given) is distinct from 'object' then
+    perform gangq.refuse('GQ001',
+      format('the options of %s are %s', what, left(coalesce(given::text, 'null'), 200)),
+      'Pass them as one JSON object, for example {"budget_s": 3600}.');
+  end if;
+  for said in
+    select e.key, e.value, a.*, obj_description(a.domain, 'pg_type') as hint,
+      left(e.value::text, 200) as shown
+    from jsonb_each(given) e
+    left join gangq.settable(pg_typeof(o)) a on a.name = e.key
+    order by e.key
+  loop
+    if said.name is null then
+      perform gangq.refuse_option(what, said.key, pg_typeof(o));
+    elsif said.value = 'null' and said.needed and said.type = 'jsonb'::regtype then
+      said.value := '{}';
+    elsif said.value = 'null' and said.needed then
+      perform gangq.refuse('GQ001', format('%s: %s needs a value', what, said.key),
+        'Leave it out, and it stays what it is.');
+    elsif said.value <> 'null' and not gangq.is_json_of(said.value, said.type) then
+      perform gangq.refuse('GQ001', format('%s: %s cannot be %s', what, said.key, said.shown),
+        format('In JSON it is written as %s. %s', said.type, coalesce(said.hint, '')));
+    elsif jsonb_typeof(said.value) = 'number' then
+      said.value := to_jsonb(trim_scale(said.value::numeric));
+    end if;
+    begin
+      o := jsonb_populate_record(o, jsonb_build_object(said.key, said.value));
+    exception
+      when check_violation then
+        perform gangq.refuse('GQ001',
+          format('%s: %s is %s', what, said.key, said.shown), said.hint);
+      when data_exception then
+        perform gangq.refuse('GQ001',
+          format('%s: %s cannot be %s (%s)', what, said.key, said.shown, sqlerrm),
+          coalesce(said.hint, format('It is kept as %s.', said.type)));
+    end;
+  end loop;
+  return o;
+end $$;
+comment on function gangq.read_options is
+  'Internal. The row o with what is given changed; a null takes a value away where it may be '
+  'absent. Raises GQ001 for what there is not, or is of another type or out of its range.';
+
+create function gangq.refuse_option(what text, key text, type regtype) returns void
+language plpgsql stable as $$
+declare
+  known text[] := array(select a.name from gangq.settable(type) a order by 1);
+begin
+  if exists (
+    select from pg_proc p
+    where p.pronamespace = 'gangq'::regnamespace and p.proname = what
+      and key = any (p.proargnames[: p.pronargs - 1]))
+  then
+    perform gangq.refuse('GQ001', format('%s is no option of %s', key, what),
+      format('It is an argument of its own: gangq.%s(%s => ...).', what, key));
+  end if;
+  perform gangq.refuse('GQ001', format('%s has no option %L', what, left(key, 100)),
     coalesce(format('Did you mean %s? ', gangq.nearest(left(key, 100), known)), '')
       || format('There are %s.', array_to_string(known, ', ')));
 end $$;
-comment on function gangq.refuse_unknown_key is
-  'Internal. Raises GQ001 for a key that is none of these, naming those that are most like it.';
-
-create function gangq.changed(what text, was anyelement, changes jsonb) returns anyelement
-language plpgsql stable as $$
-declare
-  known text[];
-  change record;
-begin
-  if jsonb_typeof(changes) is distinct from 'object' then
-    perform gangq.refuse('GQ001',
-      format('the settings of %s are %s', what, coalesce(left(changes::text, 200), 'null')),
-      'Pass them as one JSON object, for example {"budget_s": 3600}.');
-  end if;
-  known := array(
-    select a.name from gangq.settable(pg_typeof(was)) a
-    where a.name <> all ('{singleton,name,created_at}') order by 1);
-  for change in
-    select c.key, c.value, a.needed, a.type = 'jsonb'::regtype as is_object
-    from jsonb_each(changes) c left join gangq.settable(pg_typeof(was)) a on a.name = c.key
-    order by c.key
-  loop
-    if change.key <> all (known) then
-      perform gangq.refuse_unknown_key(what, 'setting', change.key, known);
-    end if;
-    if change.value = 'null' and change.is_object then
-      change.value := '{}';
-    elsif change.value = 'null' and change.needed then
-      perform gangq.refuse('GQ001', format('%s: %s needs a value', what, change.key),
-        'Leave it out, and it stays what it is.');
-    end if;
-    begin
-      was := jsonb_populate_record(was, jsonb_build_object(change.key, change.value));
-    exception
-      when data_exception then
-        perform gangq.refuse('GQ001',
-          format('%s: %s cannot be %s (%s)', what, change.key, left(change.value::text, 200), sqlerrm),
-          'Numbers, texts and lists as JSON writes them; an interval is a text, like "7 days".');
-    end;
-  end loop;
-  return was;
-end $$;
-comment on function gangq.changed is
-  'Internal. A row of settings with what is given changed; a null takes a setting away where it may '
-  'be absent. Raises GQ001 for a setting that there is not, or of another type.';
+comment on function gangq.refuse_option is
+  'Internal. Raises GQ001 for a name that there is not, naming those that are most like it.';
 
 -- A worker stops its work when less than the margin and the grace are left of its lease. A lease
--- that is not longer than both and two heartbeats leaves no time to work in: one heartbeat may fail,
--- and the next must still come in time.
+-- that is not longer than both and two heartbeats leaves no time to work in: one heartbeat may
+-- fail, and the next must still come in time.
 create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real)
 returns void language plpgsql immutable as $$
 declare
@@ -76,8 +130,8 @@ begin
   perform gangq.refuse('GQ001',
     format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s it '
       'must be longer than %s s', lease_s, margin_s, grace_s, heartbeat_s, least_s),
-    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must fit '
-      'before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
+    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must '
+      'fit before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
       '(gangq.configure takes them in one call).', least_s));
 end $$;
 comment on function gangq.check_lease is
@@ -91,11 +145,12 @@ declare
 begin
   -- From here on no gang that names a topology level is on its way.
   select s.* into n from gangq.settings s for no key update;
-  n := gangq.changed('the installation', n, settings);
+  n := gangq.read_options('the installation', settings, n);
   if exists (
       select 1 from unnest(n.topology) as l(level)
       where coalesce(l.level, '') = '' or length(l.level) > 200)
-    or cardinality(n.topology) <> (select count(distinct l.level) from unnest(n.topology) as l(level))
+    or cardinality(n.topology) <> (
+      select count(distinct l.level) from unnest(n.topology) as l(level))
   then
     perform gangq.refuse('GQ001', format('topology is %s', n.topology),
       'Name each level once, broad to narrow: {"topology": ["zone", "rack", "host"]}.');
@@ -111,17 +166,6 @@ begin
       format('gang %s asks for the topology level %s', used.gang, used.level),
       'Leave the level in, or cancel the gang first.');
   end if;
-  -- A retention that ends in the future would drop today's history with the next tick; one of
-  -- 5,000 years ends before the calendar begins.
-  if least(n.retention_short, n.retention_long, n.incarnation_retention) < '0'
-    or greatest(n.retention_short, n.retention_long, n.incarnation_retention) > '100 years'
-  then
-    perform gangq.refuse('GQ001',
-      format('retention_short is %s, retention_long %s and incarnation_retention %s',
-        n.retention_short, n.retention_long, n.incarnation_retention),
-      'Each is from 0 to 100 years: {"retention_short": "7 days"}. A queue''s retention_done '
-      '"forever" keeps its history for good.');
-  end if;
   update gangq.settings s set (
     singleton, heartbeat_s, lease_s, lease_margin_s, grace_s, claim_deadline_s, ack_timeout_s,
     candidate_silence_s, pass_over_s, flag_after_s, tick_s, gang_backoff_s, gang_backoff_max_s,
@@ -132,52 +176,40 @@ begin
     retention_short, retention_long, incarnation_retention
   ) = (select n.*);
   perform gangq.check_lease(n.lease_s, n.lease_margin_s, n.grace_s, n.heartbeat_s);
-exception
-  when check_violation then
-    perform gangq.refuse('GQ001', sqlerrm,
-      'Seconds, bytes and counts are positive numbers, brake_share is at most 1, and notify_only '
-      'takes budget, stall, health, fault and gang; topology has 1 to 8 levels, host among them; '
-      'see \d+ gangq.settings.');
 end $$;
 comment on function gangq.configure is
   'Changes the installation''s settings that are given: {"lease_s": 300, "topology": ["rack", '
   '"host"]}. For gangq_admin. Raises GQ001, GQ004 (a level of topology that a live gang asks for '
   'would go).';
 
-create function gangq.set_task(
-  task text, budget_s real default null, stall_timeout_s real default null, load_grace_s real default null,
-  health_window_s real default null, long_phase_s real default null, notify_only text[] default null,
-  forget boolean default false
-) returns void language plpgsql as $$
+create function gangq.set_task(task text, settings jsonb default '{}', forget boolean default false)
+returns void language plpgsql as $$
 #variable_conflict use_column
+declare
+  n gangq.task_settings;
 begin
-  if coalesce(set_task.task, '') = '' or length(set_task.task) > 200 then
-    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters', 'Call gangq.set_task(task => ''train'', budget_s => 3600).');
+  if (set_task.task <> '' and length(set_task.task) <= 200) is not true then
+    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters',
+      'Call gangq.set_task(''train'', ''{"budget_s": 3600}'').');
   end if;
-  if set_task.forget then
+  if forget then
     delete from gangq.task_settings ts where ts.task = set_task.task;
     delete from gangq.beat_gaps b where b.task = set_task.task;
   end if;
-  if num_nonnulls(set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
-    set_task.long_phase_s, set_task.notify_only) = 0 then
+  if settings = '{}' then
     return;
   end if;
-  insert into gangq.task_settings (task, budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
-  values (set_task.task, set_task.budget_s, set_task.stall_timeout_s, set_task.load_grace_s, set_task.health_window_s,
-    set_task.long_phase_s, set_task.notify_only)
-  on conflict (task) do update set
-    budget_s = coalesce(excluded.budget_s, task_settings.budget_s),
-    stall_timeout_s = coalesce(excluded.stall_timeout_s, task_settings.stall_timeout_s),
-    load_grace_s = coalesce(excluded.load_grace_s, task_settings.load_grace_s),
-    health_window_s = coalesce(excluded.health_window_s, task_settings.health_window_s),
-    long_phase_s = coalesce(excluded.long_phase_s, task_settings.long_phase_s),
-    notify_only = coalesce(excluded.notify_only, task_settings.notify_only);
-exception
-  when check_violation or numeric_value_out_of_range then
-    perform gangq.refuse('GQ001', format('task %L: %s', set_task.task, sqlerrm),
-      'Seconds are positive numbers, a budget at most 1e9 and the others at most 1e7; notify_only takes budget, stall, health, fault and gang.');
+  insert into gangq.task_settings (task) values (set_task.task) on conflict do nothing;
+  select ts.* into n from gangq.task_settings ts where ts.task = set_task.task for no key update;
+  n := gangq.read_options(format('task %L', set_task.task), settings, n);
+  update gangq.task_settings ts
+  set (budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
+    = (select n.budget_s, n.stall_timeout_s, n.load_grace_s, n.health_window_s, n.long_phase_s,
+      n.notify_only)
+  where ts.task = set_task.task;
 end $$;
 comment on function gangq.set_task is
-  'Sets what the watchdogs allow the jobs of one task; null leaves a setting as it is. forget: first drops what was set '
-  'for it before and what has been learned of its beats. Workers read it when they start and now and then; a budget '
-  'is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
+  'Sets what the watchdogs allow the jobs of one task: set_task(''train'', ''{"budget_s": '
+  '3600}''); null takes a setting away, and the installation''s holds. forget: first drops what '
+  'was set for it before and what has been learned of its beats. Workers read it when they start and '
+  'now and then; a budget is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';

@@ -2,70 +2,91 @@
 -- once, when a shape is interned; gangq.serves then costs one predicate for a worker, and nothing where there are none.
 -- Takes no locks.
 
+create type gangq.condition as (
+  key gangq.name,
+  op gangq.operator,
+  "values" jsonb
+);
+comment on type gangq.condition is
+  'A condition of a selector: on a label, or on host or worker; exists and absent take no values, '
+  'in and notin at least one, every other operator exactly one.';
+
 create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql as $$
-#variable_conflict use_column
 declare
-  c jsonb;
+  said jsonb;
   n integer;
-  op text;
-  given jsonb;
+  what text;
+  c gangq.condition;
+  wrong boolean;
   checked jsonb := '[]';
-  number numeric;
 begin
   if selector is null or selector in ('null', '[]') then
     return null;
   end if;
   if jsonb_typeof(selector) <> 'array' or length(selector::text) > 20000 then
-    perform gangq.refuse('GQ001', format('selector is %s; it must be a JSON array of conditions, with 20000 characters at most', left(selector::text, 200)),
-      'For example [{"key": "gpu", "op": "in", "values": ["h100", "h200"]}, {"key": "spot", "op": "absent"}].');
+    perform gangq.refuse('GQ001',
+      format('selector is %s; it must be a JSON array of conditions, with 20000 characters at most',
+        left(selector::text, 200)),
+      'For example [{"key": "gpu", "op": "in", "values": ["h100", "h200"]}, {"key": "spot", "op": '
+      '"absent"}].');
   end if;
-  for c, n in select e.condition, e.n from jsonb_array_elements(selector) with ordinality as e(condition, n) loop
-    if jsonb_typeof(c) <> 'object' or coalesce(jsonb_typeof(c -> 'key'), '') <> 'string' or length(c ->> 'key') not between 1 and 200
-      or c - '{key,op,values}'::text[] <> '{}' then
-      perform gangq.refuse('GQ001', format('condition %s of the selector is %s', n, left(c::text, 200)),
-        'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]} and has no other keys.');
+  for said, n in
+    select e.condition, e.n from jsonb_array_elements(selector) with ordinality as e(condition, n)
+  loop
+    what := format('condition %s of the selector', n);
+    c := gangq.read_options(what, said, null::gangq.condition);
+    c."values" := coalesce(nullif(c."values", 'null'), '[]');
+    if c.key is null or c.op is null or jsonb_typeof(c."values") <> 'array'
+      or jsonb_path_exists(c."values",
+        'strict $[*] ? (!(@.type() like_regex "string|number|boolean"))')
+    then
+      perform gangq.refuse('GQ001', format('%s is %s', what, left(said::text, 200)),
+        'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]}; values are '
+        'strings, numbers and booleans.');
     end if;
-    op := c ->> 'op';
-    if op is null or op not in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>=') then
-      perform gangq.refuse('GQ001', format('condition %s of the selector, on %s, has the operator %L', n, c ->> 'key', left(op, 50)),
-        'Operators are =, !=, in, notin, exists, absent, <, <=, > and >=.');
-    end if;
-    given := coalesce(nullif(c -> 'values', 'null'), '[]');
-    if jsonb_typeof(given) <> 'array' or exists (
-      select 1 from jsonb_array_elements(given) as v(x) where jsonb_typeof(v.x) not in ('string', 'number', 'boolean')) then
-      perform gangq.refuse('GQ001', format('condition %s of the selector, on %s, has the values %s', n, c ->> 'key', left(given::text, 200)),
-        'values is a JSON array of strings, numbers and booleans.');
-    end if;
-    if (case when op in ('exists', 'absent') then given <> '[]'
-        when op in ('in', 'notin') then given = '[]'
-        else jsonb_array_length(given) <> 1 end) then
-      perform gangq.refuse('GQ001', format('condition %s of the selector, on %s, has %s values for %s', n, c ->> 'key', jsonb_array_length(given), op),
+    wrong := case
+      when c.op in ('exists', 'absent') then c."values" <> '[]'
+      when c.op in ('in', 'notin') then c."values" = '[]'
+      else jsonb_array_length(c."values") <> 1 end;
+    if wrong then
+      perform gangq.refuse('GQ001',
+        format('%s, on %s, has %s values for %s', what, c.key, jsonb_array_length(c."values"), c.op),
         'exists and absent take none, in and notin at least one, every other operator exactly one.');
     end if;
-    if op in ('<', '<=', '>', '>=') then
-      begin
-        number := (given ->> 0)::numeric;
-      exception
-        when invalid_text_representation or numeric_value_out_of_range then
-          number := 'NaN';
-      end;
-      if abs(number) <= 1e100 then
-        given := jsonb_build_array(number);
-      else
-        perform gangq.refuse('GQ001', format('condition %s of the selector compares %s with %s', n, c ->> 'key', given -> 0),
-          'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. For text use = or in.');
-      end if;
-    elsif op in ('in', 'notin') then
-      given := (select jsonb_agg(distinct v.x) from jsonb_array_elements(given) as v(x));
+    if c.op in ('<', '<=', '>', '>=') then
+      c."values" := jsonb_build_array(gangq.compared(what, c));
+    elsif c.op in ('in', 'notin') then
+      c."values" := (select jsonb_agg(distinct v.x) from jsonb_array_elements(c."values") as v(x));
     end if;
-    checked := checked || jsonb_build_array(jsonb_build_object('key', c -> 'key', 'op', op, 'values', given));
+    checked := checked || to_jsonb(c);
   end loop;
   return (
-    select jsonb_agg(d.condition order by d.condition ->> 'key' collate "C", d.condition ->> 'op' collate "C", d.condition)
+    select jsonb_agg(d.condition
+      order by d.condition ->> 'key' collate "C", d.condition ->> 'op' collate "C", d.condition)
     from (select distinct e.condition from jsonb_array_elements(checked) as e(condition)) d);
 end $$;
 comment on function gangq.check_selector is
   'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
+
+create function gangq.compared(what text, c gangq.condition) returns numeric
+language plpgsql immutable as $$
+declare
+  number numeric := 'NaN';
+begin
+  begin
+    number := (c."values" ->> 0)::numeric;
+  exception
+    when data_exception then null;
+  end;
+  if not abs(number) <= 1e100 then
+    perform gangq.refuse('GQ001', format('%s compares %s with %s', what, c.key, c."values" -> 0),
+      'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. For '
+      'text use = or in.');
+  end if;
+  return number;
+end $$;
+comment on function gangq.compared is
+  'Internal. The number that a condition compares a label with. Raises GQ001.';
 
 create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql as $$
 declare

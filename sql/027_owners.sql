@@ -1,34 +1,51 @@
--- Whose work and whose worker it is: admins, owners of jobs, priority ceilings, the login behind an incarnation.
--- Rights follow the role that is set (`set role gangq_viewer` gives them up); names follow gangq.caller() and the login.
+-- Rights: admins, owners of jobs, priority ceilings, and the login behind an incarnation.
+-- Rights follow the role that is set: `set role gangq_viewer` gives up the others. Names follow
+-- gangq.caller() and the login.
 -- Takes no locks.
 
-create function gangq.may_act_as(role text) returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.may_act_as(role text) returns boolean language sql stable
+set search_path = pg_catalog, pg_temp as $$
   select exists (
     select 1 from pg_roles r
-    where r.rolname = may_act_as.role and pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user), r.oid, 'member'))
+    where r.rolname = may_act_as.role
+      and pg_has_role(
+        coalesce(nullif(current_setting('role'), 'none'), session_user), r.oid, 'member'))
 $$;
-comment on function gangq.may_act_as is 'Internal. Whether the role that is set, or the login where none is, belongs to this role.';
+comment on function gangq.may_act_as is
+  'Internal. Whether the role that is set, or the login where none is, belongs to this role.';
 
-create function gangq.is_admin() returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select gangq.may_act_as('gangq_admin')
-    or gangq.may_act_as((select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'gangq'))
+create function gangq.is_admin() returns boolean language sql stable
+set search_path = pg_catalog, pg_temp as $$
+  select gangq.may_act_as('gangq_admin') or gangq.may_act_as((
+    select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'gangq'))
 $$;
-comment on function gangq.is_admin is 'Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a superuser.';
+comment on function gangq.is_admin is
+  'Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a '
+  'superuser.';
 
-create function gangq.roles_of(role text) returns text[] language sql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.roles_of(role text) returns text[] language sql stable
+set search_path = pg_catalog, pg_temp as $$
   select array(
-    select r.rolname::text from pg_roles me join pg_roles r on pg_has_role(me.oid, r.oid, 'member') where me.rolname = roles_of.role)
+    select r.rolname::text
+    from pg_roles me join pg_roles r on pg_has_role(me.oid, r.oid, 'member')
+    where me.rolname = roles_of.role)
 $$;
-comment on function gangq.roles_of is 'Internal. The roles that this one belongs to, itself among them; none if it does not exist.';
+comment on function gangq.roles_of is
+  'Internal. The roles that this one belongs to, itself among them; none if it does not exist.';
 
 create function gangq.shared_queues() returns text[] language sql stable as $$
-  select array(select q.name from gangq.queues_table q where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
+  select array(
+    select q.name from gangq.queues_table q
+    where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
 $$;
-comment on function gangq.shared_queues is 'Internal. The queues in which the caller, as a submitter, may read and act on the work of others.';
+comment on function gangq.shared_queues is
+  'Internal. The queues in which the caller, as a submitter, may read and change the work of '
+  'others.';
 
--- A login owns what it submitted. Where it sets roles, one for each of its users, each owns what it submitted in that role;
--- the login itself, without a role, owns all of it.
-create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void language plpgsql stable as $$
+-- A login owns what it submitted. A login may set a role for each of its users: then each role owns
+-- what was submitted in it, and the login without a role owns all of it.
+create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void
+language plpgsql stable as $$
 declare
   other record;
 begin
@@ -36,100 +53,137 @@ begin
     return;
   end if;
   with named as (
-    select 'job ' || j.id as what, j.submitter, j.login, j.shape_id from gangq.live_jobs j where j.id = any (check_owner.job_ids)
+    select 'job ' || j.id as what, j.submitter, j.login, j.shape_id
+    from gangq.live_jobs j
+    where j.id = any (check_owner.job_ids)
     union all
-    select 'gang ' || g.id, g.submitter, g.login, g.shape_id from gangq.live_gangs g where g.id = any (check_owner.gang_ids)
+    select 'gang ' || g.id, g.submitter, g.login, g.shape_id
+    from gangq.live_gangs g
+    where g.id = any (check_owner.gang_ids)
     union all
-    select 'job ' || h.job_id, h.submitter, h.login, h.shape_id from gangq.history h
+    select 'job ' || h.job_id, h.submitter, h.login, h.shape_id
+    from gangq.history h
     where h.job_id = any (array(
-        select i.id from unnest(check_owner.job_ids) as i(id) where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
-      and not exists (select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+        select i.id from unnest(check_owner.job_ids) as i(id)
+        where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
+      and not exists (
+        select 1 from gangq.retried r
+        where r.job_id = h.job_id and r.finished_at = h.finished_at)
     union all
-    select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id from gangq.gang_history h
+    select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id
+    from gangq.gang_history h
     where h.gang_id = any (array(
-        select i.id from unnest(check_owner.gang_ids) as i(id) where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
-      and not exists (select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
+        select i.id from unnest(check_owner.gang_ids) as i(id)
+        where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
+      and not exists (
+        select 1 from gangq.retried r
+        where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
   )
   select n.what, n.submitter, n.login, s.queue into other
   from named n join gangq.shapes s on s.id = n.shape_id
-  where (n.login = session_user and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
+  where (n.login = session_user
+      and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
     and s.queue <> all ((select gangq.shared_queues())::text[])
   order by n.what limit 1;
   if found then
-    perform gangq.refuse('42501', format('%s may not %s %s, which %s submitted', gangq.actor(), check_owner.verb, other.what,
-        other.submitter || case when other.login <> other.submitter then format(' (login %s)', other.login) else '' end),
-      format('In queue %L only the submitter of a job and members of gangq_admin may do that; nothing was changed. For all submitters: '
-        'gangq.set_queue(%L, ''{"others": "shared"}'').', other.queue, other.queue));
+    perform gangq.refuse('42501',
+      format('%s may not %s %s, which %s submitted', gangq.actor(), verb, other.what,
+        other.submitter
+        || case when other.login <> other.submitter then format(' (login %s)', other.login)
+          else '' end),
+      format('In queue %L only the submitter of a job and members of gangq_admin may do that; '
+        'nothing was changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": '
+        '"shared"}'').',
+        other.queue, other.queue));
   end if;
 end $$;
 comment on function gangq.check_owner is
-  'Internal. Raises 42501 if one of these jobs and gangs, live or ended, is not the caller''s to change: it is neither its '
-  'submitter nor an admin, and the queue is not shared.';
+  'Internal. Raises 42501 unless the caller may change all these jobs and gangs, live or ended: it '
+  'submitted them, it is an admin, or their queue is shared.';
 
--- An entry for the submitter's role comes first; without one, those of the login count, which could have set no role.
-create function gangq.check_ceiling(queue text, priority integer, submitter text, login text) returns void language plpgsql stable as $$
-#variable_conflict use_column
+-- An entry for a role of the submitter comes first. Without one the entries of the login count:
+-- otherwise a login could escape its ceiling by setting a role.
+create function gangq.check_ceiling(queue text, priority integer, submitter text, login text)
+returns void language plpgsql stable as $$
 declare
-  path text[] := gangq.queue_path(check_ceiling.queue);
+  path text[] := gangq.queue_path(queue);
   roles text[];
   login_roles text[];
   over record;
 begin
-  if not exists (select 1 from gangq.queues_table q where q.name = any (path) and q.ceilings <> '{}') then
+  if not exists (
+    select 1 from gangq.queues_table q where q.name = any (path) and q.ceilings <> '{}')
+  then
     return;
   end if;
-  roles := gangq.roles_of(check_ceiling.submitter);
-  login_roles := gangq.roles_of(check_ceiling.login);
+  roles := gangq.roles_of(submitter);
+  login_roles := gangq.roles_of(login);
   if 'gangq_admin' = any (roles) then
     return;
   end if;
   select q.name, c.most into over
   from gangq.queues_table q
   cross join lateral (
-    select coalesce(max(e.value::integer) filter (where e.key = any (roles)), max(e.value::integer)) as most
-    from jsonb_each_text(q.ceilings) e where e.key = any (roles || login_roles)) c
+    select coalesce(max(e.value::integer) filter (where e.key = any (roles)), max(e.value::integer))
+      as most
+    from jsonb_each_text(q.ceilings) e
+    where e.key = any (roles || login_roles)) c
   where q.name = any (path) and c.most < check_ceiling.priority
   order by c.most, length(q.name) desc limit 1;
   if found then
-    perform gangq.refuse('42501', format('priority %s is above %s, the ceiling of %s in queue %L', check_ceiling.priority, over.most,
-        check_ceiling.submitter, over.name),
-      format('Submit with %s or less, or ask a member of gangq_admin to raise it: gangq.set_queue(%L, ''{"ceilings": ...}'').', over.most, over.name));
+    perform gangq.refuse('42501',
+      format('priority %s is above %s, the ceiling of %s in queue %L', priority, over.most,
+        submitter, over.name),
+      format('Submit with %s or less, or ask a member of gangq_admin to raise it: '
+        'gangq.set_queue(%L, ''{"ceilings": ...}'').', over.most, over.name));
   end if;
 end $$;
 comment on function gangq.check_ceiling is
-  'Internal. Raises 42501 if this submitter may not give this priority in this queue: of each queue on its path the highest '
-  'entry among the submitter''s roles counts. Admins are not bound.';
+  'Internal. Raises 42501 if this submitter may not give this priority in this queue: in each '
+  'queue on its path the highest entry among the submitter''s roles counts. Admins are not bound.';
 
-create function gangq.may_report_too(login text) returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+create function gangq.may_report_too(login text) returns boolean language sql stable
+set search_path = pg_catalog, pg_temp as $$
   select gangq.is_admin() or exists (
-    select 1 from pg_roles r where r.rolname = may_report_too.login and pg_has_role(session_user, r.oid, 'member'))
+    select 1 from pg_roles r
+    where r.rolname = may_report_too.login and pg_has_role(session_user, r.oid, 'member'))
 $$;
 comment on function gangq.may_report_too is
-  'Internal. Who may speak for a worker besides the login that registered it: members of that login (an application that '
-  'completes a job in its own transaction), and admins.';
+  'Internal. Which sessions may report for a worker besides the login that registered it: members '
+  'of that login (an application that completes a job in its own transaction), and admins.';
 
--- The one comparison on the hot path; everything else is asked only where it fails.
+-- The comparison runs on the hot path. The function is called only when the logins differ.
 create function gangq.may_report(login text) returns boolean language sql stable
 return login = session_user or gangq.may_report_too(login);
-comment on function gangq.may_report is 'Internal. Whether this session may speak for a worker that this login registered.';
+comment on function gangq.may_report is
+  'Internal. Whether this session may report for a worker that this login registered.';
 
 create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
 declare
   i gangq.incarnations;
 begin
-  select x.* into i from gangq.incarnations x where x.id = refuse_login.incarnation;
-  perform gangq.refuse('42501', format('worker %L (incarnation %s) was registered by login %s, and this is %s', i.name, i.id, i.login, gangq.actor()),
-    format('Only %s, logins that are members of it, and gangq_admin report for this worker and for the jobs it holds; the bouncer''s login '
-      'needs gangq_host. A token fences attempts and gives no rights.', i.login));
+  select x.* into i from gangq.incarnations x where x.id = incarnation;
+  perform gangq.refuse('42501',
+    format('worker %L (incarnation %s) was registered by login %s, and this is %s',
+      i.name, i.id, i.login, gangq.actor()),
+    format('Only %s, logins that are members of it, and gangq_admin report for this worker and '
+      'for the jobs it holds; the bouncer''s login needs gangq_host. A token gives no rights.',
+      i.login));
 end $$;
-comment on function gangq.refuse_login is 'Internal. Raises 42501: another login registered this incarnation.';
+comment on function gangq.refuse_login is
+  'Internal. Raises 42501: another login registered this incarnation.';
 
-create function gangq.check_login(incarnation bigint, host boolean default false) returns void language plpgsql stable as $$
+create function gangq.check_login(incarnation bigint, host boolean default false) returns void
+language plpgsql stable as $$
 begin
-  if exists (select 1 from gangq.incarnations i where i.id = check_login.incarnation and not gangq.may_report(i.login))
-    and not (host and gangq.may_act_as('gangq_host')) then
-    perform gangq.refuse_login(check_login.incarnation);
+  if exists (
+      select 1 from gangq.incarnations i
+      where i.id = check_login.incarnation and not gangq.may_report(i.login))
+    and not (check_login.host and gangq.may_act_as('gangq_host'))
+  then
+    perform gangq.refuse_login(incarnation);
   end if;
 end $$;
 comment on function gangq.check_login is
-  'Internal. Raises 42501 unless this session may speak for this incarnation. host: the bouncer of its host may, too.';
+  'Internal. Raises 42501 unless this session may report for this incarnation. host: the bouncer '
+  'of its host may, too.';

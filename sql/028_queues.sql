@@ -236,115 +236,68 @@ comment on function gangq.part_submitters is
 
 -- Settings ---------------------------------------------------------------------------------------------------------
 
-create function gangq.check_resources(queue text, setting text, given jsonb, keys text[]) returns void
-language plpgsql immutable as $$
-declare
-  r record;
-begin
-  if given is null then
-    return;
-  end if;
-  if jsonb_typeof(given) <> 'object' then
-    perform gangq.refuse('GQ001', format('queue %L: %s is %s; it must be a JSON object', queue, setting, given),
-      format('For example {"%s": 8}; its keys are %s.', keys[1], array_to_string(keys, ', ')));
-  end if;
-  for r in select e.key, e.value from jsonb_each(given) e order by e.key loop
-    if r.key <> all (keys) then
-      perform gangq.refuse('GQ001', format('queue %L: %s names %L', queue, setting, r.key),
-        format('Its keys are %s; what is left out has no limit.', array_to_string(keys, ', ')));
-    end if;
-    if jsonb_typeof(r.value) <> 'number' or r.value::numeric < 0 or r.value::numeric > 1e15
-      or (r.key <> 'cpus' and r.value::numeric <> trunc(r.value::numeric)) then
-      perform gangq.refuse('GQ001', format('queue %L: %s of %s is %s', queue, r.key, setting, r.value),
-        'It is a number, 0 or more, and whole unless it counts CPUs. Leave the key out for no limit.');
-    end if;
-  end loop;
-end $$;
-comment on function gangq.check_resources is 'Internal. Raises GQ001 unless this is an object of these resources.';
+create type gangq.resources as (
+  gpus gangq.whole,
+  memory_mb gangq.whole,
+  cpus gangq.amount,
+  jobs gangq.whole
+);
+comment on type gangq.resources is 'What a queue is guaranteed, or may hold at most.';
 
-create function gangq.check_ceilings(queue text, ceilings jsonb) returns void language plpgsql stable as $$
-declare
-  e record;
-begin
-  if ceilings is null then
-    return;
-  end if;
-  if jsonb_typeof(ceilings) <> 'object' then
-    perform gangq.refuse('GQ001', format('queue %L: ceilings is %s; it must be a JSON object', queue, left(ceilings::text, 200)),
-      'The highest priority by role, for example {"alice": 100, "gangq_submitter": 10}.');
-  end if;
-  for e in select x.key, x.value from jsonb_each(ceilings) x order by x.key loop
-    if jsonb_typeof(e.value) <> 'number' or e.value::numeric <> trunc(e.value::numeric) or e.value::numeric not between -1000 and 1000 then
-      perform gangq.refuse('GQ001', format('queue %L: the ceiling of %L is %s', queue, left(e.key, 100), left(e.value::text, 100)), 'A priority is a whole number, -1000 to 1000.');
-    end if;
-    if not exists (select 1 from pg_roles r where r.rolname = e.key) then
-      perform gangq.refuse('GQ001', format('queue %L: ceilings names %L, which is no role', queue, left(e.key, 100)),
-        'Name logins or roles of this server; gangq_submitter stands for every submitter.');
-    end if;
-  end loop;
-end $$;
-comment on function gangq.check_ceilings is 'Internal. Raises GQ001 unless this is an object of priorities by role.';
+create type gangq.submitter_resources as (
+  gpus gangq.whole,
+  jobs gangq.whole,
+  gangs gangq.whole
+);
+comment on type gangq.submitter_resources is 'What one submitter may hold at most.';
 
-create function gangq.set_queue(name text, settings jsonb default '{}') returns void
-language plpgsql as $$
-#variable_conflict use_variable
+create function gangq.read_queue(name text, settings jsonb, q gangq.queues_table)
+returns gangq.queues_table language plpgsql stable as $$
 declare
-  resources constant text[] := '{gpus,memory_mb,cpus,jobs}';
-  limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
-  parts text[] := string_to_array(name, '.');
-  names text[];
-  n gangq.queues_table;
+  what text := format('queue %L', name);
+  wrong record;
+begin
+  q := gangq.read_options(what, settings, q);
+  q.guaranteed := jsonb_strip_nulls(to_jsonb(gangq.read_options(what || ': guaranteed',
+    q.guaranteed, null::gangq.resources)));
+  q.maximum := jsonb_strip_nulls(to_jsonb(gangq.read_options(what || ': maximum', q.maximum,
+    null::gangq.resources)));
+  q.submitter_maximum := jsonb_strip_nulls(to_jsonb(gangq.read_options(
+    what || ': submitter_maximum', q.submitter_maximum, null::gangq.submitter_resources)));
+  select e.key, e.value into wrong
+  from jsonb_each(q.ceilings) e
+  where case when jsonb_typeof(e.value) = 'number' then e.value::numeric % 1 <> 0
+      or e.value::numeric not between -1000 and 1000 else true end
+    or not exists (select from pg_roles r where r.rolname = e.key)
+  order by e.key limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('%s: the ceiling of %L is %s', what, left(wrong.key, 100),
+        left(wrong.value::text, 100)),
+      'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
+      '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
+  end if;
+  return q;
+end $$;
+comment on function gangq.read_queue is
+  'Internal. A queue with these settings changed. Raises GQ001.';
+
+create function gangq.check_guarantees(n gangq.queues_table, names text[]) returns void
+language plpgsql stable as $$
+declare
   broken record;
 begin
-  if coalesce(name, '') = '' or length(name) > 100 then
-    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters',
-      'Call gangq.set_queue(''gpu'').');
-  end if;
-  if '' = any (parts) and not exists (select 1 from gangq.queues_table q where q.name = set_queue.name)
-  then
-    perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', name),
-      'The dots of a name make a tree: a.b is a child of a.');
-  end if;
-  if settings ?| '{guaranteed,maximum}' then
-    -- They are compared with those of parent and children, which another session may have changed
-    -- since an older snapshot.
-    perform gangq.require_read_committed('set_queue');
-  end if;
-  names := case when '' = any (parts) then array[name]
-    else array(select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
-  insert into gangq.queues_table (name)
-  select x.name from unnest(names) as x(name) order by x.name on conflict do nothing;
-  -- Of the whole path: what is guaranteed to children is compared with a parent that must not
-  -- change meanwhile.
-  perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
-  select q.* into n from gangq.queues_table q where q.name = set_queue.name;
-  n := gangq.changed(format('queue %L', name), n, settings);
-  perform gangq.check_resources(name, 'guaranteed', n.guaranteed, resources);
-  perform gangq.check_resources(name, 'maximum', n.maximum, resources);
-  perform gangq.check_resources(name, 'submitter_maximum', n.submitter_maximum, '{gpus,jobs,gangs}');
-  perform gangq.check_ceilings(name, n.ceilings);
-  update gangq.queues_table q set (
-    paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
-    max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
-    timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
-    backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
-  )
-  = (select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
-    n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
-    n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
-    n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
-    n.retention_failed)
-  where q.name = set_queue.name;
   select g.key, g.value::numeric as guaranteed, n.maximum ->> g.key as maximum into broken
   from jsonb_each_text(n.guaranteed) g
   where g.value::numeric > (n.maximum ->> g.key)::numeric limit 1;
   if found then
     perform gangq.refuse('GQ001',
       format('queue %L: %s %s are guaranteed and %s is the maximum',
-        name, broken.guaranteed, broken.key, broken.maximum),
+        n.name, broken.guaranteed, broken.key, broken.maximum),
       'Guarantee no more than the maximum, or raise the maximum in the same call.');
   end if;
-  select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum into broken
+  select p.name, g.key, sum(g.value::numeric) as guaranteed, p.maximum ->> g.key as maximum
+  into broken
   from gangq.queues_table p
   join gangq.queues_table c
     on c.name like '%.%' and substring(c.name from '^(.*)\.[^.]*$') = p.name
@@ -358,20 +311,64 @@ begin
         broken.name, broken.guaranteed, broken.key, broken.maximum),
       'Guarantee the children less, or raise the maximum of their parent first.');
   end if;
+end $$;
+comment on function gangq.check_guarantees is
+  'Internal. Raises GQ001 where this queue, or the children together of one of these queues, are '
+  'guaranteed more than their maximum.';
+
+create function gangq.set_queue(name text, settings jsonb default '{}') returns void
+language plpgsql as $$
+#variable_conflict use_variable
+declare
+  limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
+  parts text[] := string_to_array(name, '.');
+  names text[];
+  n gangq.queues_table;
+begin
+  if coalesce(name, '') = '' or length(name) > 100 then
+    perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters',
+      'Call gangq.set_queue(''gpu'').');
+  end if;
+  if '' = any (parts)
+    and not exists (select from gangq.queues_table q where q.name = set_queue.name)
+  then
+    perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', name),
+      'The dots of a name make a tree: a.b is a child of a.');
+  end if;
+  if settings ?| '{guaranteed,maximum}' then
+    -- They are compared with those of parent and children, which another session may have changed
+    -- since an older snapshot.
+    perform gangq.require_read_committed('set_queue');
+  end if;
+  names := case when '' = any (parts) then array[name]
+    else array(
+      select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
+  insert into gangq.queues_table (name)
+  select x.name from unnest(names) as x(name) order by x.name on conflict do nothing;
+  -- Of the whole path: what is guaranteed to children is compared with a parent that must not
+  -- change meanwhile.
+  perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
+  select q.* into n from gangq.queues_table q where q.name = set_queue.name;
+  n := gangq.read_queue(name, settings, n);
+  update gangq.queues_table q set (
+    paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
+    max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
+    timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
+    backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
+  )
+  = (select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
+    n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
+    n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
+    n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
+    n.retention_failed)
+  where q.name = set_queue.name;
+  perform gangq.check_guarantees(n, names);
   -- Whatever may start because of this is below the queue, and those who serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
     perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
     where gangq.below(q.name, array[name]);
     perform gangq.wake_tick();
   end if;
-exception
-  when check_violation then
-    perform gangq.refuse('GQ001', format('queue %L: %s', name, sqlerrm),
-      'policy is priority, fifo, fair or largest_first; retention is short, long or forever; '
-      'timeout_style is requeue, hard or soft; others is owner or shared; max_attempts, max_crashes '
-      'and max_trips are 1 to 1000, other counts and seconds are not negative; a weight is more than '
-      '0 and at most 1e6, a budget more than 0 and at most 1e9, a placement timeout more than 0 and '
-      'at most 1e7.');
 end $$;
 comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '

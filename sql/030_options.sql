@@ -1,21 +1,22 @@
 -- What submit, submit_gang and register_worker take beside their everyday arguments: each one JSON
--- object of the options below. It is read once per call, whatever the number of jobs.
+-- object of the options below. It is read once per call, whatever the number of jobs, by
+-- read_options.
 -- Takes no locks.
 
 create type gangq.job_options as (
-  vram_mb integer,
-  memory_mb bigint,
-  cpus numeric,
-  labels jsonb,
+  vram_mb gangq.vram_mb,
+  memory_mb gangq.memory_mb,
+  cpus gangq.cpus,
+  labels gangq.object,
   selector jsonb,
   tolerates text[],
-  model text,
+  model gangq.name,
   wait_for_hardware boolean,
-  budget_s real,
-  max_attempts integer,
-  max_crashes integer,
-  max_trips integer,
-  wake text,
+  budget_s gangq.budget,
+  max_attempts gangq.few,
+  max_crashes gangq.few,
+  max_trips gangq.few,
+  wake gangq.wake,
   parent bigint,
   parent_token bigint
 );
@@ -35,31 +36,31 @@ comment on type gangq.job_options is
 create type gangq.gang_options as (
   payloads jsonb,
   roles jsonb,
-  min_size integer,
+  min_size gangq.members,
   name text,
-  vram_mb integer,
-  memory_mb bigint,
-  cpus numeric,
-  labels jsonb,
+  vram_mb gangq.vram_mb,
+  memory_mb gangq.memory_mb,
+  cpus gangq.cpus,
+  labels gangq.object,
   selector jsonb,
   tolerates text[],
-  model text,
+  model gangq.name,
   wait_for_hardware boolean,
-  strategy text,
+  strategy gangq.strategy,
   require text,
   prefer text,
   balanced boolean,
-  apart text,
-  budget_s real,
-  max_attempts integer,
-  max_crashes integer,
-  max_trips integer,
-  failure_policy text,
+  apart gangq.name,
+  budget_s gangq.budget,
+  max_attempts gangq.few,
+  max_crashes gangq.few,
+  max_trips gangq.few,
+  failure_policy gangq.failure_policy,
   completion text,
-  checkpoint_mode text,
-  claim_deadline_s real,
-  timeout_s real,
-  timeout_style text,
+  checkpoint_mode gangq.checkpoint_mode,
+  claim_deadline_s gangq.seconds,
+  timeout_s gangq.seconds,
+  timeout_style gangq.timeout_style,
   preemptible boolean,
   request_id uuid,
   parent bigint,
@@ -67,10 +68,8 @@ create type gangq.gang_options as (
 );
 comment on type gangq.gang_options is
   'The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, '
-  'in place of size: [{"name", "count", "min", "task", "payload", "payloads", "gpus", "vram_mb", '
-  '"memory_mb", "cpus", "labels", "selector", "tolerates", "model", "strategy", "require", '
-  '"prefer", "balanced", "budget_s"}], ranks in their order; what a role does not say is the '
-  'gang''s. min_size: how many of size are enough to start. name: of the gang. vram_mb, '
+  'in place of size: [{"name": "driver", "count": 1}, ...], ranks in their order, see \dT+ '
+  'gangq.gang_role. min_size: how many of size are enough to start. name: of the gang. vram_mb, '
   'memory_mb, cpus, labels, selector, tolerates, model: what each member needs, as in '
   'job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, parent '
   'and parent_token. request_id: as in submit. strategy: pack (the default), spread, strict_pack, '
@@ -83,10 +82,49 @@ comment on type gangq.gang_options is
   'gang that waits for capacity). preemptible: whether others may displace it (the default). What '
   'is absent or null has its default.';
 
+create type gangq.arguments as (
+  task gangq.name,
+  size gangq.members,
+  queue text,
+  payload jsonb,
+  priority gangq.priority,
+  gpus gangq.gpus,
+  due_at timestamptz,
+  after jsonb
+);
+comment on type gangq.arguments is
+  'The everyday arguments of submit and submit_gang, where they are checked like options.';
+
+create type gangq.gang_role as (
+  name gangq.role_name,
+  count gangq.members,
+  min gangq.members,
+  task gangq.name,
+  payload jsonb,
+  payloads jsonb,
+  gpus gangq.gpus,
+  vram_mb gangq.vram_mb,
+  memory_mb gangq.memory_mb,
+  cpus gangq.cpus,
+  labels gangq.object,
+  selector jsonb,
+  tolerates text[],
+  model gangq.name,
+  strategy gangq.strategy,
+  require text,
+  prefer text,
+  balanced boolean,
+  budget_s gangq.budget
+);
+comment on type gangq.gang_role is
+  'A role of a gang. count: how many members it has at most. min: how many are enough to start '
+  '(count). payload goes to each of them, payloads one to each. task and what is as in '
+  'gang_options: the gang''s where it is absent.';
+
 create type gangq.worker_options as (
   light integer,
   prefetch integer,
-  labels jsonb,
+  labels gangq.object,
   taints text[],
   tasks text[],
   task_options jsonb,
@@ -94,7 +132,7 @@ create type gangq.worker_options as (
   boot_id text,
   pid bigint,
   identity jsonb,
-  lease_s real
+  lease_s gangq.seconds
 );
 comment on type gangq.worker_options is
   'The options of register_worker. light: how many light jobs it '
@@ -105,74 +143,3 @@ comment on type gangq.worker_options is
   'submissions that do not say; the newest registration wins. address: where members of a gang '
   'reach it (the host). boot_id, pid, identity: what proves it dead later. lease_s: its own lease '
   '(the installation''s).';
-
-create function gangq.json_type(type regtype) returns text language sql immutable as $$
-  select case
-    when type in ('integer'::regtype, 'bigint'::regtype, 'numeric'::regtype, 'real'::regtype)
-      then 'number'
-    when type = 'boolean'::regtype then 'boolean'
-    when type = 'text[]'::regtype then 'array'
-    else 'string' end
-$$;
-comment on function gangq.json_type is
-  'Internal. What jsonb_typeof says of an option that is kept as this type.';
-
-create function gangq.read_options(verb text, options jsonb, o anyelement) returns anyelement
-language plpgsql stable as $$
-declare
-  said record;
-begin
-  if jsonb_typeof(options) <> 'object' then
-    perform gangq.refuse('GQ001',
-      format('the options of %s are %s', verb, left(options::text, 200)),
-      'Pass them as one JSON object: options => ''{"memory_mb": 16000}''.');
-  end if;
-  for said in
-    select e.key, e.value, a.type, jsonb_typeof(e.value) as given, gangq.json_type(a.type) as wanted
-    from jsonb_each(options) e
-    left join gangq.settable(pg_typeof(o)) a on a.name = e.key
-    order by e.key
-  loop
-    if said.type is null then
-      perform gangq.refuse_option(verb, said.key, pg_typeof(o));
-    elsif said.given = 'null' then
-      continue;
-    elsif said.type <> 'jsonb'::regtype and said.given <> said.wanted
-      or said.wanted = 'array' and jsonb_path_exists(said.value, '$[*] ? (@.type() != "string")')
-    then
-      perform gangq.refuse('GQ001',
-        format('%s: %s cannot be %s', verb, said.key, left(said.value::text, 200)),
-        format('In the options it is a JSON %s.',
-          case said.wanted when 'array' then 'array of strings' else said.wanted end));
-    end if;
-    begin
-      o := jsonb_populate_record(o, jsonb_build_object(said.key,
-        case when said.wanted = 'number' then to_jsonb(trim_scale(said.value::numeric))
-          else said.value end));
-    exception
-      when data_exception then
-        perform gangq.refuse('GQ001',
-          format('%s: %s cannot be %s (%s)', verb, said.key, left(said.value::text, 200), sqlerrm),
-          format('It is kept as %s.', said.type));
-    end;
-  end loop;
-  return o;
-end $$;
-comment on function gangq.read_options is
-  'Internal. The options of a verb as a row of the type of o; null stands for absent. Raises '
-  'GQ001 for an option that there is not, or of another type.';
-
-create function gangq.refuse_option(verb text, option text, type regtype) returns void
-language plpgsql stable as $$
-declare
-  arguments text[] := (
-    select p.proargnames[: p.pronargs] from pg_proc p where p.oid = ('gangq.' || verb)::regproc);
-begin
-  if option <> 'options' and option = any (arguments) then
-    perform gangq.refuse('GQ001', format('%s is no option of %s', option, verb),
-      format('It is an argument of its own: gangq.%s(%s => ...).', verb, option));
-  end if;
-  perform gangq.refuse_unknown_key(verb, 'option', option,
-    array(select a.name from gangq.settable(type) a order by 1));
-end $$;
-comment on function gangq.refuse_option is 'Internal. Raises GQ001: the verb has no such option.';

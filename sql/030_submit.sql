@@ -4,92 +4,80 @@
 -- set_priority: gangs by id, jobs by id.
 
 create function gangq.shape_of(
-  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb, tolerates text[]
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric,
+  labels jsonb, model text, selector jsonb, tolerates text[]
 ) returns table (id integer, fits boolean, light boolean) language sql stable as $$
-  select s.id, s.fits, s.plain and s.model is null from gangq.shapes s
-  where s.digest = gangq.shape_digest(shape_of.queue, shape_of.task, shape_of.gpus, shape_of.vram_mb, shape_of.memory_mb,
-      case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end, shape_of.labels, shape_of.model,
-      shape_of.selector, shape_of.tolerates, null, null)
-    and s.queue = shape_of.queue and s.task = shape_of.task and s.gpus = shape_of.gpus and s.vram_mb = shape_of.vram_mb
-    and s.memory_mb = shape_of.memory_mb and s.labels = shape_of.labels
-    -- Out of these bounds it may be rounded to a number that it is not.
-    and s.cpus = case when shape_of.cpus between 0 and 9999999 then round(shape_of.cpus, 3) end
-    and s.model is not distinct from shape_of.model and s.avoid is null and s.submitter is null
-    and s.selector is not distinct from shape_of.selector and s.tolerates is not distinct from shape_of.tolerates
+  select s.id, s.fits, s.plain and s.model is null
+  from gangq.shapes s
+  where s.digest = gangq.shape_digest(shape_of.queue, shape_of.task, shape_of.gpus,
+      shape_of.vram_mb, shape_of.memory_mb, round(shape_of.cpus, 3), shape_of.labels,
+      shape_of.model, shape_of.selector, shape_of.tolerates, null, null)
+    and s.queue = shape_of.queue
+    and s.task = shape_of.task
+    and s.gpus = shape_of.gpus
+    and s.vram_mb = shape_of.vram_mb
+    and s.memory_mb = shape_of.memory_mb
+    and s.cpus = round(shape_of.cpus, 3)
+    and s.labels = shape_of.labels
+    and s.model is not distinct from shape_of.model
+    and s.selector is not distinct from shape_of.selector
+    and s.tolerates is not distinct from shape_of.tolerates
+    and s.avoid is null
+    and s.submitter is null
   order by s.id limit 1
 $$;
 comment on function gangq.shape_of is
-  'Internal. The shape of this requirement, if there is one already: then it was found right before. fits: a worker that could '
-  'run it has been known. selector and tolerates as shapes keep them.';
+  'Internal. The shape of this requirement, if there is one already. fits: a worker that could run '
+  'it has been known. light: its single jobs are, unless their queue has a limit or a fair order. '
+  'selector and tolerates as shapes keep them.';
 
--- Checks what submit and submit_gang have in common and interns the requirement. No unique key on shapes: a caller's
--- transaction that holds a new shape uncommitted must not make other submitters wait for it.
+-- No unique key on shapes: a caller's transaction that holds a new shape uncommitted must not make
+-- other submitters wait for it.
 create function gangq.intern_shape(
-  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text,
-  selector jsonb default null, tolerates text[] default null, login text default session_user
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric,
+  labels jsonb, model text, selector jsonb default null, tolerates text[] default null,
+  login text default session_user
 ) returns integer language plpgsql as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
+  conditions jsonb := gangq.check_selector(selector);
+  tolerated text[] := case when tolerates <> '{}'
+    then gangq.check_taints(tolerates, 'tolerates', true) end;
   found_id integer;
-  conditions jsonb;
-  tolerated text[];
 begin
-  if coalesce(intern_shape.task, '') = '' or length(intern_shape.task) > 200 then
-    perform gangq.refuse('GQ001', 'a job needs a task name of 1 to 200 characters', 'Pass task => ''resize'', or ''command''.');
+  if task is null then
+    perform gangq.refuse('GQ001', 'a job needs a task', 'Pass task => ''resize'', or ''command''.');
   end if;
-  if not exists (select 1 from gangq.queues_table q where q.name = intern_shape.queue) then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', intern_shape.queue),
-      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)). Queues: %s', intern_shape.queue, intern_shape.queue,
+  if not exists (select from gangq.queues_table q where q.name = intern_shape.queue) then
+    perform gangq.refuse('GQ002', format('queue %L does not exist', queue),
+      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)). Queues: %s',
+        queue, queue,
         (select string_agg(q.name, ', ' order by q.name) from gangq.queues_table q)));
   end if;
-  if intern_shape.gpus is null or intern_shape.gpus not between 0 and 1024 then
-    perform gangq.refuse('GQ001', format('gpus is %s; it must be 0 to 1024 whole devices', coalesce(intern_shape.gpus::text, 'null')),
-      'Devices are never shared; a MIG instance counts as a device.');
-  end if;
-  if coalesce(intern_shape.vram_mb, -1) < 0 or (intern_shape.vram_mb > 0 and intern_shape.gpus = 0) then
-    perform gangq.refuse('GQ001', format('vram_mb is %s with gpus %s', coalesce(intern_shape.vram_mb::text, 'null'), intern_shape.gpus),
+  if vram_mb > 0 and gpus = 0 then
+    perform gangq.refuse('GQ001', format('vram_mb is %s with gpus %s', vram_mb, gpus),
       'vram_mb is the memory needed on each device: ask for gpus as well.');
   end if;
-  -- So much of either that even the largest gang's sum is a number.
-  if coalesce(intern_shape.memory_mb, -1) not between 0 and 1e12 or coalesce(intern_shape.cpus, -1) not between 0 and 9999999 then
-    perform gangq.refuse('GQ001', format('memory_mb is %s and cpus is %s; neither may be negative, memory_mb is 1e12 at most and cpus 9999999',
-      coalesce(intern_shape.memory_mb::text, 'null'), coalesce(intern_shape.cpus::text, 'null')), 'Leave them at 0 when the job needs none to itself.');
-  end if;
-  perform gangq.refuse_larger('labels', pg_column_size(intern_shape.labels), 8192);
-  perform gangq.refuse_larger('selector', pg_column_size(intern_shape.selector), 65536);
-  perform gangq.refuse_larger('tolerates', pg_column_size(intern_shape.tolerates), 65536);
-  if intern_shape.labels is null or jsonb_typeof(intern_shape.labels) <> 'object' then
-    perform gangq.refuse('GQ001', format('labels is %s; it must be a JSON object', coalesce(intern_shape.labels::text, 'null')),
-      'For example {"gpu": "h100"}; a worker fits when it carries each label with that value.');
-  end if;
-  if intern_shape.model = '' or length(intern_shape.model) > 200 then
-    perform gangq.refuse('GQ001', format('model is %L; it must have 1 to 200 characters', left(intern_shape.model, 220)),
-      'Name what a worker must have loaded, or leave it out.');
-  end if;
-  if intern_shape.selector is not null then
-    conditions := gangq.check_selector(intern_shape.selector);
-  end if;
-  if intern_shape.tolerates <> '{}' then
-    tolerated := gangq.check_taints(intern_shape.tolerates, 'tolerates', true);
-  end if;
+  perform gangq.refuse_larger('labels', pg_column_size(labels), 8192);
   select s.id into found_id
-  from gangq.shape_of(intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb, intern_shape.cpus,
-    intern_shape.labels, intern_shape.model, conditions, tolerated) s;
-  if found_id is null then
-    perform gangq.check_new_shape(intern_shape.login, false);
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, login, added_at, digest)
-    values (intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
-      intern_shape.cpus, intern_shape.labels, intern_shape.model, conditions, tolerated, gangq.selector_path(conditions, tolerated),
-      intern_shape.login, gangq.now(),
-      gangq.shape_digest(intern_shape.queue, intern_shape.task, intern_shape.gpus, intern_shape.vram_mb, intern_shape.memory_mb,
-        round(intern_shape.cpus, 3), intern_shape.labels, intern_shape.model, conditions, tolerated, null, null))
-    returning id into found_id;
+  from gangq.shape_of(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, conditions,
+    tolerated) s;
+  if found then
+    return found_id;
   end if;
+  perform gangq.check_new_shape(login, false);
+  insert into gangq.shapes as s (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model,
+    selector, tolerates, selects, login, added_at, digest)
+  values (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, conditions, tolerated,
+    gangq.selector_path(conditions, tolerated), login, gangq.now(),
+    gangq.shape_digest(queue, task, gpus, vram_mb, memory_mb, round(cpus, 3), labels, model,
+      conditions, tolerated, null, null))
+  returning s.id into found_id;
   return found_id;
 end $$;
 comment on function gangq.intern_shape is
-  'Internal. Validates a requirement (GQ001, GQ002) and returns its shape, which avoids no device: only a trip makes one '
-  'that does (shape_avoiding). A new shape is charged to login (GQ007).';
+  'Internal. The shape of a requirement; it avoids no device: only a trip makes one that does '
+  '(shape_avoiding). A new shape is charged to login (GQ007). Raises GQ001, GQ002.';
 
 create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql as $$
 begin
@@ -98,19 +86,7 @@ begin
 end $$;
 comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
-create function gangq.check_priority(priority integer) returns void language plpgsql immutable as $$
-begin
-  if priority is null or priority not between -1000 and 1000 then
-    perform gangq.refuse('GQ001',
-      format('priority is %s; it must be -1000 to 1000', coalesce(priority::text, 'null')),
-      'Higher runs first; the default is 0.');
-  end if;
-end $$;
-comment on function gangq.check_priority is 'Internal. Raises GQ001.';
-
-create function gangq.check_submission(
-  q gangq.queues_table, priority integer, payloads jsonb[], budget_s real, max_attempts integer, max_crashes integer, max_trips integer
-) returns gangq.queues_table language plpgsql as $$
+create function gangq.check_submission(q gangq.queues_table, payloads jsonb[]) returns gangq.queues_table language plpgsql as $$
 declare
   above gangq.queues_table;
   too_large record;
@@ -129,15 +105,6 @@ begin
       q.placement_timeout_s := coalesce(q.placement_timeout_s, above.placement_timeout_s);
       q.timeout_style := coalesce(q.timeout_style, above.timeout_style);
     end loop;
-  end if;
-  perform gangq.check_priority(priority);
-  -- No clock of a worker counts further.
-  if budget_s is not null and not (budget_s > 0 and budget_s <= 1e9) then
-    perform gangq.refuse('GQ001', format('budget_s is %s; it must be a positive number of seconds, 1e9 at most', budget_s),
-      'Leave it null for the queue''s or worker''s default; 1e9 is more than thirty years.');
-  end if;
-  if least(max_attempts, max_crashes, max_trips) < 1 or greatest(max_attempts, max_crashes, max_trips) > 1000 then
-    perform gangq.refuse('GQ001', 'max_attempts, max_crashes and max_trips must be 1 to 1000', 'Leave them null for the queue''s defaults.');
   end if;
   -- What all of them have is more than any of them has.
   if pg_column_size(payloads) > q.max_payload_bytes then
@@ -212,7 +179,7 @@ declare
   why text;
 begin
   if not gangq.known_workers(check_fit.queue) then
-    perform gangq.note_unserved(check_fit.queue);
+    raise notice using errcode = 'GQ100', message = gangq.unserved(check_fit.queue);
     return;
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
@@ -227,23 +194,17 @@ comment on function gangq.check_fit is
   'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones included, could ever run.';
 
 create function gangq.known_workers(queue text) returns boolean language sql stable as $$
-  select exists (select 1 from gangq.incarnations i where known_workers.queue = any (i.queues))
+  select exists (select from gangq.incarnations i where known_workers.queue = any (i.queues))
 $$;
-comment on function gangq.known_workers is 'Internal. Whether a worker of this queue is known, ended ones included.';
+comment on function gangq.known_workers is
+  'Internal. Whether a worker of this queue is known, ended ones included.';
 
 create function gangq.unserved(queue text) returns text language sql stable as $$
   select format('no worker of queue %s is known yet: jobs wait until one starts, with the needs '
     'they were submitted with; what it declares is for later ones', unserved.queue)
 $$;
-comment on function gangq.unserved is 'Internal. The text of the notice GQ100.';
-
--- A notice, not a warning: it belongs to the caller, and not into the server's log.
-create function gangq.note_unserved(queue text) returns void language plpgsql as $$
-begin
-  raise notice using errcode = 'GQ100', message = gangq.unserved(note_unserved.queue);
-end $$;
-comment on function gangq.note_unserved is
-  'Internal. Tells the caller (GQ100, a notice) that no worker serves this queue yet.';
+comment on function gangq.unserved is
+  'Internal. The text of the notice GQ100. It is no warning: those go into the server''s log.';
 
 -- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id gets the first answer again:
 -- 1. Each call inserts its id and the ids that it draws for its jobs into gangq.requests, then the jobs. A repetition meets the key
@@ -331,7 +292,6 @@ create function gangq.may_be_plain(
   payloads jsonb[], priority integer, due_at timestamptz, after bigint[], o gangq.job_options
 ) returns boolean language sql immutable as $$
   select (priority between -1000 and 1000) is not false
-    and ((o).wake in ('commit', 'sleepers', 'never')) is not false
     and cardinality(payloads) > 0 and cardinality(after) = 0
     and num_nonnulls(due_at, (o).budget_s, (o).max_attempts, (o).max_crashes, (o).max_trips,
       (o).selector, (o).tolerates) = 0
@@ -355,22 +315,6 @@ comment on function gangq.as_declared is
   'Internal. Options with what they leave open as workers declare the task, then as usual. A job '
   'that asks for no device needs no memory on one, whatever is declared.';
 
-create function gangq.check_call(payloads jsonb[], due_at timestamptz, wake text) returns void
-language plpgsql immutable as $$
-begin
-  if coalesce(cardinality(payloads), 0) = 0 then
-    perform gangq.refuse('GQ001', 'payloads is empty',
-      'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
-  end if;
-  perform gangq.check_moment('due_at', due_at);
-  if wake not in ('commit', 'sleepers', 'never') then
-    perform gangq.refuse('GQ001', format('wake is %L', left(wake, 100)),
-      'It is commit, sleepers or never.');
-  end if;
-end $$;
-comment on function gangq.check_call is
-  'Internal. Validates what is neither a need nor a limit of the jobs. Raises GQ001.';
-
 create function gangq.checked_submission(
   task text, queue text, payloads jsonb[], priority integer, gpus integer, due_at timestamptz,
   after bigint[], request_id uuid, o gangq.job_options, submitter text, login text
@@ -389,7 +333,11 @@ begin
   if s.ids is not null then
     return s;
   end if;
-  perform gangq.check_call(payloads, due_at, o.wake);
+  if coalesce(cardinality(payloads), 0) = 0 then
+    perform gangq.refuse('GQ001', 'payloads is empty',
+      'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
+  end if;
+  perform gangq.check_moment('due_at', due_at);
   select x.* into d from gangq.task_options x where x.task = checked_submission.task;
   o := gangq.as_declared(o, gpus, d);
   gpus := coalesce(gpus, d.gpus, 0);
@@ -405,18 +353,20 @@ begin
   where x.name = s.queue;
   q := known.queue;
   s.shape := known.shape;
+  if s.shape is null or (s.priority between -1000 and 1000) is not true then
+    perform gangq.read_options('submit',
+      jsonb_build_object('task', task, 'gpus', gpus, 'priority', s.priority),
+      null::gangq.arguments);
+  end if;
   if s.shape is null then
     s.shape := gangq.intern_shape(s.queue, task, gpus, o.vram_mb, o.memory_mb, o.cpus, o.labels,
       o.model, o.selector, o.tolerates, login);
     select x.* into q from gangq.queues_table x where x.name = s.queue;  -- It may be new.
   end if;
   -- Asked here before the function that refuses is called: that costs as much as the insert.
-  if q.draining or strpos(q.name, '.') > 0 or (s.priority between -1000 and 1000) is not true
-    or num_nonnulls(o.budget_s, o.max_attempts, o.max_crashes, o.max_trips) > 0
-    or pg_column_size(payloads) > q.max_payload_bytes
+  if q.draining or strpos(q.name, '.') > 0 or pg_column_size(payloads) > q.max_payload_bytes
   then
-    q := gangq.check_submission(q, s.priority, payloads, o.budget_s, o.max_attempts,
-      o.max_crashes, o.max_trips);
+    q := gangq.check_submission(q, payloads);
   end if;
   if not (known.fits is true or o.wait_for_hardware) then
     perform gangq.check_fit(s.shape, s.queue);
@@ -480,16 +430,7 @@ begin
   if options = '{"wake": "sleepers"}' then
     o.wake := 'sleepers';
   elsif options <> '{}' then
-    begin
-      -- What reads back as it was written has the right types. An array may hold a null.
-      o := jsonb_populate_record(o, options);
-      if jsonb_strip_nulls(to_jsonb(o)) <> options or o.tolerates is not null then
-        o := gangq.read_options('submit', options, null::gangq.job_options);
-      end if;
-    exception
-      when data_exception then
-        o := gangq.read_options('submit', options, null::gangq.job_options);
-    end;
+    o := gangq.read_options('submit', options, o);
     if o.parent is not null then
       select p.submitter, p.login into submitter, login
       from gangq.submitter_of(o.parent, o.parent_token) p;
@@ -564,101 +505,90 @@ comment on function gangq.submit is
   'more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id needs '
   'READ COMMITTED), 42501 (priority above the submitter''s ceiling), 55P03.';
 
-create function gangq.declared_needs(task text) returns jsonb language sql stable set search_path = pg_catalog, pg_temp as $$
-  select coalesce((
-    select jsonb_object_agg(e.key, e.value)
-    from gangq.task_options o cross join lateral jsonb_each(to_jsonb(o)) e
-    where o.task = declared_needs.task and e.value <> 'null'
-      and e.key in ('gpus', 'vram_mb', 'memory_mb', 'cpus', 'labels', 'selector', 'tolerates', 'model')), '{}')
+-- What needs no device needs no memory on it either, whatever is declared or said for all. No
+-- payloads here: aggregating takes a time quadratic in the size of the values, a minute for 10 MiB.
+create function gangq.said(needs jsonb) returns jsonb language sql immutable as $$
+  select case when said.needs -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
+    || coalesce(jsonb_object_agg(e.key, e.value), '{}')
+  from jsonb_each(said.needs) e
+  where e.value <> 'null'
 $$;
-comment on function gangq.declared_needs is 'Internal. What a member of this task needs, as far as workers declare it.';
+comment on function gangq.said is 'Internal. What of these needs is said: null stands for absent.';
 
--- The roles of a gang with what they leave to the gang filled in, one row each, in rank order.
-create function gangq.read_roles(roles jsonb, gang jsonb) returns table (
-  name text, most integer, least_members integer, task text, payload jsonb, payloads jsonb, gpus integer, vram_mb integer, memory_mb bigint,
-  cpus numeric, labels jsonb, selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean,
-  budget_s real
-) language plpgsql as $$
-#variable_conflict use_column
+create function gangq.declared_needs(task text) returns jsonb language sql stable as $$
+  select jsonb_build_object('gpus', coalesce(d.gpus, 0), 'vram_mb', coalesce(d.vram_mb, 0),
+    'memory_mb', coalesce(d.memory_mb, 0), 'cpus', coalesce(d.cpus, 0),
+    'labels', coalesce(d.labels, '{}'), 'selector', d.selector, 'tolerates', d.tolerates,
+    'model', d.model)
+  from (select declared_needs.task) t
+  left join gangq.task_options d on d.task = t.task
+$$;
+comment on function gangq.declared_needs is
+  'Internal. What a member of this task needs if nothing is said: as workers declare it, then none.';
+
+create function gangq.read_roles(task text, size integer, gpus integer, o gangq.gang_options)
+returns setof gangq.gang_role language plpgsql as $$
 declare
+  roles jsonb := coalesce(o.roles, jsonb_build_array(gangq.said(
+    jsonb_build_object('name', 'member', 'count', size, 'min', o.min_size))));
+  gang jsonb := gangq.said(jsonb_build_object('task', task, 'gpus', gpus, 'vram_mb', o.vram_mb,
+    'memory_mb', o.memory_mb, 'cpus', o.cpus, 'labels', o.labels, 'selector', o.selector,
+    'tolerates', o.tolerates, 'model', o.model, 'strategy', coalesce(o.strategy, 'pack'),
+    'balanced', coalesce(o.balanced, false)));
   role jsonb;
   n integer;
-  wrong text;
-  r record;
+  what text;
+  r gangq.gang_role;
 begin
-  perform gangq.refuse_larger('what members of the gang need', pg_column_size(read_roles.gang), 262144);
-  if coalesce(jsonb_typeof(read_roles.roles), '') <> 'array' or jsonb_array_length(read_roles.roles) not between 1 and 100 then
-    perform gangq.refuse('GQ001', format('roles is %s', left(coalesce(read_roles.roles::text, 'null'), 200)),
-      'It is a JSON array of 1 to 100 roles: [{"name": "driver", "count": 1}, {"name": "executor", "count": 10, "min": 6}].');
+  perform gangq.refuse_larger('what members of the gang need', pg_column_size(gang), 262144);
+  if jsonb_typeof(roles) <> 'array' or jsonb_array_length(roles) not between 1 and 100 then
+    perform gangq.refuse('GQ001', format('roles is %s', left(roles::text, 200)),
+      'It is a JSON array of 1 to 100 roles: [{"name": "driver", "count": 1}, {"name": "executor", '
+      '"count": 10, "min": 6}].');
   end if;
-  for role, n in select e.role, e.n from jsonb_array_elements(read_roles.roles) with ordinality as e(role, n) loop
+  for role, n in
+    select e.role, e.n from jsonb_array_elements(roles) with ordinality as e(role, n)
+  loop
     if jsonb_typeof(role) <> 'object' then
-      perform gangq.refuse('GQ001', format('role %s is %s', n, left(role::text, 200)), 'A role is a JSON object: {"name": "driver", "count": 1}.');
+      perform gangq.refuse('GQ001', format('role %s is %s', n, left(role::text, 200)),
+        'A role is a JSON object: {"name": "driver", "count": 1}.');
     end if;
-    if role ? 'queue' then
-      perform gangq.refuse('GQ001', format('role %s names a queue', n), 'A gang waits in one queue: pass queue to the gang.');
-    end if;
-    select k.key into wrong from jsonb_object_keys(role) as k(key)
-    where k.key <> all ('{name,count,min,task,payload,payloads,gpus,vram_mb,memory_mb,cpus,labels,selector,tolerates,model,strategy,require,prefer,balanced,budget_s}'::text[])
-    order by k.key limit 1;
-    if found then
-      perform gangq.refuse('GQ001', format('role %s has the unknown key %s', n, wrong),
-        'Its keys are name, count, min, task, payload, payloads, gpus, vram_mb, memory_mb, cpus, labels, selector, tolerates, model, '
-        'strategy, require, prefer, balanced and budget_s.');
-    end if;
-    payload := nullif(role -> 'payload', 'null');
-    payloads := nullif(role -> 'payloads', 'null');
-    role := role - '{payload,payloads}'::text[];
+    what := format('role %s',
+      case when length(role ->> 'name') between 1 and 100 then role ->> 'name' else n::text end);
     -- Aggregating an object takes a time quadratic in the size of its values: a minute for 10 MiB.
-    perform gangq.refuse_larger(format('role %s, without its payloads,', n), pg_column_size(role), 262144);
-    begin
-      select x.* into r from jsonb_to_record(
-        '{"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {}}'
-        || gangq.declared_needs(coalesce(role ->> 'task', read_roles.gang ->> 'task'))
-        -- What needs no device needs no memory on it either, whatever the task or the other roles do.
-        || case when read_roles.gang -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
-        || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(read_roles.gang) e where e.value <> 'null')
-        || case when role -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
-        || (select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(role) e where e.value <> 'null')) as x(
-        name text, count integer, min integer, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb,
-        selector jsonb, tolerates text[], model text, strategy text, require text, prefer text, balanced boolean, budget_s real);
-    exception
-      when invalid_text_representation or numeric_value_out_of_range or invalid_parameter_value then
-        perform gangq.refuse('GQ001', format('role %s: %s', n, sqlerrm), 'count, min and what it needs are numbers, tolerates is an array of texts, balanced is true or false.');
-    end;
-    if coalesce(r.name, '') = '' or length(r.name) > 100 then
-      perform gangq.refuse('GQ001', format('role %s has the name %L', n, left(r.name, 120)), 'A role has a name of 1 to 100 characters.');
+    perform gangq.refuse_larger(what || ', without its payloads,',
+      pg_column_size(role - '{payload,payloads}'::text[]), 262144);
+    r := gangq.read_options(what, gangq.said(
+        gangq.declared_needs(coalesce(role ->> 'task', gang ->> 'task')))
+      || gang || gangq.said(role - '{payload,payloads}'::text[]),
+      null::gangq.gang_role);
+    r.payload := nullif(role -> 'payload', 'null');
+    r.payloads := nullif(role -> 'payloads', 'null');
+    r.min := coalesce(r.min, r.count);
+    if r.name is null or r.count is null or r.min > r.count then
+      perform gangq.refuse('GQ001',
+        format('%s has count %s and min %s', what, coalesce(r.count::text, 'null'),
+          coalesce(r.min::text, 'null')),
+        'A role has a name, a count of at most 100000 members, and may have a min, without how many '
+        'of them the gang does not start.');
     end if;
-    if r.count is null or r.count not between 1 and 100000 then
-      perform gangq.refuse('GQ001', format('role %s has the count %s', r.name, coalesce(r.count::text, 'null')), 'count is how many members it has at most, 1 to 100000.');
+    if r.payload is not null and r.payloads is not null then
+      perform gangq.refuse('GQ001', format('%s has both payload and payloads', what),
+        'payload goes to every member of it, payloads one to each.');
     end if;
-    if r.min not between 1 and r.count then
-      perform gangq.refuse('GQ001', format('role %s has min %s of %s', r.name, r.min, r.count),
-        'min is without how many the gang does not start: 1 to count, or left out for count.');
+    if jsonb_typeof(r.payloads) <> 'array' or jsonb_array_length(r.payloads) <> r.count then
+      perform gangq.refuse('GQ001',
+        format('%s has %s and its payloads are %s', what, gangq.counted(r.count, 'member'),
+          case jsonb_typeof(r.payloads) when 'array' then jsonb_array_length(r.payloads)::text
+            else left(r.payloads::text, 100) end),
+        'Pass one payload for each of its members.');
     end if;
-    if payload is not null and payloads is not null then
-      perform gangq.refuse('GQ001', format('role %s has both payload and payloads', r.name), 'payload goes to every member of it, payloads one to each.');
-    end if;
-    if payloads is not null and (jsonb_typeof(payloads) <> 'array' or jsonb_array_length(payloads) <> r.count) then
-      perform gangq.refuse('GQ001', format('role %s has %s and its payloads are %s', r.name, gangq.counted(r.count, 'member'),
-        case jsonb_typeof(payloads) when 'array' then jsonb_array_length(payloads)::text else left(payloads::text, 100) end), 'Pass one payload for each of its members.');
-    end if;
-    if r.budget_s is not null and not (r.budget_s > 0 and r.budget_s <= 1e9) then
-      perform gangq.refuse('GQ001', format('role %s has the budget_s %s', r.name, r.budget_s), 'It is a positive number of seconds, 1e9 at most.');
-    end if;
-    if r.strategy not in ('pack', 'spread', 'strict_pack', 'strict_spread') then
-      perform gangq.refuse('GQ001', format('strategy of role %s is %L', r.name, left(r.strategy, 100)),
-        'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.');
-    end if;
-    name := r.name; most := r.count; least_members := coalesce(r.min, r.count); task := r.task;
-    gpus := r.gpus; vram_mb := r.vram_mb; memory_mb := r.memory_mb; cpus := r.cpus; labels := r.labels; selector := r.selector;
-    tolerates := r.tolerates; model := r.model; strategy := r.strategy; require := r.require; prefer := r.prefer;
-    balanced := coalesce(r.balanced, false); budget_s := r.budget_s;
-    return next;
+    return next r;
   end loop;
 end $$;
 comment on function gangq.read_roles is
-  'Internal. Roles as submit_gang takes them, checked each for itself (GQ001); gang holds what absent keys stand for.';
+  'Internal. The roles of a gang in rank order, or its size as one, checked each for itself (GQ001). '
+  'What a role does not say is the gang''s, then as its own task is declared.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
 create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable as $$
@@ -687,12 +617,11 @@ comment on function gangq.check_level is
 create function gangq.check_gang(size integer, due_at timestamptz, o gangq.gang_options)
 returns void language plpgsql immutable as $$
 begin
-  if o.roles is null and (size is null or size not between 1 and 100000) then
-    perform gangq.refuse('GQ001',
-      format('size is %s; a gang has 1 to 100000 members', coalesce(size::text, 'null')),
+  if o.roles is null and size is null then
+    perform gangq.refuse('GQ001', 'size is null; a gang has 1 to 100000 members',
       'size is the world size: how many members must start together. Or pass the option roles.');
   end if;
-  if o.roles is null and o.min_size not between 1 and size then
+  if o.roles is null and o.min_size > size then
     perform gangq.refuse('GQ001', format('min_size is %s of a gang of %s', o.min_size, size),
       'It is without how many members the gang does not start, 1 to size; leave it out for size.');
   end if;
@@ -705,47 +634,11 @@ begin
       'It is a JSON array with one payload per rank; payload goes to all of them.');
   end if;
   perform gangq.check_moment('due_at', due_at);
-  perform gangq.check_gang_option('checkpoint_mode', o.checkpoint_mode, '{each,rank0}',
-    'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for '
-    'an elastic gang.');
-  perform gangq.check_gang_option('timeout_style', o.timeout_style, '{requeue,hard,soft}',
-    'requeue: it backs off if no worker could hold it or its planned start is overdue, else it '
-    'waits on; hard: it fails; soft: its members run as single jobs; null: as its queue says.');
-  perform gangq.check_gang_option('strategy', o.strategy, '{pack,spread,strict_pack,strict_spread}',
-    'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each '
-    'member.');
-  perform gangq.check_gang_option('failure_policy', o.failure_policy,
-    '{restart_gang,restart_member,shrink,fail}',
-    'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or '
-    'fail.');
-  if not (o.claim_deadline_s > 0 and o.claim_deadline_s <= 1e6) then
-    perform gangq.refuse('GQ001', format('claim_deadline_s is %s', o.claim_deadline_s),
-      'It is a positive number of seconds, a million at most.');
-  end if;
-  if not (o.timeout_s > 0 and o.timeout_s <= 1e7) then
-    perform gangq.refuse('GQ001', format('timeout_s is %s', o.timeout_s),
-      'It is a positive number of seconds, 1e7 at most; null: as its queue says.');
-  end if;
   perform gangq.refuse_larger('the name of a gang', octet_length(o.name), 1000);
-  if o.apart = '' or length(o.apart) > 200 then
-    perform gangq.refuse('GQ001',
-      format('apart is %L; it must have 1 to 200 characters', left(o.apart, 220)),
-      'Gangs of one such name never share a host; leave it out when it may.');
-  end if;
 end $$;
 comment on function gangq.check_gang is
   'Internal. Validates what a gang asks for as a whole, before its roles are read. Raises GQ001, '
   'GQ007.';
-
-create function gangq.check_gang_option(option text, value text, known text[], hint text)
-returns void language plpgsql immutable as $$
-begin
-  if value <> all (known) then
-    perform gangq.refuse('GQ001', format('%s is %L', option, left(value, 100)), hint);
-  end if;
-end $$;
-comment on function gangq.check_gang_option is
-  'Internal. Raises GQ001 for none of these; null passes.';
 
 -- The roles of a gang, each an element of these arrays, in rank order.
 create type gangq.gang_members as (
@@ -777,12 +670,7 @@ declare
   hint text;
 begin
   for r in
-    select x.* from gangq.read_roles(
-      coalesce(o.roles, jsonb_build_array(jsonb_strip_nulls(
-        jsonb_build_object('name', 'member', 'count', size, 'min', o.min_size)))),
-      jsonb_build_object('task', task, 'gpus', gpus, 'vram_mb', o.vram_mb, 'memory_mb', o.memory_mb,
-        'cpus', o.cpus, 'labels', o.labels, 'selector', o.selector, 'tolerates', o.tolerates,
-        'model', o.model, 'strategy', o.strategy, 'balanced', o.balanced)) x
+    select x.* from gangq.read_roles(task, size, gpus, o) x
   loop
     if r.name = any (m.names) then
       perform gangq.refuse('GQ001', format('two roles are called %s', r.name),
@@ -805,22 +693,22 @@ begin
           case when o.roles is null then '' else format('role %s: ', r.name) end || why, hint);
     end;
     perform gangq.check_level(format('role %s', r.name), r.require, r.prefer,
-      r.strategy = 'strict_spread' and r.least_members > 1);
+      r.strategy = 'strict_spread' and r.min > 1);
     perform gangq.check_level('the gang', o.require, o.prefer,
-      r.strategy = 'strict_spread' and r.least_members > 1);
+      r.strategy = 'strict_spread' and r.min > 1);
     m.placed := m.placed || jsonb_build_array(jsonb_build_object('name', r.name, 'shape', shape,
-      'min', r.least_members, 'max', r.most, 'strategy', r.strategy, 'require', r.require,
+      'min', r.min, 'max', r.count, 'strategy', r.strategy, 'require', r.require,
       'prefer', r.prefer, 'balanced', r.balanced));
     m.names := m.names || r.name;
     m.shapes := m.shapes || shape;
-    m.mosts := m.mosts || r.most;
+    m.mosts := m.mosts || r.count;
     m.budgets := m.budgets || coalesce(r.budget_s, o.budget_s,
       (select d.budget_s from gangq.task_options d where d.task = r.task),
       (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
     m.one_for_all := m.one_for_all || array[coalesce(r.payload, payload, '{}')];
     m.one_each := m.one_each || array[r.payloads];
-    m.least_members := m.least_members + r.least_members;
-    m.members := m.members + r.most;
+    m.least_members := m.least_members + r.min;
+    m.members := m.members + r.count;
   end loop;
   return m;
 end $$;
@@ -964,11 +852,10 @@ begin
   m := gangq.intern_members(task, size, queue, payload, gpus, o, g.submitter, g.login);
   perform gangq.check_members(size, m, o);
   select x.* into q from gangq.queues_table x where x.name = make_gang.queue;
-  q := gangq.check_submission(q, g.priority,
+  q := gangq.check_submission(q,
     case when o.payloads is null then array_remove(m.one_for_all, null) end || array(
       select p.payload from unnest(m.one_each || array[o.payloads]) as e(list)
-      cross join lateral jsonb_array_elements(e.list) as p(payload)),
-    o.budget_s, o.max_attempts, o.max_crashes, o.max_trips);
+      cross join lateral jsonb_array_elements(e.list) as p(payload)));
   perform gangq.check_ceiling(queue, g.priority, g.submitter, g.login);
   g.kind_id := gangq.intern_kind(queue, m.placed, o.require, o.prefer, o.apart);
   note := gangq.check_gang_fit(g.kind_id, queue, m.least_members,
@@ -1033,14 +920,12 @@ begin
   select x.* into d from gangq.task_options x
   where x.task = coalesce(submit_gang.task,
     case jsonb_typeof(o.roles) when 'array' then o.roles -> 0 ->> 'task' end);
-  priority := coalesce(priority, d.priority, 0);
-  perform gangq.check_priority(priority);
-  g.priority := priority;
+  perform gangq.read_options('submit_gang', jsonb_strip_nulls(jsonb_build_object('task', task,
+    'size', size, 'priority', priority, 'gpus', gpus)), null::gangq.arguments);
+  g.priority := coalesce(priority, d.priority, 0);
   o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
   o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
   o.max_trips := coalesce(o.max_trips, d.max_trips);
-  o.strategy := coalesce(o.strategy, 'pack');
-  o.balanced := coalesce(o.balanced, false);
   return query select x.* from gangq.make_gang(task, size, coalesce(queue, d.queue, 'default'),
     payload, gpus, after, o, g) x;
 end $$;
@@ -1166,7 +1051,8 @@ declare
   missing bigint;
   batch record;
 begin
-  perform gangq.check_priority(set_priority.priority);
+  perform gangq.read_options('set_priority', jsonb_build_object('priority',
+    coalesce(to_jsonb(set_priority.priority), '"null"')), null::gangq.arguments);
   perform gangq.check_owner('reprioritise', set_priority.job_ids, set_priority.gang_ids);
   perform gangq.check_ceiling(n.queue, set_priority.priority, gangq.caller(), session_user) from (
     select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (set_priority.job_ids)

@@ -25,7 +25,6 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
   said record;
-  wrong text;
   old gangq.task_options;
   new gangq.task_options;
 begin
@@ -37,20 +36,11 @@ begin
       'For example {"train": {"gpus": 1, "vram_mb": 16000}}.');
   end if;
   for said in select e.key as task, e.value as options from jsonb_each(declare_tasks.task_options) e order by e.key loop
-    if jsonb_typeof(said.options) <> 'object' then
-      perform gangq.refuse('GQ001', format('the options of task %s are %s', left(said.task, 220), left(said.options::text, 100)), 'Options are a JSON object: {"gpus": 1}.');
-    end if;
-    select k.key into wrong from jsonb_object_keys(said.options) as k(key)
-    where k.key <> all ('{queue,priority,gpus,vram_mb,memory_mb,cpus,labels,selector,tolerates,model,budget_s,max_attempts,max_crashes,max_trips}'::text[])
-    order by k.key limit 1;
-    if found then
-      perform gangq.refuse('GQ001', format('task %s is declared with the unknown option %s', left(said.task, 220), left(wrong, 100)),
-        'The options are queue, priority, gpus, vram_mb, memory_mb, cpus, labels, selector, tolerates, model, budget_s, max_attempts, max_crashes and max_trips.');
-    end if;
-    new := jsonb_populate_record(null::gangq.task_options, said.options);
-    new.task := said.task;
+    new := null;
     new.worker := declare_tasks.worker;
     new.declared_at := declare_tasks.t;
+    new := gangq.read_options(format('task %L', left(said.task, 220)), said.options, new);
+    new.task := said.task;
     new.selector := gangq.check_selector(new.selector);
     new.tolerates := case when new.tolerates <> '{}' then gangq.check_taints(new.tolerates, 'tolerates', true) end;
     select o.* into old from gangq.task_options o where o.task = said.task;

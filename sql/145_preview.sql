@@ -8,10 +8,10 @@ create function gangq.preview_gang(spec jsonb, nth integer, out kind jsonb, out 
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  known text[];
-  wrong text;
-  given jsonb;
-  g record;
+  arguments constant text[] := array(
+    select a.name from gangq.settable('gangq.arguments'::regtype) a);
+  a gangq.arguments;
+  o gangq.gang_options;
   r record;
   s gangq.shapes;
   q gangq.queues_table;
@@ -25,57 +25,41 @@ begin
     perform gangq.refuse('GQ001', format('submit is %s', left(coalesce(spec::text, 'null'), 200)),
       'It is an object of the parameters of submit_gang: {"task": "train", "size": 4, "gpus": 1}.');
   end if;
-  known := array(
-    select u.name from pg_proc p cross join unnest(p.proargnames[: p.pronargs]) as u(name)
-    where p.oid = 'gangq.submit_gang'::regproc and u.name <> 'options'
-    union
-    select a.name from gangq.settable('gangq.gang_options'::regtype) a
-    order by 1);
-  select k.key into wrong from jsonb_object_keys(spec) as k(key) where k.key <> all (known) order by k.key limit 1;
-  if found then
-    perform gangq.refuse_unknown_key('submit_gang', 'argument or option', wrong, known);
-  end if;
-  given := '{"queue": "default", "priority": 0, "gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0, "labels": {},
-    "strategy": "pack", "balanced": false}' || jsonb_strip_nulls(spec);
-  select x.* into g from jsonb_to_record(given) as x(
-    queue text, size integer, min_size integer, priority integer, roles jsonb, require text, prefer text,
-    apart text, budget_s real);
-  if g.priority not between -1000 and 1000 then
-    perform gangq.refuse('GQ001', format('submit: priority is %s; it must be -1000 to 1000', g.priority),
-      'Higher runs first; the default is 0.');
-  elsif g.budget_s is not null and not (g.budget_s > 0 and g.budget_s <= 1e9) then
-    perform gangq.refuse('GQ001', format('submit: budget_s is %s', g.budget_s),
-      'It is a positive number of seconds, 1e9 at most.');
-  elsif g.roles is null and (g.size is null or g.size not between 1 and 100000 or g.min_size not between 1 and g.size) then
+  a := gangq.read_options('submit', (
+    select coalesce(jsonb_object_agg(e.key, e.value), '{}')
+    from jsonb_each(spec) e
+    where e.key = any (arguments)), null::gangq.arguments);
+  o := gangq.read_options('submit', spec - arguments, null::gangq.gang_options);
+  a.priority := coalesce(a.priority, 0);
+  if o.roles is null and (a.size is null or o.min_size > a.size) then
     perform gangq.refuse('GQ001', format('submit: size is %s and min_size is %s',
-      coalesce(g.size::text, 'null'), coalesce(g.min_size::text, 'null')),
+      coalesce(a.size::text, 'null'), coalesce(o.min_size::text, 'null')),
       'A gang has 1 to 100000 members, and min_size of them at least; or pass roles.');
   end if;
-  select x.* into q from gangq.queues_table x where x.name = g.queue;
+  a.queue := coalesce(a.queue, 'default');
+  select x.* into q from gangq.queues_table x where x.name = a.queue;
   if not found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', g.queue), 'select * from gangq.queues names them.');
+    perform gangq.refuse('GQ002', format('queue %L does not exist', a.queue), 'select * from gangq.queues names them.');
   end if;
   for r in
-    select x.* from gangq.read_roles(coalesce(g.roles, jsonb_build_array(jsonb_strip_nulls(
-      jsonb_build_object('name', 'member', 'count', g.size, 'min', g.min_size)))),
-      given - '{queue,size,min_size,priority,roles,require,prefer,apart,budget_s,payload,payloads,name}'::text[]) x
+    select x.* from gangq.read_roles(a.task, a.size, a.gpus, o) x
   loop
-    s := gangq.preview_shape(to_jsonb(r), g.queue, names);
-    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
-    perform gangq.check_level('the gang', g.require, g.prefer, r.strategy = 'strict_spread' and r.least_members > 1);
+    s := gangq.preview_shape(to_jsonb(r), a.queue, names);
+    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.min > 1);
+    perform gangq.check_level('the gang', o.require, o.prefer, r.strategy = 'strict_spread' and r.min > 1);
     names := names || r.name;
     shapes := shapes || s;
-    budgets := budgets || coalesce(r.budget_s, g.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
-    members := members + r.most;
-    roles := roles || jsonb_build_object('name', r.name, 'least', r.least_members, 'most', r.most,
+    budgets := budgets || coalesce(r.budget_s, o.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
+    members := members + r.count;
+    roles := roles || jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
       'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),
       'prefer', coalesce(r.prefer, ''), 'needs', jsonb_build_object('gpus', s.gpus, 'vram_mb', s.vram_mb,
         'memory_mb', s.memory_mb, 'millicpus', (s.cpus * 1000)::bigint), 'serves', (
         select coalesce(jsonb_agg(i.id), '[]') from gangq.incarnations i
         where i.ended_at is null and gangq.serves(i, s)));
   end loop;
-  if members > 100000 or members <> g.size then
-    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members, coalesce(', and size is ' || g.size, '')),
+  if members > 100000 or members <> a.size then
+    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members, coalesce(', and size is ' || a.size, '')),
       'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
   end if;
   -- As submit_gang: the longest is known only if one is set.
@@ -83,10 +67,10 @@ begin
     select max(coalesce(x.budget_s, q.budget_s, case when shapes[x.n].gpus > 0 then c.budget_gpu_s else c.budget_s end))
     into budget from unnest(budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
   end if;
-  kind := jsonb_build_object('id', 2147000000 + nth, 'queue', g.queue, 'roles', roles,
-    'require', coalesce(g.require, ''), 'prefer', coalesce(g.prefer, ''), 'apart', coalesce(g.apart, ''),
+  kind := jsonb_build_object('id', 2147000000 + nth, 'queue', a.queue, 'roles', roles,
+    'require', coalesce(o.require, ''), 'prefer', coalesce(o.prefer, ''), 'apart', coalesce(o.apart, ''),
     'model', coalesce((select min(x.model) from unnest(shapes) x), ''));
-  ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', g.priority,
+  ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', a.priority,
     'order', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
       select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8 from unnest(shapes) x));
 end $$;
@@ -99,11 +83,10 @@ declare
   s gangq.shapes := jsonb_populate_record(null::gangq.shapes,
     role - 'selector' || jsonb_build_object('queue', queue, 'cpus', round((role ->> 'cpus')::numeric, 3)));
 begin
-  if coalesce(s.task, '') = '' or s.gpus not between 0 and 1024 or s.vram_mb < 0 or s.memory_mb not between 0 and 1e12
-    or s.cpus not between 0 and 9999999 or jsonb_typeof(s.labels) <> 'object' then
-    perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s, memory_mb %s, cpus %s, labels %s',
-      role ->> 'name', s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels),
-      'It needs a task; what it asks for is not negative, gpus are 1024 at most, and labels is an object.');
+  if s.task is null or s.vram_mb > 0 and s.gpus = 0 then
+    perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s',
+      role ->> 'name', s.task, s.gpus, s.vram_mb),
+      'It needs a task, and gpus where it needs vram_mb.');
   elsif role ->> 'name' = any (names) then
     perform gangq.refuse('GQ001', format('submit: two roles are called %s', role ->> 'name'),
       'Names of roles are unique in a gang; members of one role are its count.');

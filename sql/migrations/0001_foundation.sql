@@ -47,6 +47,97 @@ comment on sequence gangq.tokens is
   'loses this sequence''s tail.';
 comment on sequence gangq.positions is 'First-in-first-out positions within a priority.';
 
+-- What numbers and texts may be. Settings, options, roles and resources are rows of these (see
+-- gangq.read_options); the comment of the one that a value breaks is the hint of the error.
+create domain gangq.seconds as real check (value > 0 and value <= 1e7);
+comment on domain gangq.seconds is 'Seconds: more than 0 and at most 1e7.';
+create domain gangq.delay as real check (value >= 0 and value <= 1e7);
+comment on domain gangq.delay is 'Seconds: 0 or more and at most 1e7.';
+create domain gangq.budget as real check (value > 0 and value <= 1e9);
+comment on domain gangq.budget is
+  'Seconds: more than 0 and 1e9 at most, more than thirty years; null: the default.';
+create domain gangq.share as real check (value > 0 and value <= 1);
+comment on domain gangq.share is 'A share: more than 0 and at most 1.';
+create domain gangq.weight as real check (value > 0 and value <= 1e6);
+comment on domain gangq.weight is 'A weight: more than 0 and at most 1e6.';
+create domain gangq.few as smallint check (value between 1 and 1000);
+comment on domain gangq.few is 'A whole number from 1 to 1000; null: the default.';
+create domain gangq.times as smallint check (value > 0);
+comment on domain gangq.times is 'A whole number from 1 to 32767.';
+create domain gangq.up_to_1000 as smallint check (value between 0 and 1000);
+comment on domain gangq.up_to_1000 is 'A whole number from 0 to 1000.';
+create domain gangq.planned_starts as smallint check (value between 0 and 64);
+comment on domain gangq.planned_starts is 'A whole number from 0 to 64.';
+create domain gangq.shapes_per_day as integer check (value between 1 and 1000000);
+comment on domain gangq.shapes_per_day is 'A whole number from 1 to 1000000.';
+create domain gangq.bytes as integer check (value > 0);
+comment on domain gangq.bytes is 'A number of bytes, more than 0.';
+create domain gangq.members as integer check (value between 1 and 100000);
+comment on domain gangq.members is 'A whole number from 1 to 100000.';
+create domain gangq.count as integer check (value >= 0);
+comment on domain gangq.count is 'A whole number, 0 or more; null: no limit.';
+create domain gangq.priority as integer check (value between -1000 and 1000);
+comment on domain gangq.priority is '-1000 to 1000; higher runs first, and the default is 0.';
+create domain gangq.gpus as integer check (value between 0 and 1024);
+comment on domain gangq.gpus is
+  '0 to 1024 whole devices, never shared; a MIG instance counts as a device.';
+create domain gangq.vram_mb as integer check (value >= 0);
+comment on domain gangq.vram_mb is 'MiB needed on each device, 0 or more.';
+create domain gangq.memory_mb as bigint check (value between 0 and 1000000000000);
+comment on domain gangq.memory_mb is 'MiB, 0 or more and 1e12 at most.';
+create domain gangq.cpus as numeric check (value between 0 and 9999999);
+comment on domain gangq.cpus is '0 or more and 9999999 at most; 0.5 is half a CPU.';
+create domain gangq.amount as numeric check (value between 0 and 1e15);
+comment on domain gangq.amount is 'A number, 0 or more; leave it out for no limit.';
+create domain gangq.whole as numeric check (value between 0 and 1e15 and value = trunc(value));
+comment on domain gangq.whole is 'A whole number, 0 or more; leave it out for no limit.';
+create domain gangq.name as text check (value <> '' and length(value) <= 200);
+comment on domain gangq.name is 'A text of 1 to 200 characters.';
+create domain gangq.role_name as text check (value <> '' and length(value) <= 100);
+comment on domain gangq.role_name is 'A text of 1 to 100 characters.';
+create domain gangq.object as jsonb check (jsonb_typeof(value) = 'object');
+comment on domain gangq.object is 'A JSON object; labels are {"gpu": "h100"}, each with one value.';
+create domain gangq.policy as text check (value in ('priority', 'fifo', 'fair', 'largest_first'));
+comment on domain gangq.policy is 'priority, fifo, fair or largest_first.';
+create domain gangq.others as text check (value in ('owner', 'shared'));
+comment on domain gangq.others is 'owner or shared.';
+create domain gangq.retention_class as text check (value in ('short', 'long', 'forever'));
+comment on domain gangq.retention_class is 'short, long or forever.';
+create domain gangq.kept_for as interval check (value between '0' and '100 years');
+comment on domain gangq.kept_for is
+  'A text like "7 days", 0 to 100 years; a queue''s retention_done "forever" has no end.';
+create domain gangq.watches as text[] check (value <@ '{budget,stall,health,fault,gang}');
+comment on domain gangq.watches is 'An array of budget, stall, health, fault and gang.';
+create domain gangq.levels as text[]
+  check (cardinality(value) between 1 and 8 and 'host' = any (value));
+comment on domain gangq.levels is
+  '1 to 8 levels, host among them, broad to narrow: ["zone", "rack", "host"].';
+create domain gangq.wake as text check (value in ('commit', 'sleepers', 'never'));
+comment on domain gangq.wake is 'commit, sleepers or never.';
+create domain gangq.strategy as text
+  check (value in ('pack', 'spread', 'strict_pack', 'strict_spread'));
+comment on domain gangq.strategy is
+  'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each '
+  'member.';
+create domain gangq.operator as text
+  check (value in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>='));
+comment on domain gangq.operator is
+  'Operators are =, !=, in, notin, exists, absent, <, <=, > and >=.';
+create domain gangq.failure_policy as text
+  check (value in ('restart_gang', 'restart_member', 'shrink', 'fail'));
+comment on domain gangq.failure_policy is
+  'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or '
+  'fail.';
+create domain gangq.checkpoint_mode as text check (value in ('each', 'rank0'));
+comment on domain gangq.checkpoint_mode is
+  'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 '
+  'for an elastic gang.';
+create domain gangq.timeout_style as text check (value in ('requeue', 'hard', 'soft'));
+comment on domain gangq.timeout_style is
+  'requeue: it backs off if no worker could hold it or its planned start is overdue, else it '
+  'waits on; hard: it fails; soft: its members run as single jobs; null: as the queue above '
+  'says, then requeue.';
+
 -- Applied migrations, plus one row named "code" whose checksum stands for all replaceable files
 -- together.
 create table gangq.migrations (
@@ -65,99 +156,93 @@ create table gangq.settings (
   -- Always true: there is one row.
   singleton boolean primary key default true check (singleton),
   -- Seconds between a worker's heartbeats.
-  heartbeat_s real not null default 5 check (heartbeat_s > 0 and heartbeat_s <= 1e7),
+  heartbeat_s gangq.seconds not null default 5,
   -- Length of a lease: the longest outage running work survives, and the slowest recovery from a
   -- vanished host.
-  lease_s real not null default 120 check (lease_s > 0 and lease_s <= 1e7),
+  lease_s gangq.seconds not null default 120,
   -- A worker that could not renew has SIGKILLed its work this long before its lease ends.
-  lease_margin_s real not null default 10 check (lease_margin_s >= 0 and lease_margin_s <= 1e7),
+  lease_margin_s gangq.delay not null default 10,
   -- Seconds between SIGTERM and SIGKILL when a job is told to stop.
-  grace_s real not null default 15 check (grace_s >= 0 and grace_s <= 1e7),
+  grace_s gangq.delay not null default 15,
   -- Seconds a reserved member may wait to be claimed.
-  claim_deadline_s real not null default 30
-    check (claim_deadline_s > 0 and claim_deadline_s <= 1e7),
+  claim_deadline_s gangq.seconds not null default 30,
   -- Seconds after which a job told to stop and not acknowledged loses its renewal.
-  ack_timeout_s real not null default 45 check (ack_timeout_s > 0 and ack_timeout_s <= 1e7),
+  ack_timeout_s gangq.seconds not null default 45,
   -- A worker silent for longer is not considered for placement.
-  candidate_silence_s real not null default 15
-    check (candidate_silence_s > 0 and candidate_silence_s <= 1e7),
+  candidate_silence_s gangq.seconds not null default 15,
   -- A worker that missed a claim deadline is passed over for this long.
-  pass_over_s real not null default 60 check (pass_over_s >= 0 and pass_over_s <= 1e7),
+  pass_over_s gangq.delay not null default 60,
   -- A worker silent for longer is flagged; nothing is freed by that.
-  flag_after_s real not null default 30 check (flag_after_s > 0 and flag_after_s <= 1e7),
+  flag_after_s gangq.seconds not null default 30,
   -- Seconds between safety ticks.
-  tick_s real not null default 1 check (tick_s > 0 and tick_s <= 1e7),
+  tick_s gangq.seconds not null default 1,
   -- First delay before a drained gang is admitted again; doubles with each miss.
-  gang_backoff_s real not null default 1 check (gang_backoff_s >= 0 and gang_backoff_s <= 1e7),
+  gang_backoff_s gangq.delay not null default 1,
   -- Longest such delay.
-  gang_backoff_max_s real not null default 300
-    check (gang_backoff_max_s >= 0 and gang_backoff_max_s <= 1e7),
+  gang_backoff_max_s gangq.delay not null default 300,
   -- Topology levels, broad to narrow. host is the worker's host; any other is the value of the
   -- worker's label of that name.
-  topology text[] not null default '{host}'
-    check (cardinality(topology) between 1 and 8 and 'host' = any (topology)),
+  topology gangq.levels not null default '{host}',
   -- How many waiting gangs, in order, get a planned start that others may not delay; 0: none, first
   -- come what fits.
-  reservations smallint not null default 4 check (reservations between 0 and 64),
+  reservations gangq.planned_starts not null default 4,
   -- Seconds a gang may wait for placement while eligible, when neither it nor its queue says.
-  placement_timeout_s real not null default 900
-    check (placement_timeout_s > 0 and placement_timeout_s <= 1e7),
+  placement_timeout_s gangq.seconds not null default 900,
   -- A pass that has told so many gangs and jobs to stop for others begins with no
   -- further gang; 0: never.
-  preemptions_per_pass smallint not null default 4 check (preemptions_per_pass between 0 and 1000),
+  preemptions_per_pass gangq.up_to_1000 not null default 4,
   -- A job whose model a worker has loaded may overtake jobs of its own priority submitted up to
   -- this many seconds before it.
-  warm_s real not null default 10 check (warm_s >= 0 and warm_s <= 1e6),
+  warm_s gangq.delay not null default 10,
   -- True: every pass that decides something keeps what it saw, so that it can be replayed.
   record_decisions boolean not null default false,
   -- Times a job may be handed back or told to stop through no fault of its own before it is failed:
   -- even those must not loop.
-  max_stops smallint not null default 100 check (max_stops > 0),
+  max_stops gangq.times not null default 100,
   -- Wall-clock budget of a job without devices when neither job, task nor queue sets one, seconds.
-  budget_s real not null default 2100 check (budget_s > 0 and budget_s <= 1e9),
+  budget_s gangq.budget not null default 2100,
   -- The same for a job that holds devices.
-  budget_gpu_s real not null default 8100 check (budget_gpu_s > 0 and budget_gpu_s <= 1e9),
+  budget_gpu_s gangq.budget not null default 8100,
   -- Once a job beats: seconds without a beat before a stall is suspected.
-  stall_timeout_s real not null default 120 check (stall_timeout_s > 0 and stall_timeout_s <= 1e7),
+  stall_timeout_s gangq.seconds not null default 120,
   -- Seconds a job that holds devices may load before the idle device counts against it.
-  load_grace_s real not null default 1200 check (load_grace_s > 0 and load_grace_s <= 1e7),
+  load_grace_s gangq.seconds not null default 1200,
   -- Seconds of a wholly idle device, with nothing moving, that convict.
-  health_window_s real not null default 300 check (health_window_s > 0 and health_window_s <= 1e7),
+  health_window_s gangq.seconds not null default 300,
   -- Longest phase "long" of a job that is exempt from the stall watchdog, seconds.
-  long_phase_s real not null default 3600 check (long_phase_s > 0 and long_phase_s <= 1e7),
+  long_phase_s gangq.seconds not null default 3600,
   -- Seconds without a new step of any member before a gang is tripped for no collective progress.
-  gang_stall_s real not null default 1200 check (gang_stall_s > 0 and gang_stall_s <= 1e7),
+  gang_stall_s gangq.seconds not null default 1200,
   -- Seconds a member must lag behind its gang before it is called a straggler; after twice that, on
   -- record.
-  straggler_s real not null default 300 check (straggler_s > 0 and straggler_s <= 1e7),
+  straggler_s gangq.seconds not null default 300,
   -- Share of live workers suspect within a minute above which no stall or health trip is carried
   -- out: the fault is elsewhere.
-  brake_share real not null default 0.2 check (brake_share > 0 and brake_share <= 1),
+  brake_share gangq.share not null default 0.2,
   -- Seconds after which the brake lets a held stall or health trip go, unless suspects of other
   -- gangs or workers wait for the same file system or peer, or the database was away within a
   -- lease.
-  brake_hold_s real not null default 900 check (brake_hold_s between 1 and 1e7),
+  brake_hold_s gangq.seconds not null default 900,
   -- Different jobs tripping on one device within a day that put it into quarantine.
-  device_trips smallint not null default 3 check (device_trips > 0),
+  device_trips gangq.times not null default 3,
   -- How often a host, and each worker of it, may be restarted in an hour. Restarts of a host within
   -- ten minutes are one.
-  bounces_per_hour smallint not null default 4 check (bounces_per_hour > 0),
+  bounces_per_hour gangq.times not null default 4,
   -- Watchdog classes that report and do not stop anything: budget, stall, health, fault, gang.
-  notify_only text[] not null default '{}'
-    check (notify_only <@ '{budget,stall,health,fault,gang}'),
+  notify_only gangq.watches not null default '{}',
   -- Most distinct requirements that one login may add within 24 hours; admins may add any number.
-  new_shapes_per_day integer not null default 1000 check (new_shapes_per_day between 1 and 1000000),
+  new_shapes_per_day gangq.shapes_per_day not null default 1000,
   -- Largest checkpoint stored in the database; larger ones belong in shared storage, only their
   -- address here.
-  checkpoint_bytes integer not null default 1048576 check (checkpoint_bytes > 0),
+  checkpoint_bytes gangq.bytes not null default 1048576,
   -- Largest log kept per attempt.
-  log_bytes integer not null default 1048576 check (log_bytes > 0),
+  log_bytes gangq.bytes not null default 1048576,
   -- How long history of class short is kept.
-  retention_short interval not null default '7 days',
+  retention_short gangq.kept_for not null default '7 days',
   -- How long history of class long, and events, are kept.
-  retention_long interval not null default '30 days',
+  retention_long gangq.kept_for not null default '30 days',
   -- How long ended incarnations stay listed, and finished jobs know where they ran.
-  incarnation_retention interval not null default '7 days'
+  incarnation_retention gangq.kept_for not null default '7 days'
 );
 insert into gangq.settings default values;
 
@@ -173,63 +258,60 @@ create table gangq.queues_table (
   -- Order of what waits in it: priority (then age), fifo (age alone, inside this queue), fair
   -- (priority, then the submitter and the child queue with the least dominant share), largest_first
   -- (priority, then size).
-  policy text not null default 'priority'
-    check (policy in ('priority', 'fifo', 'fair', 'largest_first')),
+  policy gangq.policy not null default 'priority',
   -- What the queue and its children may claim back from others: gpus, memory_mb, cpus, jobs.
-  guaranteed jsonb not null default '{}' check (jsonb_typeof(guaranteed) = 'object'),
+  guaranteed gangq.object not null default '{}',
   -- What the queue and its children may hold at once: gpus, memory_mb, cpus, jobs; absent: no
   -- limit.
-  maximum jsonb not null default '{}' check (jsonb_typeof(maximum) = 'object'),
+  maximum gangq.object not null default '{}',
   -- What one submitter may hold at once in it and its children: gpus, jobs, gangs; absent: no
   -- limit.
-  submitter_maximum jsonb not null default '{}' check (jsonb_typeof(submitter_maximum) = 'object'),
+  submitter_maximum gangq.object not null default '{}',
   -- Gangs that may be placed at once, children included; null: no limit.
-  max_running_gangs integer check (max_running_gangs >= 0),
+  max_running_gangs gangq.count,
   -- Jobs, members included, that may be placed at once, children included; null: no limit.
-  max_running_jobs integer check (max_running_jobs >= 0),
+  max_running_jobs gangq.count,
   -- Whether it has any limit itself: only then is it locked and counted.
   limited boolean not null generated always as (
     maximum <> '{}' or submitter_maximum <> '{}'
     or max_running_gangs is not null or max_running_jobs is not null) stored,
   -- Its share beside its siblings where the parent's policy is fair.
-  weight real not null default 1 check (weight > 0 and weight <= 1e6),
+  weight gangq.weight not null default 1,
   -- Whether its gangs may displace others.
   preempts boolean not null default true,
   -- Whether its work may be displaced.
   preemptible boolean not null default true,
   -- Seconds that its work runs undisturbed before it may be displaced.
-  min_run_s real not null default 300 check (min_run_s >= 0 and min_run_s <= 1e7),
+  min_run_s gangq.delay not null default 300,
   -- Placement timeout of its gangs, seconds; null: the parent's, then the installation's.
-  placement_timeout_s real check (placement_timeout_s > 0 and placement_timeout_s <= 1e7),
+  placement_timeout_s gangq.seconds,
   -- What that timeout does: requeue, hard or soft; null: the parent's, then requeue.
-  timeout_style text check (timeout_style in ('requeue', 'hard', 'soft')),
+  timeout_style gangq.timeout_style,
   -- Who may cancel, retry, reprioritise and read the work of others in it: owner (admins only) or
   -- shared (every submitter).
-  others text not null default 'owner' check (others in ('owner', 'shared')),
+  others gangq.others not null default 'owner',
   -- Highest priority by role: {"alice": 100, "gangq_submitter": 10}. It holds in the queues below
   -- as well; no entry: no ceiling.
-  ceilings jsonb not null default '{}' check (jsonb_typeof(ceilings) = 'object'),
+  ceilings gangq.object not null default '{}',
   -- Attempts a job may spend before it is failed.
-  max_attempts smallint not null default 3 check (max_attempts between 1 and 1000),
+  max_attempts gangq.few not null default 3,
   -- Times a job may lose its worker before it is failed.
-  max_crashes smallint not null default 3 check (max_crashes between 1 and 1000),
+  max_crashes gangq.few not null default 3,
   -- So many watchdog trips of a job are sent back; the next one ends it. 3: three trips are sent
   -- back, the fourth ends the job.
-  max_trips smallint not null default 3 check (max_trips between 1 and 1000),
+  max_trips gangq.few not null default 3,
   -- First delay before a failed job is tried again; doubles, with jitter.
-  backoff_s real not null default 5 check (backoff_s >= 0 and backoff_s <= 1e7),
+  backoff_s gangq.delay not null default 5,
   -- Longest such delay.
-  backoff_max_s real not null default 600 check (backoff_max_s >= 0 and backoff_max_s <= 1e7),
+  backoff_max_s gangq.delay not null default 600,
   -- Wall-clock budget of a job, seconds; null: the worker's default.
-  budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  budget_s gangq.budget,
   -- Largest payload or result.
-  max_payload_bytes integer not null default 1048576 check (max_payload_bytes > 0),
+  max_payload_bytes gangq.bytes not null default 1048576,
   -- Retention class of done jobs: short, long or forever.
-  retention_done text not null default 'short'
-    check (retention_done in ('short', 'long', 'forever')),
+  retention_done gangq.retention_class not null default 'short',
   -- Retention class of failed and cancelled jobs.
-  retention_failed text not null default 'long'
-    check (retention_failed in ('short', 'long', 'forever')),
+  retention_failed gangq.retention_class not null default 'long',
   -- When the queue was made.
   created_at timestamptz not null default clock_timestamp()
 );
@@ -242,55 +324,55 @@ create index queues_table_watched on gangq.queues_table (name)
 -- gangq.set_task().
 create table gangq.task_settings (
   -- The task's name; "command" for commands.
-  task text primary key check (task <> '' and length(task) <= 200),
+  task gangq.name primary key,
   -- Wall-clock budget, seconds; a job's own comes first, the queue's last.
-  budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  budget_s gangq.budget,
   -- Seconds without a beat before a stall is suspected; null: learned from its jobs, never under
   -- the installation's.
-  stall_timeout_s real check (stall_timeout_s > 0 and stall_timeout_s <= 1e7),
+  stall_timeout_s gangq.seconds,
   -- Seconds its jobs may load.
-  load_grace_s real check (load_grace_s > 0 and load_grace_s <= 1e7),
+  load_grace_s gangq.seconds,
   -- Seconds of a wholly idle device that convict.
-  health_window_s real check (health_window_s > 0 and health_window_s <= 1e7),
+  health_window_s gangq.seconds,
   -- Longest exempt phase, seconds.
-  long_phase_s real check (long_phase_s > 0 and long_phase_s <= 1e7),
+  long_phase_s gangq.seconds,
   -- Classes that only report for this task; null: the installation's.
-  notify_only text[] check (notify_only <@ '{budget,stall,health,fault,gang}')
+  notify_only gangq.watches
 );
 
 -- The options each task was last declared with, by the newest registration of a worker that runs
 -- it; no row: none.
 create table gangq.task_options (
   -- The task.
-  task text primary key check (task <> '' and length(task) <= 200),
+  task gangq.name primary key,
   -- Where its jobs wait; here and below null: not declared.
   queue text,
   -- -1000 to 1000, higher first.
-  priority integer check (priority between -1000 and 1000),
+  priority gangq.priority,
   -- Whole devices needed.
-  gpus integer check (gpus between 0 and 1024),
+  gpus gangq.gpus,
   -- Device memory needed on each of them, MiB.
-  vram_mb integer check (vram_mb >= 0),
+  vram_mb gangq.vram_mb,
   -- Host memory needed, MiB.
-  memory_mb bigint check (memory_mb between 0 and 1000000000000),
+  memory_mb gangq.memory_mb,
   -- CPUs needed.
-  cpus numeric check (cpus between 0 and 9999999),
+  cpus gangq.cpus,
   -- Labels the worker must carry.
-  labels jsonb check (jsonb_typeof(labels) = 'object'),
+  labels gangq.object,
   -- Conditions on the worker, as shapes keep them.
   selector jsonb,
   -- Taints it may run in spite of, as shapes keep them.
   tolerates text[],
   -- What it needs loaded.
-  model text check (model <> '' and length(model) <= 200),
+  model gangq.name,
   -- Wall-clock budget of an attempt, seconds.
-  budget_s real check (budget_s > 0 and budget_s <= 1e9),
+  budget_s gangq.budget,
   -- Attempts it may spend.
-  max_attempts integer check (max_attempts between 1 and 1000),
+  max_attempts gangq.few,
   -- How often its worker may be lost.
-  max_crashes integer check (max_crashes between 1 and 1000),
+  max_crashes gangq.few,
   -- How often a watchdog may trip.
-  max_trips integer check (max_trips between 1 and 1000),
+  max_trips gangq.few,
   -- The worker that declared these options.
   worker text not null,
   -- When it first did.

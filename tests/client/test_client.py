@@ -33,7 +33,7 @@ from gangq.client import AsyncClient, Client, calls, rows
 from gangq.client.encoding import dumps
 from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.sent import send
-from gangq.client.settings import InstallationSettings, QueueSettings
+from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
 from gangq.embedded import Server
 from gangq.errors import (
     Busy,
@@ -119,15 +119,18 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
 
 
 @pytest.mark.parametrize(
-    ("settings", "table"), [(InstallationSettings, "gangq.settings"), (QueueSettings, "gangq.queues_table")]
+    ("settings", "table"),
+    [
+        (InstallationSettings, "gangq.settings"),
+        (QueueSettings, "gangq.queues_table"),
+        (TaskSettings, "gangq.task_settings"),
+    ],
 )
 def test_every_setting_is_a_column_that_is_no_key_and_not_made_by_others(
     db: psycopg.Connection[Any], settings: type, table: str
 ) -> None:
     columns = db.execute(
-        "select attname as name, attnotnull and atttypid <> 'jsonb'::regtype as needed from pg_attribute "
-        "where attrelid = %s::regclass and attnum > 0 and attgenerated = '' "
-        "and attname not in ('singleton', 'name', 'created_at')",
+        "select name, needed and type <> 'jsonb'::regtype as needed from gangq.settable(%s::regtype)",
         (table,),
     ).fetchall()
     hints = get_type_hints(settings)

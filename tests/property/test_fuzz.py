@@ -105,15 +105,11 @@ class World:
         self.members: dict[str, set[str]] = {}
         for verb, (_, table) in OBJECTS.items():
             columns = {
-                row["attname"]: row["type"]
+                row["name"]: row["type"]
                 for row in db.execute(
-                    "select attname, format_type(atttypid, null) as type from pg_attribute "
-                    "where attrelid = %s::regclass and attnum > 0 and attgenerated = ''",
-                    (f"gangq.{table}",),
+                    "select name, type::text as type from gangq.settable(%s::regtype)", (f"gangq.{table}",)
                 )
             }
-            for key in {"configure": ["singleton"], "set_queue": ["name"]}.get(verb, ()):
-                del columns[key]
             self.members[verb] = set(columns)
             self.signatures[verb].update(columns)
 
@@ -535,6 +531,7 @@ KEEPS_WHAT_IT_IS_TOLD = {
 OBJECTS = {
     "configure": ("settings", "settings"),
     "set_queue": ("settings", "queues_table"),
+    "set_task": ("settings", "task_settings"),
     "submit": ("options", "job_options"),
     "submit_child": ("options", "job_options"),
     "submit_gang": ("options", "gang_options"),

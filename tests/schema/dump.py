@@ -1,4 +1,4 @@
-"""The whole schema as text, a line for each column, constraint, index, view, type and function."""
+"""The whole schema as text, a line for each domain, column, constraint, index, view, type and function."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ select c.relname as name,
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'c' group by c.relname order by c.relname
 """
+_DOMAINS = """
+select t.typname || ' ' || format_type(t.typbasetype, t.typtypmod) || ' ' || pg_get_constraintdef(c.oid)
+from pg_type t join pg_constraint c on c.contypid = t.oid
+where t.typnamespace = 'gangq'::regnamespace order by 1
+"""
 _FUNCTIONS = """
 select p.proname || '(' || pg_get_function_arguments(p.oid) || ')' as name,
   coalesce(pg_get_function_result(p.oid), '') as result,
@@ -67,7 +72,7 @@ def dump(conn: psycopg.Connection[Any]) -> str:
     def rows(query: str, *args: object) -> list[tuple[Any, ...]]:
         return conn.execute(query, args).fetchall()
 
-    out = []
+    out = [f"domain {line}" for (line,) in rows(_DOMAINS)]
     for oid, name, rest in rows(_TABLES):
         out.append(f"table {name}{rest}")
         if " partition of " in rest:

@@ -50,8 +50,9 @@ def refused(sqlstate: str, mentioning: str = "") -> Iterator[psycopg.Error]:
 
 
 def with_settings(verb: str, named: Row) -> Row:
-    """The arguments of set_queue or configure as they are called: what is no argument is a setting."""
-    plain = {name: value for name, value in named.items() if verb == "set_queue" and name == "name"}
+    """The arguments of set_queue, set_task or configure as they are called: what is no argument is a setting."""
+    arguments = {"set_queue": {"name"}, "set_task": {"task", "forget"}, "configure": set()}[verb]
+    plain = {name: value for name, value in named.items() if name in arguments}
     return {**plain, "settings": {name: value for name, value in named.items() if name not in plain}}
 
 

@@ -15,6 +15,7 @@ CALLS: dict[str, str] = {
 }
 TYPES = {"submit": "job_options", "submit_gang": "gang_options", "register_worker": "worker_options"}
 FITTING: dict[str, Any] = {
+    "smallint": 3,
     "integer": 3,
     "bigint": 5_000_000_000,
     "numeric": 0.5,

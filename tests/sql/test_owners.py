@@ -193,7 +193,7 @@ def test_in_a_shared_queue_every_submitter_acts_and_reads_and_nobody_else(on: Lo
     on.a1.call("set_queue", name="default", others="owner")
     with refused(NOT_ALLOWED):
         on.s1.call("cancel", job_ids=[job])
-    with refused(INVALID, "others is owner or shared"):
+    with refused(INVALID, "owner or shared"):
         on.a1.call("set_queue", name="default", others="nobody")
 
 

@@ -128,7 +128,7 @@ def test_forget_drops_what_was_set_and_learned_before_it_sets_what_is_given(q: Q
         {"task": ""},
         {"task": "x" * 201},
         {"task": "t", "budget_s": 0},
-        {"task": "t", "budget_s": float("nan")},
+        {"task": "t", "budget_s": "NaN"},
         {"task": "t", "stall_timeout_s": -1},
         {"task": "t", "notify_only": ["everything"]},
     ],

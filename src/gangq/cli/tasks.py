@@ -79,11 +79,13 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
     """
     if _NONE in notify and len(notify) > 1:
         raise click.UsageError("--notify none means that every class acts: name no other with it")
-    only = None if not notify else [each for each in notify if each != _NONE]
-    if not forget and only is None and all(value is None for value in settings.values()):
+    given = {name: value for name, value in settings.items() if value is not None}
+    if notify:
+        given["notify_only"] = [each for each in notify if each != _NONE]
+    if not forget and not given:
         raise click.UsageError("nothing to change: name at least one option, see gangq task set --help")
     client = session.client()
-    client.set_task(task=name, **settings, notify_only=only, forget=forget)
+    client.set_task(task=name, forget=forget, **given)
     found = client.tasks(task=name)
     changed = found[0] if found else TaskRow(**{**vars(_NOTHING_SET), "task": name})
     session.answer(changed, f"task {name}: {'changed' if found else 'has the numbers of the installation'}")

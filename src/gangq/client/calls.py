@@ -30,7 +30,7 @@ from gangq.client.options import (
     encode_options,
     texts,
 )
-from gangq.client.settings import InstallationSettings, QueueSettings
+from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
 from gangq.errors import Busy, InvalidInput, NotFound
 
 R = TypeVar("R")
@@ -81,18 +81,14 @@ _TYPES: dict[str, str] = {
          "worker", "cause", "model", "device_class", "class", "digest", "lane"),
         "text",
     ),
-    **dict.fromkeys(("queues", "chunks", "notify_only", "taints"), "text[]"),
+    **dict.fromkeys(("queues", "chunks", "taints"), "text[]"),
     **dict.fromkeys(("payloads", "results", "beats"), "jsonb[]"),
     **dict.fromkeys(
         ("payload", "devices", "error", "evidence", "readings", "detail", "changes", "settings", "options",
          "decisions", "seen"),
         "jsonb",
     ),
-    **dict.fromkeys(
-        ("budget_s", "stall_timeout_s", "exit_in_s", "load_grace_s",
-         "health_window_s", "long_phase_s", "longest_s"),
-        "real",
-    ),
+    **dict.fromkeys(("exit_in_s", "longest_s"), "real"),
     **dict.fromkeys(
         ("retryable", "strict", "front", "sleep", "quiet", "final", "force", "forget", "notify",
          "convicted", "report_only", "ok", "drain", "durable", "last", "decides"),
@@ -483,33 +479,13 @@ def configure(**settings: Unpack[InstallationSettings]) -> Query[None]:
     return _void("configure", settings=_settings(settings))
 
 
-def set_task(
-    *,
-    task: str,
-    budget_s: float | None = None,
-    stall_timeout_s: float | None = None,
-    load_grace_s: float | None = None,
-    health_window_s: float | None = None,
-    long_phase_s: float | None = None,
-    notify_only: Sequence[str] | None = None,
-    forget: bool = False,
-) -> Query[None]:
-    """Set what the watchdogs allow the jobs of one task; None leaves a setting as it is.
+def set_task(*, task: str, forget: bool = False, **settings: Unpack[TaskSettings]) -> Query[None]:
+    """Set what the watchdogs allow the jobs of one task. A setting that is None is taken away.
 
-    `forget`: first drop what was set before and what was learned of its beats. `notify_only` as in `configure`.
-    For gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+    `forget`: first drop what was set before and what was learned of its beats. For gangq_admin. Raises
+    `InvalidInput`, `NotAllowed`.
     """
-    return _void(
-        "set_task",
-        task=task,
-        budget_s=budget_s,
-        stall_timeout_s=stall_timeout_s,
-        load_grace_s=load_grace_s,
-        health_window_s=health_window_s,
-        long_phase_s=long_phase_s,
-        notify_only=texts(notify_only, "notify_only"),
-        forget=forget,
-    )
+    return _void("set_task", task=task, settings=_settings(settings), forget=forget)
 
 
 # A worker's words -------------------------------------------------------------------------------------------

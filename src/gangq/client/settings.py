@@ -40,6 +40,17 @@ class QueueSettings(TypedDict, total=False):
     retention_failed: str
 
 
+class TaskSettings(TypedDict, total=False):
+    """Of one task. None takes a setting away: the installation's holds."""
+
+    budget_s: float | None
+    stall_timeout_s: float | None
+    load_grace_s: float | None
+    health_window_s: float | None
+    long_phase_s: float | None
+    notify_only: Sequence[str] | None
+
+
 class InstallationSettings(TypedDict, total=False):
     """Of the whole installation."""
 
