@@ -264,7 +264,7 @@ begin
     null::gangq.resources)));
   q.submitter_maximum := jsonb_strip_nulls(to_jsonb(gangq.read_options(
     what || ': submitter_maximum', q.submitter_maximum, null::gangq.submitter_resources)));
-  select e.key, e.value into wrong
+  select e.key, e.value, exists (select from pg_roles r where r.rolname = e.key) as known into wrong
   from jsonb_each(q.ceilings) e
   where case when jsonb_typeof(e.value) = 'number' then e.value::numeric % 1 <> 0
       or e.value::numeric not between -1000 and 1000 else true end
@@ -272,8 +272,9 @@ begin
   order by e.key limit 1;
   if found then
     perform gangq.refuse('GQ001',
-      format('%s: the ceiling of %L is %s', what, left(wrong.key, 100),
-        left(wrong.value::text, 100)),
+      case when wrong.known
+        then format('%s: the ceiling of %L is %s', what, left(wrong.key, 100), left(wrong.value::text, 100))
+        else format('%s: ceilings names %L, which is no role', what, left(wrong.key, 100)) end,
       'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
       '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
   end if;

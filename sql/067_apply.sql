@@ -426,53 +426,53 @@ comment on function gangq.guarantee_broken is
 create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
-    with said as materialized (
-      select x.n, x.value ->> 'ask' as ask, x.value ->> 'action' as action, k.kind_id,
-        left(x.value -> 'refused' ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
-        left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
-        gangq.cut(jsonb_strip_nulls(
-          x.value -> 'refused' || jsonb_build_object('after', x.value -> 'after', 'used', trim_scale(
-            (x.value -> 'refused' ->> 'limit')::numeric - (x.value -> 'refused' ->> 'have')::numeric))),
-          4000) as numbers
-      from jsonb_array_elements(decisions) with ordinality as x(value, n)
-      left join gangq.live_gangs g
-        on g.id = case when x.value ->> 'ask' ~ '^g' then substr(x.value ->> 'ask', 2)::bigint end
-      cross join lateral (
-        select case when x.value ->> 'ask' ~ '^k'
-          then -split_part(substr(x.value ->> 'ask', 2), '/', 1)::integer else g.kind_id end as kind_id) k
-      where k.kind_id is not null and x.value -> 'refused' ->> 'gate' is not null
-    ),
-    kinds as materialized (
-      select distinct on (s.kind_id) s.* from said s order by s.kind_id, s.action in ('plan', 'stop'), s.n
-    ),
-    verdicts as materialized (
-      select k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
-      union all
-      select s.kind_id, s.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
-      from said s join kinds k on k.kind_id = s.kind_id
-      where (s.gate, s.why, s.unblocks, s.follows) is distinct from (k.gate, k.why, k.unblocks, k.follows)
-    ),
-    alike as (
-      delete from gangq.verdicts v using said s
-      where v.kind_id = s.kind_id and v.ask = s.ask
-        and not exists (select 1 from verdicts x where x.kind_id = v.kind_id and x.ask = v.ask)
-    )
-    insert into gangq.verdicts as v (kind_id, ask, gate, since, why, unblocks, follows, numbers)
-    select x.kind_id, x.ask, x.gate, t, x.why, x.unblocks, x.follows, x.numbers
-    from verdicts x order by x.kind_id, x.ask
-    on conflict (kind_id, ask) do update set gate = excluded.gate, why = excluded.why,
-      unblocks = excluded.unblocks, follows = excluded.follows, numbers = excluded.numbers,
-      since = case when v.gate = excluded.gate then v.since else t end,
-      held_s = v.held_s + case when v.gate <> excluded.gate and gangq.holds_back(v.gate)
-        then greatest(0, extract(epoch from t - v.since)) else 0 end
-    where (v.gate, v.why, v.unblocks, v.follows)
-      is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows);
+  with said as materialized (
+    select x.n, x.value ->> 'ask' as ask, x.value ->> 'action' as action, k.kind_id,
+      left(x.value -> 'refused' ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
+      left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
+      gangq.cut(jsonb_strip_nulls(
+        x.value -> 'refused' || jsonb_build_object('after', x.value -> 'after', 'used', trim_scale(
+          (x.value -> 'refused' ->> 'limit')::numeric - (x.value -> 'refused' ->> 'have')::numeric))),
+        4000) as numbers
+    from jsonb_array_elements(decisions) with ordinality as x(value, n)
+    left join gangq.live_gangs g
+      on g.id = case when x.value ->> 'ask' ~ '^g' then substr(x.value ->> 'ask', 2)::bigint end
+    cross join lateral (
+      select case when x.value ->> 'ask' ~ '^k'
+        then -split_part(substr(x.value ->> 'ask', 2), '/', 1)::integer else g.kind_id end as kind_id) k
+    where k.kind_id is not null and x.value -> 'refused' ->> 'gate' is not null
+  ),
+  kinds as materialized (
+    select distinct on (s.kind_id) s.* from said s order by s.kind_id, s.action in ('plan', 'stop'), s.n
+  ),
+  verdicts as materialized (
+    select k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
+    union all
+    select s.kind_id, s.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
+    from said s join kinds k on k.kind_id = s.kind_id
+    where (s.gate, s.why, s.unblocks, s.follows) is distinct from (k.gate, k.why, k.unblocks, k.follows)
+  ),
+  alike as (
+    delete from gangq.verdicts v using said s
+    where v.kind_id = s.kind_id and v.ask = s.ask
+      and not exists (select 1 from verdicts x where x.kind_id = v.kind_id and x.ask = v.ask)
+  )
+  insert into gangq.verdicts as v (kind_id, ask, gate, since, why, unblocks, follows, numbers)
+  select x.kind_id, x.ask, x.gate, t, x.why, x.unblocks, x.follows, x.numbers
+  from verdicts x order by x.kind_id, x.ask
+  on conflict (kind_id, ask) do update set gate = excluded.gate, why = excluded.why,
+    unblocks = excluded.unblocks, follows = excluded.follows, numbers = excluded.numbers,
+    since = case when v.gate = excluded.gate then v.since else t end,
+    held_s = v.held_s + case when v.gate <> excluded.gate and gangq.holds_back(v.gate)
+      then greatest(0, extract(epoch from t - v.since)) else 0 end
+  where (v.gate, v.why, v.unblocks, v.follows)
+    is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows);
 end $$;
 comment on function gangq.note_verdicts is
   'Internal. Why what waits was not placed: of each kind, and of each gang or line of single jobs of '
   'which something else is so.';
 
--- What was planned before and is no more goes, and with it what was kept; so do escrows past their time
+-- What was planned before and is no more goes, and with it what was kept; so do kept seats past their time
 -- and verdicts of kinds of which nothing waits. What could not be carried out keeps what it was promised.
 create function gangq.forget_old_plans(pass bigint, t timestamptz) returns void
 language plpgsql as $$
@@ -633,23 +633,23 @@ comment on function gangq.apply_places is
 create function gangq.apply_refills(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
-    update gangq.places p set until = gangq.place_until(t), refills = true,
-      ends_by = to_timestamp((r.value ->> 'ends_by')::float8),
-      min_priority = coalesce((r.value ->> 'min_priority')::integer, -1000)
-    from jsonb_array_elements(decisions) as x(value)
-    cross join lateral jsonb_array_elements(x.value -> 'refills') as r(value)
-    cross join gangq.settings c
-    where p.id = (r.value ->> 'place')::bigint
-      and p.id = any (array(
-        select z.id
-        from jsonb_array_elements(decisions) as y(value)
-        cross join lateral jsonb_array_elements(y.value -> 'refills') as q(value)
-        join gangq.places z on z.id = (q.value ->> 'place')::bigint
-          and y.value ->> 'ask' like 'k' || z.shape_id || '/%'
-        order by z.id for update of z skip locked))
-      and (p.until < t + make_interval(secs => c.tick_s * 1.5)
-        or p.min_priority <> coalesce((r.value ->> 'min_priority')::integer, -1000)
-        or p.ends_by is distinct from to_timestamp((r.value ->> 'ends_by')::float8));
+  update gangq.places p set until = gangq.place_until(t), refills = true,
+    ends_by = to_timestamp((r.value ->> 'ends_by')::float8),
+    min_priority = coalesce((r.value ->> 'min_priority')::integer, -1000)
+  from jsonb_array_elements(decisions) as x(value)
+  cross join lateral jsonb_array_elements(x.value -> 'refills') as r(value)
+  cross join gangq.settings c
+  where p.id = (r.value ->> 'place')::bigint
+    and p.id = any (array(
+      select z.id
+      from jsonb_array_elements(decisions) as y(value)
+      cross join lateral jsonb_array_elements(y.value -> 'refills') as q(value)
+      join gangq.places z on z.id = (q.value ->> 'place')::bigint
+        and y.value ->> 'ask' like 'k' || z.shape_id || '/%'
+      order by z.id for update of z skip locked))
+    and (p.until < t + make_interval(secs => c.tick_s * 1.5)
+      or p.min_priority <> coalesce((r.value ->> 'min_priority')::integer, -1000)
+      or p.ends_by is distinct from to_timestamp((r.value ->> 'ends_by')::float8));
 end $$;
 comment on function gangq.apply_refills is 'Internal. Renews the places that their kinds may go on using.';
 

@@ -180,7 +180,8 @@ begin
     perform gangq.refuse('GQ005', format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
       'Call gangq.heartbeat: if it is accepted, claim again; otherwise register again.');
   end if;
-  if take.model is distinct from me.model then
+  -- A model is loaded where placed jobs run; light ones need none.
+  if take.lane is distinct from 'light' and take.model is distinct from me.model then
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
   if room.repeated then
@@ -386,8 +387,8 @@ comment on function gangq.shapes_waiting is
 
 -- Light jobs of a queue that is paused wait; those of a queue with a limit or a fair order are placed.
 create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)
-returns table (shape_id integer, key bigint) language sql stable as $$
-  select z.id, f.key
+returns table (shape gangq.shapes, key bigint) language sql stable as $$
+  select z, f.key
   from unnest(shape_ids) as x(id)
   join gangq.shapes z on z.id = x.id
   cross join lateral gangq.first_pending(z.id, from_key) f
@@ -405,6 +406,7 @@ declare
   want integer := most;
   horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
   head record;
+  s gangq.shapes;
   from_key bigint := 0;
   places tid[];
 begin
@@ -414,19 +416,20 @@ begin
   -- The shape whose first job is next, up to where the next shape's begins: then all that comes before
   -- that has been looked at, and the next head is looked for from there on.
   while want > 0 and from_key is not null loop
-    select h.shape_id, h.key, lead(h.key) over (order by h.key) as next, (
+    select h.shape, h.key, lead(h.key) over (order by h.key) as next, (
       select l.low from gangq.lows l
-      where l.shape_id = h.shape_id and l.start = gangq.low_start(h.key)) as low
+      where l.shape_id = (h.shape).id and l.start = gangq.low_start(h.key)) as low
     into head
     from gangq.light_heads(me, shape_ids, from_key) h
     order by h.key limit 1;
     exit when not found;
+    s := head.shape;
     -- Of jobs that have returned below low only those up to low: what was claimed there is not stepped over.
     from_key := least(head.next, case when head.low > head.key then head.low end);
     select array_agg(p.ctid) into places
     from (
       select j.ctid from gangq.live_jobs j
-      where j.shape_id = head.shape_id and j.state = 'pending'
+      where j.shape_id = s.id and j.state = 'pending'
         and (head.low is null or head.low <= head.key or j.returned)
         and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
       order by j.order_key limit want for update skip locked) p;
@@ -437,8 +440,7 @@ begin
       update gangq.live_jobs j set state = 'running', incarnation = me.id, token = gangq.new_token(base),
         light = true, attempts = j.attempts + 1, claimed_at = t, due_at = null,
         request_id = take_light.request_id
-      from unnest(places) as w(place) cross join gangq.shapes s
-      where j.ctid = w.place and s.id = head.shape_id
+      from unnest(places) as w(place) where j.ctid = w.place
       returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
         j.max_attempts::integer, j.priority::integer, j.budget_s, null::bigint, null::integer,
         null::integer, null::integer, null::integer,
@@ -448,7 +450,7 @@ begin
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
     if head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
-      perform gangq.raise_low(head.shape_id, head.key, horizon);
+      perform gangq.raise_low(s.id, head.key, horizon);
     end if;
   end loop;
 end $$;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -69,6 +70,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
 
+def _mutate(dsn: str, function: str, condition: str, without: str) -> None:
+    """For test_mutation: one function of the schema without one of its conditions."""
+    with psycopg.connect(dsn) as db:
+        row = db.execute(
+            "select pg_get_functiondef(oid) from pg_proc "
+            "where pronamespace = 'gangq'::regnamespace and proname = %s",
+            [function],
+        ).fetchone()
+        assert row is not None, f"there is no {function}"
+        assert row[0].count(condition) == 1, f"{function} has {condition!r} not once"
+        db.execute(row[0].replace(condition, without).encode())
+
+
 class Running:
     """Throwaway servers, without fsync, each started when first asked for and kept to the end of the session.
 
@@ -94,7 +108,10 @@ class Running:
 
     def template(self, server: Server) -> str:
         if server.binaries.bindir not in self._with_template:
-            schema.migrate(server.create_database(_TEMPLATE), log=lambda _: None)
+            dsn = server.create_database(_TEMPLATE)
+            schema.migrate(dsn, log=lambda _: None)
+            if mutation := os.environ.get("GANGQ_MUTATION"):
+                _mutate(dsn, *json.loads(mutation))
             self._with_template.add(server.binaries.bindir)
         return _TEMPLATE
 

@@ -162,7 +162,7 @@ class Context(ABC):
 
     @abstractmethod
     def set_model(self, name: str | None) -> None:
-        """Say which model this process has loaded, so that the next job that wants it is taken first.
+        """Say which model this process has loaded: jobs that need it start here if there is room.
 
         A job submitted with `model` says so by itself when it begins. In a child process this changes nothing:
         what it loaded ends with it.

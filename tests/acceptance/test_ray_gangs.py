@@ -531,8 +531,8 @@ def test_r55_a_gang_may_have_bounds_for_its_size(q: Q, bounds: dict[str, Any]) -
     [
         ({"size": 0}, "size is 0"),
         ({"size": 2, "min_size": 3}, "min_size is 3 of a gang of 2"),
-        ({"size": 2, "min_size": 0}, "min_size is 0 of a gang of 2"),
-        ({"roles": [{"name": "a", "count": 1, "min": 2}]}, "role a has min 2 of 1"),
+        ({"size": 2, "min_size": 0}, "min_size is 0"),
+        ({"roles": [{"name": "a", "count": 1, "min": 2}]}, "role a has count 1 and min 2"),
     ],
 )
 def test_r55_bounds_that_make_no_sense_are_refused(q: Q, wrong: dict[str, Any], named: str) -> None:

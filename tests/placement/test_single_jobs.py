@@ -67,6 +67,22 @@ PICTURES = {
         x waits: room 0 of 1
         """,
     ),
+    "what has overtaken takes no cold worker before its turn": (
+        """
+        warm_s=10
+        w0 _ warm=a
+        w1 _
+        w2 _
+        x*2 1x0 since=15
+        y*3 1x0 since=5 model=a
+        """,
+        """
+        w0 y
+        w1 x
+        w2 x
+        y waits: room 0 of 1
+        """,
+    ),
     "one that is older by more than that goes first": (
         """
         warm_s=10

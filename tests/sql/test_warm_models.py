@@ -420,3 +420,10 @@ def test_a_gate_about_avoided_devices_is_shown_only_where_there_are_some(q: Q) -
     q.worker(devices=gpus(1000))
     job = q.submit(gpus=1)
     assert "avoids" not in [row["gate"] for row in q.call("explain_job", job_id=job)]
+
+
+def test_a_light_claim_says_nothing_of_what_is_loaded(q: Q) -> None:
+    worker = q.worker()
+    worker.claim(model="a", lane="placed")
+    worker.claim(lane="light")
+    assert q.value("select model from gangq.workers") == "a"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gangq.errors import InvalidInput
 from gangq.worker.lanes import Lanes, choose
 from gangq.worker.options import WorkerOptions
 
@@ -63,7 +64,6 @@ def test_the_other_jobs_run_in_children(
     [
         (0, {}, Lanes(0, 1, "light")),
         (2, {}, Lanes(1, 0, "placed")),
-        (2, {"slots": 2, "light": 3}, Lanes(1, 0, "placed")),
         (0, {"light": 0}, Lanes(1, 0, "placed")),
     ],
 )
@@ -75,6 +75,12 @@ def test_handlers_that_no_child_could_import_leave_the_lane_of_the_main_thread_a
     assert [record.__dict__["reason"] for record in said] == ["it is in no module"] * (
         lanes(devices, **options) != wanted
     )
+
+
+@pytest.mark.parametrize("options", [{"slots": 2}, {"light": 3}])
+def test_slots_that_no_child_could_serve_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="it is in no module"):
+        lanes(2, unreachable="it is in no module", **options)
 
 
 @pytest.mark.parametrize(("devices", "used"), [(0, True), (1, False)])

@@ -80,14 +80,14 @@ class _OrVerb(click.Command):
     "--slots",
     type=int,
     help="Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs, for a model, or wait in "
-    "a queue with limits [one for each GPU, at least 1]; 0: none.",
+    "a queue with limits or a fair order [one for each GPU, at least 1]; 0: none.",
 )
 @click.option(
     "--light",
     type=int,
     default=1,
     show_default=True,
-    help="Light jobs at once: those that ask for nothing that is counted; 0: none.",
+    help="Light jobs at once: all that are not placed; 0: none.",
 )
 @click.option(
     "--prefetch",

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gangq.placement.board import Ask, Board, Kind
+from gangq.placement.board import Ask, Board, Kind, Unit
 from gangq.placement.decisions import Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
@@ -34,7 +34,12 @@ def decide(board: Board) -> list[Decision]:
             judge(now, ask)
         except Exception as problem:
             now.failed(ask, problem)
-    now.move()
+    for unit in board.units:
+        if unit.drained and not unit.leaving and unit.ask is not None:
+            try:
+                now.move(unit, unit.ask)
+            except Exception as problem:
+                now.failed(unit.ask, problem)
     keep_places(board, now.decisions, now.rivals)
     return list(now.decisions.values())
 
@@ -111,7 +116,7 @@ class Pass:
         """Of each kind the layer and priority at which it was refused, and why."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
-        self.rivals = Rivals(self.kinds, board.warm_s)
+        self.rivals = Rivals(self.kinds)
         self._leaving = [unit.id for unit in board.units if unit.leaving]
         estimates = {ask.id: ask.estimate_s for ask in board.asks}
         for kept in board.kept:
@@ -121,9 +126,14 @@ class Pass:
             self._keep(kept.ask, estimates.get(kept.ask, DAY_S), self._leaving, seats, kept.starts_at)
 
     def warm(self, ask: Ask) -> bool:
-        """Whether a worker that has its model loaded has room for it now."""
+        """Whether a worker that has its model loaded has room for it now. Not if asking fails: then so does
+        deciding about it when its turn comes, and that is said.
+        """
         kind = self.kinds[ask.kind]
-        return bool(kind.model) and self.search.warm_room(kind, self.layer(ask))
+        try:
+            return bool(kind.model) and self.search.warm_room(kind, self.layer(ask))
+        except Exception:
+            return False
 
     def layer(self, ask: Ask) -> int:
         """Which planned starts it would still run at."""
@@ -281,25 +291,19 @@ class Pass:
         what = f"{type(problem).__name__}: {problem} ({at.name}, line {at.lineno})"
         self.decisions[ask.id] = Decision(ask.id, refused=Refused("error", where=what[:500]))
 
-    def move(self) -> None:
-        """What runs where it should not, and could run elsewhere, is told to stop."""
-        for unit in self.board.units:
-            if not unit.drained or unit.leaving or unit.ask is None:
-                continue
-            counts = counts_of(unit.ask, self.kinds[unit.ask.kind])
-            held = self.displacer.holds(unit.id)
-            self.free.give(held, 0)
-            leaving = frozenset({unit.id})
-            seats = self.search.seats(unit.ask, counts, len(self.free.starts), leaving=leaving)
-            if isinstance(seats, Refused):
-                self.free.take(held, unit.ends_at)
-                continue
-            self.free.take(seats, INFINITY)
-            self.free.take(swap(held, seats)[1], unit.ends_at)
-            planned = tuple(self._seats(unit.ask, counts, seats))
-            self.decisions[unit.id] = Decision(
-                unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,)
-            )
+    def move(self, unit: Unit, ask: Ask) -> None:
+        """What runs where it should not is told to stop, if it could run elsewhere."""
+        counts = counts_of(ask, self.kinds[ask.kind])
+        held = self.displacer.holds(unit.id)
+        self.free.give(held, 0)
+        seats = self.search.seats(ask, counts, len(self.free.starts), leaving=frozenset({unit.id}))
+        if isinstance(seats, Refused):
+            self.free.take(held, unit.ends_at)
+            return
+        self.free.take(seats, INFINITY)
+        self.free.take(swap(held, seats)[1], unit.ends_at)
+        planned = tuple(self._seats(ask, counts, seats))
+        self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,))
 
     def _remember(self, ask: Ask, refused: Refused) -> None:
         """Others of its kind need not be looked at in vain."""

@@ -105,7 +105,7 @@ class Turns:
                 lane.asks.append((lowest if order.by_age else counts_as, ask))
             lane.models = any(ask.single and kinds[ask.kind].model for ask in asks)
             self._lanes.append(lane)
-        self._last: tuple[Lane, int] | None = None
+        self._last: tuple[Lane, int, int] | None = None
 
     def __iter__(self) -> Turns:
         return self
@@ -119,7 +119,7 @@ class Turns:
         place = self._warmer(lane)
         counts_as, ask = lane.asks[place]
         del lane.asks[place]
-        self._last = (lane, counts_as)
+        self._last = (lane, place, counts_as)
         return ask
 
     def _warmer(self, lane: Lane) -> int:
@@ -137,8 +137,8 @@ class Turns:
     def again(self, ask: Ask) -> None:
         """What is left of the ask that was given out last has another turn, in the same place of its lane."""
         assert self._last is not None
-        lane, counts_as = self._last
-        lane.asks.appendleft((counts_as, ask))
+        lane, place, counts_as = self._last
+        lane.asks.insert(place, (counts_as, ask))
 
     def _prefer(self, lanes: list[Lane], depth: int) -> Lane:
         """Down the tree: at the root and in a fair queue the child with the least share, elsewhere the oldest."""

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangq.placement.decisions import Decision, Refill
-from gangq.placement.order import overtakes
 
 if TYPE_CHECKING:
-    from gangq.placement.board import Ask, Board, Kind, Worker
+    from gangq.placement.board import Ask, Board, Kind
 
 LOWEST = -1000
 
@@ -23,12 +22,11 @@ LOWEST = -1000
 class Rivals:
     """What waits for room, in the order in which a pass came to it."""
 
-    def __init__(self, kinds: Mapping[int, Kind], warm_s: float) -> None:
+    def __init__(self, kinds: Mapping[int, Kind]) -> None:
         self._kinds = kinds
-        self._warm_s = warm_s
         self._waiting: dict[str, tuple[Ask, str]] = {}
         self._kinds_waiting: set[int] = set()
-        self._found: dict[tuple[int, int, bool], tuple[bool, int]] = {}
+        self._found: dict[tuple[int, int], tuple[bool, int]] = {}
 
     def add(self, ask: Ask, limited: str = "") -> None:
         """It waits, for a limit of the queue ``limited`` or else for room; what was added before it comes first."""
@@ -39,32 +37,25 @@ class Rivals:
         """Whether jobs of this kind wait."""
         return kind in self._kinds_waiting
 
-    def to(self, ask: Ask, worker: Worker) -> tuple[bool, int]:
-        """Whether anything that comes before these single jobs waits for such a worker, or for the same limit; and
-        the highest priority of what comes after them, of which no job of a lower one may go ahead.
+    def to(self, kind: int, class_id: int) -> tuple[bool, int]:
+        """Whether anything that comes before this kind waits for a worker of this class, or for the same limit; and
+        the highest priority of what comes after it, of which no job of a lower one may go ahead. A warm model passes
+        nobody here: a pass may let it.
         """
-        kind = self._kinds[ask.kind]
-        warm = kind.model in worker.warm
-        key = ask.kind, worker.class_id, warm
-        if key not in self._found:
+        if (kind, class_id) not in self._found:
             before, highest, own = False, LOWEST, False
-            for one, limited in self._waiting.values():
-                if one.kind == ask.kind:
+            for ask, limited in self._waiting.values():
+                if ask.kind == kind:
                     own = True
                 elif (
-                    f"{kind.queue}.".startswith(f"{limited}.")
+                    f"{self._kinds[kind].queue}.".startswith(f"{limited}.")
                     if limited
-                    else any(worker.class_id in role.serves for role in self._kinds[one.kind].roles)
+                    else any(class_id in role.serves for role in self._kinds[ask.kind].roles)
                 ):
-                    passed = (
-                        warm
-                        and self._kinds[one.kind].queue == kind.queue
-                        and overtakes(ask, one, self._warm_s)
-                    )
-                    before = before or not (own or passed)
-                    highest = max(highest, one.priority)
-            self._found[key] = before, highest
-        return self._found[key]
+                    before = before or not own
+                    highest = max(highest, ask.priority)
+            self._found[kind, class_id] = before, highest
+        return self._found[kind, class_id]
 
 
 def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals) -> None:
@@ -83,7 +74,7 @@ def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals)
         first.setdefault(ask.kind, decision)
         kept = []
         for seat in decision.seats:
-            before, highest = rivals.to(ask, workers[seat.worker])
+            before, highest = rivals.to(ask.kind, workers[seat.worker].class_id)
             same = vacant[seat.worker, ask.kind, seat.devices]
             kept.append(
                 replace(
@@ -100,7 +91,7 @@ def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals)
         if place.job not in running or place.kind not in first or place.worker not in workers:
             continue
         decision = first[place.kind]
-        before, highest = rivals.to(asks[decision.ask], workers[place.worker])
+        before, highest = rivals.to(place.kind, workers[place.worker].class_id)
         if not before and rivals.waits(place.kind):
             decision.refills += (Refill(place.id, min_priority=highest),)
 

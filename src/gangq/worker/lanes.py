@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gangq.errors import InvalidInput
 from gangq.worker.options import WorkerOptions
 
 log = logging.getLogger("gangq.worker.lanes")
@@ -53,11 +54,18 @@ def choose(
     one = (slots if own == "placed" else options.light) == 1
     lanes = Lanes(slots, options.light, own if handlers and one else None)
     if handlers and lanes.children and (reason := unreachable()) is not None:
+        if (options.slots or 0) > 1 or options.light > 1:
+            raise InvalidInput(
+                f"more than one slot needs the App in a module that can be imported: {reason}. Move it there, or "
+                "leave out --slots and --light"
+            )
         log.warning("one_lane", extra={"lane": own, "reason": reason})
         lanes = Lanes(int(own == "placed"), int(own == "light"), own)
     if options.prefetch > 1 and lanes.main != "light":
         log.warning(
             "prefetch_unused",
-            extra={"advice": "only light jobs that run in the main thread are prefetched: offer no devices"},
+            extra={
+                "advice": "only light jobs in the main thread are prefetched: --devices none or --slots 0"
+            },
         )
     return lanes

@@ -344,4 +344,4 @@ class NothingLeft:
                 return True
             turn = report.next_turn
             time.sleep(min(wait_s, _DECIDED_S))
-        return True
+        return False

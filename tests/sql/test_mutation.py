@@ -1,0 +1,105 @@
+"""Each condition of claim, fill, finish and apply is taken out, one at a time, and each time a test goes red.
+
+The tests named run in a process of their own, on a schema in which one function lacks the condition.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# Function, what is replaced, what replaces it, and the test files of which one has to go red.
+MUTATIONS = [
+    # Claim.
+    ("take", "me.login <> session_user", "false", "test_slots test_roles test_claim"),
+    ("take", "l.expires_at > t", "true", "test_claim"),
+    ("take", "room.places and take.lane is distinct from 'light' and not room.cordoned",
+     "room.places and take.lane is distinct from 'light'", "test_places test_cordons"),
+    ("take", "room.places and take.lane is distinct from 'light'", "room.places", "test_places test_slots"),
+    ("take", "take.lane is distinct from 'placed' and", "", "test_slots test_places test_claim"),
+    ("take", "room.light < me.light * me.prefetch and not room.cordoned", "room.light < me.light * me.prefetch",
+     "test_cordons test_claim"),
+    ("take", "least(take.max_jobs - claimed, me.light * me.prefetch - room.light)", "(take.max_jobs - claimed)",
+     "test_slots test_claim"),
+    ("take", "me.state = 'live' and me.quarantined is null", "me.state = 'live'", "test_trips test_cordons"),
+    ("take", "me.state = 'live' and", "", "test_drain test_claim test_slots"),
+    ("take", "if room.repeated then", "if false then", "test_claim"),
+    ("take", "or me.ended_at is not null", "", "test_claim test_finish"),
+    ("light_heads", "gangq.serves(me, z) and", "", "test_selectors test_claim test_slots"),
+    ("light_heads", "q.paused or", "", "test_queues"),
+    ("light_heads", "q.limited or", "", "test_limits"),
+    ("light_heads", "or q.policy = 'fair'", "", "test_queues test_limits test_fair_placement"),
+    ("take_light", "for update skip locked", "", "test_claim test_lows test_claim_pace"),
+    ("take_light", "or j.returned", "", "test_lows test_claim_pace"),
+    ("raise_low", "age(raise_low.horizon::xid) <= age(l.xmin)", "true", "test_lows test_claim_pace"),
+    ("raise_low", "least(l.marked, excluded.marked)", "excluded.marked", "test_lows test_claim_pace"),
+    # Fill.
+    ("no_fill", "when (p).until <= t then 'its time is over'", "", "test_places"),
+    ("no_fill", "<> (s).gpus", "< 0", "test_places"),
+    ("no_fill", "then 'its queue is paused'", "then null", "test_places"),
+    ("no_fill", "gangq.over_limit((s).queue, (s).submitter)", "false", "test_places"),
+    ("fill_places", "and gangq.serves(me, s)", "", "test_places"),
+    ("fill_places", "head.priority < p.min_priority", "false", "test_places"),
+    ("fill_places", "p.ends_by < t + make_interval", "null < t + make_interval", "test_places"),
+    ("fill_places", "order by j.order_key limit 1 for update skip locked",
+     "order by j.order_key limit 1", "test_places"),
+    ("vacate", "and z.job_id = g.job_id\n        where z.until > t", "and z.job_id = g.job_id\n        where true",
+     "test_places"),
+    # Finish.
+    ("finish", "not gangq.may_report(i.login)", "false", "test_finish test_slots test_roles"),
+    ("finish", "g.go_at is null", "false", "test_finish test_claim"),
+    ("finish", "elsif gangq.was_done(p.id, p.token) then", "elsif true then", "test_finish"),
+    ("leave", "and j.token is not distinct from l.token", "", "test_finish"),
+    ("leave", "when 'done' then j.gang_id is null and j.state in ('running', 'preempting')",
+     "when 'done' then j.state in ('running', 'preempting')", "test_finish test_claim"),
+    # Apply.
+    ("no_room", "gangq.candidates(t, array[(me).id]) = '{}'", "false", "test_places"),
+    ("no_room", "not gangq.serves(me, s)", "false", "test_places"),
+    ("no_room", "then\n    return 'its queue is paused'", "then\n    return null", "test_places"),
+    ("no_room", "free.slots < 1 or", "", "test_places"),
+    ("no_room", "free.memory_mb < (s).memory_mb or", "", "test_places"),
+    ("no_room", "or free.cpus < (s).cpus", "", "test_places"),
+    ("no_room", "cardinality(device_ids) <> (s).gpus", "false", "test_places"),
+    ("no_room", "d.id <> all (free.device_ids) or", "", "test_places"),
+    ("no_room", "d.id = any ((s).avoid)", "false", "test_places test_trips"),
+    ("no_room", "< (s).vram_mb", "< 0", "test_places"),
+    ("no_room", "(select count(distinct d.id) from unnest(device_ids) as d(id)) <> (s).gpus", "false", "test_places"),
+    ("no_room", "when hit is not null then", "when false then", "test_places test_limits"),
+    ("apply_places", "and z.job_id is null and", "and", "test_places test_apply"),
+    ("may_not_stop", "not between 1 and most", "< 0", "test_apply test_preemption"),
+    ("may_not_stop", "if not (select q.preempts", "if false and (select q.preempts", "test_apply test_preemption"),
+    ("may_not_stop", "j.stops < c.max_stops", "true", "test_apply test_preemption"),
+    ("may_not_stop", "coalesce(x.preemptible, true)", "true", "test_apply test_preemption"),
+    ("may_not_stop", "and q.preemptible", "", "test_apply test_preemption"),
+    ("may_not_stop", "<= t - make_interval(secs => q.min_run_s)", "is not null", "test_apply test_preemption"),
+    ("may_not_stop", "elsif not unit.there then", "elsif false then", "test_apply test_preemption"),
+    ("may_not_stop", "unit.priority >= (a).priority", "false", "test_apply test_preemption"),
+    ("may_not_stop", "return gangq.guarantee_broken(own, d -> 'stop');", "return null;",
+     "test_apply test_preemption"),
+]  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("function", "condition", "without", "tests"), MUTATIONS, ids=[f"{m[0]}: {m[1][:50]}" for m in MUTATIONS]
+)
+def test_without_this_condition_a_test_is_red(
+    function: str, condition: str, without: str, tests: str
+) -> None:
+    files = [str(HERE / f"{name}.py") for name in tests.split()]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files],
+        env={**os.environ, "GANGQ_MUTATION": json.dumps([function, condition, without])},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1, run.stdout[-2000:]
