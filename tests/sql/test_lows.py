@@ -88,6 +88,19 @@ def test_low_waits_for_whoever_drew_a_place_below_it(q: Q, dsn: str, how: str) -
     check(q)
 
 
+def test_low_is_raised_no_further_than_to_what_was_marked(q: Q, dsn: str) -> None:
+    worker = q.worker(prefetch=100)
+    churn(worker, RAISES_AT + 100)
+    assert low(q) == [0], "marked"
+    with writer(q, dsn) as slow:
+        early = slow.submit()
+        churn(worker, 4 * RAISES_AT)
+        assert low(q)[0] > 0, "to where it was marked before the slow one began"
+        slow.db.commit()
+    assert worker.take().job_id == early
+    check(q)
+
+
 def test_a_line_that_has_run_dry_is_raised_by_the_tick(q: Q) -> None:
     worker = q.worker(prefetch=100)
     churn(worker, 2 * RAISES_AT)

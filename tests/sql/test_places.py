@@ -98,6 +98,8 @@ CHANGES: dict[str, Any] = {
     "draining": lambda q: q.call("cordon", worker="w1", drain=True),
     "paused": lambda q: q.call("set_queue", name="default", paused=True),
     "full": lambda q: q.call("set_queue", name="default", max_running_jobs=0),
+    "tainted": lambda q: q.call("set_taints", worker="w1", taints=["kept"]),
+    "its device offered by nobody": lambda q: q.sql("update gangq.device_registry set offered_by = null"),
 }
 
 
@@ -112,6 +114,71 @@ def test_no_place_is_opened_where_the_worker_or_queue_takes_nothing(q: Q, why: s
     with refused(WRONG_STATE, f"no place for job {job}"):
         opened(q, worker, job)
     assert (count(q), held(q)) == (0, [])
+
+
+OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None]] = {
+    "another queue": ({"queue": "other"}, {}, None),
+    "too much memory": ({"memory_mb": 200}, {"memory_mb": 100}, None),
+    "too many CPUs": ({"cpus": 2}, {"cpus": 1}, None),
+    "too few devices": ({"gpus": 2}, {}, [0]),
+    "too many devices": ({"gpus": 1}, {}, [0, 1]),
+    "one device twice": ({"gpus": 2}, {}, [0, 0]),
+    "a device of nobody": ({"gpus": 1}, {}, [99]),
+    "a small device": ({"gpus": 1, "vram_mb": 6000}, {}, [0]),
+    "an avoided device": ({"gpus": 1}, {}, [1]),
+}
+
+
+@pytest.mark.parametrize("wrong", OFFERS)
+def test_a_place_that_does_not_fit_its_job_is_refused(q: Q, wrong: str) -> None:
+    asked, offered, chosen = OFFERS[wrong]
+    q.call("set_queue", name="other")
+    worker = q.worker(devices=gpus(4000, 8000), slots=3, **offered)
+    ids = [row["id"] for row in q.sql("select id from gangq.device_registry order by index")]
+    job = q.submit(wait_for_hardware=True, **asked)
+    if wrong == "an avoided device":
+        q.sql(
+            "update gangq.shapes set avoid = array[%(id)s]::bigint[] where id = "
+            "(select shape_id from gangq.live_jobs where id = %(job)s)",
+            id=ids[1],
+            job=job,
+        )
+    devices = None if chosen is None else [ids[n] if n < len(ids) else n for n in chosen]
+    with refused(WRONG_STATE, f"no place for job {job}"):
+        opened(q, worker, job, device_ids=devices)
+    assert (count(q), held(q)) == (0, [])
+
+
+def test_a_claim_keeps_to_its_lane(q: Q) -> None:
+    light, placed = q.submit(), q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, placed)
+    assert [c.job_id for c in filled(worker, lane="light")] == [light]
+    assert [c.job_id for c in filled(worker, lane="placed")] == [placed]
+    q.submit()
+    q.worker("idle")
+    other = q.worker("other")
+    assert filled(other, lane="placed") == []
+
+
+def test_a_draining_worker_claims_nothing(q: Q) -> None:
+    light, placed = q.submit(), q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, placed)
+    worker.retire(final=False)
+    assert filled(worker) == []
+    assert [q.state(job) for job in (light, placed)] == ["pending", "pending"]
+
+
+def test_a_job_that_is_done_after_its_places_time_leaves_none(q: Q) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    past_until(q)
+    worker.beat()
+    assert claim.complete() == "done"
+    assert held(q) == []
 
 
 def test_a_place_holds_its_slot_and_its_devices_against_the_next(q: Q) -> None:
@@ -151,7 +218,18 @@ def test_open_place_refuses_what_is_no_waiting_single_job_or_no_live_worker(q: Q
 
 
 @pytest.mark.parametrize(
-    "why", ["a device quarantined", "paused", "full", "until", "priority", "ends_by", "no head"]
+    "why",
+    [
+        "a device quarantined",
+        "its device offered by nobody",
+        "tainted",
+        "paused",
+        "full",
+        "until",
+        "priority",
+        "ends_by",
+        "no head",
+    ],
 )
 def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim(q: Q, why: str) -> None:
     job = q.submit(gpus=1, budget_s=3600)
