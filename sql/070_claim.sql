@@ -408,6 +408,7 @@ declare
   head record;
   s gangq.shapes;
   from_key bigint := 0;
+  looked_from bigint;
   places tid[];
 begin
   if cardinality(shape_ids) > 32 then
@@ -416,6 +417,7 @@ begin
   -- The shape whose first job is next, up to where the next shape's begins: then all that comes before
   -- that has been looked at, and the next head is looked for from there on.
   while want > 0 and from_key is not null loop
+    looked_from := from_key;
     select h.shape, h.key, lead(h.key) over (order by h.key) as next, (
       select l.low from gangq.lows l
       where l.shape_id = (h.shape).id and l.start = gangq.low_start(h.key)) as low
@@ -449,7 +451,9 @@ begin
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
-    if head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
+    -- Only where all from low on was looked at: what another claim holds was passed over, and may come back.
+    if looked_from <= coalesce(head.low, gangq.low_start(head.key))
+      and head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
       perform gangq.raise_low(s.id, head.key, horizon);
     end if;
   end loop;

@@ -101,6 +101,30 @@ def test_low_is_raised_no_further_than_to_what_was_marked(q: Q, dsn: str) -> Non
     check(q)
 
 
+def test_a_claim_that_is_rolled_back_after_others_went_past_it_hides_nothing(q: Q, dsn: str) -> None:
+    worker, thief = q.worker(prefetch=1000), q.worker("thief")
+    churn(worker, 1, task="a")
+    with writer(q, dsn) as slow:
+        early = slow.submit(task="a")
+        q.submit(task="a", count=RAISES_AT + 100)
+        for _ in range(RAISES_AT + 50):
+            worker.take().complete()
+        assert low(q) == [0], "marked, and held up by the slow one"
+        slow.db.commit()
+    with writer(q, dsn) as other:
+        (stolen,) = other.call("claim", incarnation=thief.incarnation, max_jobs=1)
+        assert stolen["job_id"] == early
+        for claim in worker.claim(1000):
+            claim.complete()
+        for _ in range(2):
+            q.submit(task="b")
+            q.submit(task="a")
+            assert len(worker.claim(2)) == 2
+        other.db.rollback()
+    check(q)
+    assert early in [claim.job_id for claim in worker.claim(10)]
+
+
 def test_a_line_that_has_run_dry_is_raised_by_the_tick(q: Q) -> None:
     worker = q.worker(prefetch=100)
     churn(worker, 2 * RAISES_AT)
