@@ -10,6 +10,12 @@
 
 -- Opening ---------------------------------------------------------------------------------------------
 
+-- A place of such a shape would count for no submitter. The next tick parts its jobs: part_submitters.
+create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
+return (s).submitter is null and gangq.tells_apart((s).queue);
+comment on function gangq.unparted is
+  'Internal. Whether jobs of this shape waited already when their queue began to tell submitters apart.';
+
 create function gangq.smallest_devices(s gangq.shapes, device_ids bigint[], vrams integer[])
 returns bigint[] language sql immutable as $$
   select array(
@@ -34,6 +40,8 @@ begin
     return 'the worker does not serve it';
   elsif gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused)) then
     return 'its queue is paused';
+  elsif gangq.unparted(s) then
+    return 'its queue tells submitters apart, and the job is of no submitter''s shape yet';
   end if;
   select f.* into free from gangq.free_capacity(array[(me).id]) f;
   if free.slots < 1 or free.memory_mb < (s).memory_mb or free.cpus < (s).cpus then
@@ -101,7 +109,7 @@ begin
   end if;
   select z.* into s
   from gangq.live_jobs j join gangq.shapes z on z.id = j.shape_id
-  where j.id = open_place.job_id and j.gang_id is null;
+  where j.id = open_place.job_id and j.gang_id is null and j.state = 'pending';
   if not found then
     perform gangq.refuse('GQ002', format('job %s is no single job that waits', open_place.job_id),
       'Members of gangs are placed by reserve_gang.');
@@ -139,6 +147,7 @@ language sql stable as $$
     when (p).until <= t then 'its time is over'
     when gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused))
       then 'its queue is paused'
+    when gangq.unparted(s) then 'its queue tells submitters apart by now'
     when (
       select count(*)
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
@@ -166,7 +175,7 @@ begin
   loop
     exit when cardinality(started) >= most;
     select z.* into s from gangq.shapes z where z.id = p.shape_id;
-    select null::bigint as id, 0 as priority, null::real as budget_s into head;
+    select null::bigint as id, 0::bigint as priority, null::real as budget_s into head;
     if gangq.no_fill(p, s, t) is null and gangq.serves(me, s) then
       select j.id, (1000 - (j.order_key >> 50)) as priority, j.budget_s into head
       from gangq.live_jobs j

@@ -9,6 +9,7 @@ create function gangq.leave(
 ) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   left_ids bigint[];
+  vacated bigint[];  -- their tokens; null: it was told to stop, so its room is meant for others
   lowest bigint;
   highest bigint;
   ran integer[];
@@ -47,11 +48,11 @@ begin
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
-  select array_agg(g.id), min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
+  select array_agg(g.id), array_agg(g.vacates), min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(g.shape_id) filter (where g.learned), array_agg(extract(epoch from coalesce(g.finished_at, leave.t) - g.claimed_at)) filter (where g.learned)
-  into left_ids, lowest, highest, held, ran, runs
+  into left_ids, vacated, lowest, highest, held, ran, runs
   from (
-    select x.id, x.token, x.light, x.shape_id, x.finished_at, x.claimed_at,
+    select x.id, x.token, x.light, case when x.state = 'running' then x.token end as vacates, x.shape_id, x.finished_at, x.claimed_at,
       (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
     from gone x) g;
   marker := set_config('gangq.leaving', '', true);
@@ -65,7 +66,7 @@ begin
   if held then
     -- Not in a caller's REPEATABLE READ transaction, for the same reason: there its place is closed.
     if at_once and leave.new_state = 'done' then
-      perform gangq.vacate(leave.ids, leave.tokens, t);
+      perform gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;

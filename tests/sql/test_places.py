@@ -161,6 +161,50 @@ def test_a_claim_keeps_to_its_lane(q: Q) -> None:
     assert filled(other, lane="placed") == []
 
 
+def test_what_did_not_end_by_this_call_leaves_no_place_vacant(q: Q) -> None:
+    first, second, _, _ = q.submit(count=4, memory_mb=10)
+    worker = q.worker(slots=2, memory_mb=20)
+    opened(q, worker, first)
+    opened(q, worker, second)
+    gone, done = filled(worker)
+    q.call("displace_job", job_id=gone.job_id)
+    q.call("ack_preempted", job_id=gone.job_id, token=gone.token)
+    sits = "select count(*) from gangq.places where job_id is not null"
+    assert q.value(sits) == 2
+    q.call("complete", job_ids=[gone.job_id, done.job_id], tokens=[gone.token, done.token], strict=False)
+    assert q.value("select count(*) from gangq.places where job_id is null") == 1
+
+
+def test_a_job_that_was_told_to_stop_and_is_done_leaves_its_room_to_others(q: Q) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    q.call("displace_job", job_id=claim.job_id)
+    assert claim.complete() == "done"
+    assert held(q) == []
+
+
+def test_a_submitter_limit_holds_at_once_also_for_what_waited_before_it(q: Q) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000, 8000))
+    opened(q, worker, first)
+    q.call("set_queue", name="default", submitter_maximum={"jobs": 1})
+    with refused(WRONG_STATE, "tells submitters apart"):
+        opened(q, worker, second)
+    assert filled(worker) == []
+    q.tick()
+    assert len(filled(worker)) == 1
+
+
+def test_a_place_is_for_a_job_that_waits(q: Q) -> None:
+    light = q.submit()
+    worker = q.worker(devices=gpus(8000))
+    filled(worker)
+    with refused(MISSING):
+        opened(q, worker, light)
+
+
 def test_a_draining_worker_claims_nothing(q: Q) -> None:
     light, placed = q.submit(), q.submit(gpus=1)
     worker = q.worker(devices=gpus(8000))

@@ -7,6 +7,7 @@ thread begin with the first write. What a subprocess or a C library writes goes 
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -73,6 +74,9 @@ class Capture:
             stream = getattr(sys, name)
             if stream is None:
                 continue
+            if isinstance(stream, io.TextIOWrapper):
+                # A pipe (systemd's journal) would get it late, and never where a watchdog ends the process.
+                stream.reconfigure(line_buffering=True)
             tee = self._tees[name] = Tee(stream, self)
             setattr(sys, name, tee)
             for handler in _stream_handlers():
