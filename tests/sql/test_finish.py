@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, STALE, TOO_LARGE, Claim, Q, gpus, refused
+from drive import INVALID, MISSING, STALE, TOO_LARGE, WRONG_STATE, Claim, Q, gpus, refused
 
 FINAL = {
     "complete": lambda q, j, t: q.call("complete", job_ids=[j], tokens=[t]),
@@ -445,3 +445,14 @@ def test_the_same_last_word_again_succeeds_silently_also_once_its_worker_is_dead
     assert q.one(verb, **pair) in ("scheduled", "pending")
     q.call("report_dead", worker=worker.name, incarnation=worker.incarnation, evidence={"by": "test"})
     assert q.one(verb, **pair) == "repeated"
+
+
+def test_a_member_is_not_done_before_its_gangs_barrier_has_opened(q: Q) -> None:
+    gang = q.submit_gang(2)
+    first, second = q.workers(2)
+    q.tick()
+    early = first.take()
+    with refused(WRONG_STATE, f"before the barrier of gang {gang.id}"):
+        early.complete()
+    second.take()
+    assert early.complete() == "done"

@@ -123,6 +123,7 @@ OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None]] = {
     "too few devices": ({"gpus": 2}, {}, [0]),
     "too many devices": ({"gpus": 1}, {}, [0, 1]),
     "one device twice": ({"gpus": 2}, {}, [0, 0]),
+    "its device twice": ({"gpus": 1}, {}, [0, 0]),
     "a device of nobody": ({"gpus": 1}, {}, [99]),
     "a small device": ({"gpus": 1, "vram_mb": 6000}, {}, [0]),
     "an avoided device": ({"gpus": 1}, {}, [1]),
