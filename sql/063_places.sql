@@ -54,10 +54,7 @@ begin
     or (select count(distinct d.id) from unnest(device_ids) as d(id)) <> (s).gpus then
     return 'its devices are not free';
   end if;
-  hit := gangq.limit_hit((s).queue, coalesce((s).submitter, (
-      select j.submitter from gangq.live_jobs j
-      where j.shape_id = (s).id and j.state = 'pending' order by j.order_key limit 1)),
-    0, 1, (s).gpus, (s).memory_mb, (s).cpus);
+  hit := gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus);
   return case when hit is not null then
     format('queue %s uses %s %s of at most %s', hit ->> 'queue', hit ->> 'used',
       hit ->> 'resource', hit ->> 'limit') end;

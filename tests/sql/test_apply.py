@@ -457,8 +457,14 @@ def above_a_maximum(q: Q, job: int, one: Worker, two: Worker) -> Row:
     return opening(q, job, one, devices=[devices_of(q, one)[:1]])
 
 
+def of_no_submitter_where_they_are_told_apart(q: Q, job: int, one: Worker, two: Worker) -> Row:
+    q.call("set_queue", name="default", submitter_maximum={"jobs": 0})
+    return opening(q, job, one, devices=[devices_of(q, one)[:1]])
+
+
 def above_a_submitters_limit(q: Q, job: int, one: Worker, two: Worker) -> Row:
     q.call("set_queue", name="default", submitter_maximum={"jobs": 0})
+    q.call("part_submitters")
     return opening(q, job, one, devices=[devices_of(q, one)[:1]])
 
 
@@ -507,6 +513,7 @@ def with_a_device_that_is_held(q: Q, job: int, one: Worker, two: Worker) -> Row:
         (on_a_worker_without_the_cpus, "no room"),
         (in_a_paused_queue, "its queue is paused"),
         (above_a_maximum, "queue default uses 0 gpus of at most 0"),
+        (of_no_submitter_where_they_are_told_apart, "its queue tells submitters apart"),
         (above_a_submitters_limit, "of at most 0"),
         (with_too_few_devices, "its devices are not free"),
         (with_too_many_devices, "its devices are not free"),
