@@ -634,7 +634,6 @@ create function gangq.apply_refills(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
   update gangq.places p set until = gangq.place_until(t), refills = true,
-    ends_by = to_timestamp((r.value ->> 'ends_by')::float8),
     min_priority = coalesce((r.value ->> 'min_priority')::integer, -1000)
   from jsonb_array_elements(decisions) as x(value)
   cross join lateral jsonb_array_elements(x.value -> 'refills') as r(value)
@@ -648,8 +647,7 @@ begin
         and y.value ->> 'ask' like 'k' || z.shape_id || '/%'
       order by z.id for update of z skip locked))
     and (p.until < t + make_interval(secs => c.tick_s * 1.5)
-      or p.min_priority <> coalesce((r.value ->> 'min_priority')::integer, -1000)
-      or p.ends_by is distinct from to_timestamp((r.value ->> 'ends_by')::float8));
+      or p.min_priority <> coalesce((r.value ->> 'min_priority')::integer, -1000));
 end $$;
 comment on function gangq.apply_refills is 'Internal. Renews the places that their kinds may go on using.';
 
@@ -730,17 +728,16 @@ begin
   perform gangq.check_decisions(apply.decisions);
   outcomes := '{}';
   again := true;
-  -- Nothing is done from an older board: whoever began a pass since has seen more.
+  -- Nothing is done from an older board: whoever began a pass since has seen more. Each part moves the number
+  -- on, so one that is sent again after a lost reply is refused.
   perform from gangq.lock_rows l
-  where l.name = 'pass' and l.runs = apply.pass + (apply.part > 1)::integer for update skip locked;
+  where l.name = 'pass' and l.runs = apply.pass + apply.part - 1 for update skip locked;
   accepted := found;
   if not accepted then
     return next;
     return;
   end if;
-  if apply.part = 1 then
-    update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
-  end if;
+  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
   mine := gangq.lock_decided(apply.decisions);
   -- First, so that this very pass may use what they held.
   perform gangq.close_places(apply.closes);
@@ -773,9 +770,9 @@ comment on function gangq.apply is
   'Carries out what was decided on the board of this pass, each decision verified by itself: a gang is '
   'placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or wait, "seats" or '
   '"planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at", "refused"}], at most 50 that '
-  'place or stop something, and 1,000 in all. part: 1 begins the pass, others continue it; last: this part is '
-  'its last. seen: {"digest", "asked", "board"} of the board. accepted: false where a newer pass has begun, '
-  'and nothing was done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
+  'place or stop something, and 1,000 in all. part: 1 begins the pass, others follow in order; last: this part is '
+  'its last. seen: {"digest", "asked", "board"} of the board. accepted: false where a newer pass has begun '
+  'or this part was taken before, and nothing was done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
   'decide again soon. Raises GQ001, GQ008.';
 
 create function gangq.check_decisions(decisions jsonb) returns void language plpgsql as $$

@@ -774,6 +774,28 @@ def test_parts_of_a_pass_are_taken_until_a_newer_one_begins(q: Q) -> None:
     assert [gang.state for gang in gangs] == ["reserved", "reserved", "reserved", "blocked"]
 
 
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_part_that_is_sent_again_after_a_lost_reply_changes_nothing(q: Q, part: int) -> None:
+    worker = q.worker(slots=4, memory_mb=40)
+    jobs = q.submit(count=4, memory_mb=10)
+    mine = passes(q)
+    if part == 2:
+        assert apply(q, last=False, **{"pass": mine})["accepted"]
+    twice = [
+        apply(q, opening(q, jobs[0], worker), part=part, last=False, **{"pass": mine})["accepted"]
+        for _ in range(2)
+    ]
+    assert (twice, len(places(q))) == ([True, False], 1)
+    assert apply(q, opening(q, jobs[0], worker), part=part + 1, **{"pass": mine})["accepted"]
+
+
+def test_a_part_that_leaves_one_out_is_not_taken(q: Q) -> None:
+    mine = passes(q)
+    assert not apply(q, part=2, **{"pass": mine})["accepted"]
+    assert apply(q, part=1, last=False, **{"pass": mine})["accepted"]
+    assert not apply(q, part=3, **{"pass": mine})["accepted"]
+
+
 def test_one_wrong_decision_does_not_keep_the_others_from_being_carried_out(q: Q) -> None:
     one, two = q.workers(2)
     wrong, right = q.submit_gang(1), q.submit_gang(1)

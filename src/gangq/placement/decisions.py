@@ -63,7 +63,6 @@ class Refill:
     """A place whose job may be followed by the next of its kind."""
 
     place: int
-    ends_by: float | None = None
     min_priority: int = -1000
 
 
