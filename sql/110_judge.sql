@@ -201,7 +201,7 @@ begin
   end loop;
   for w in
     select x.id, i as worker,
-      row_number() over (partition by i.id, x.light order by x.claimed_at, x.order_key) as nth
+      row_number() over (partition by i.id, x.light order by x.token) as nth
     from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
     where i.ended_at is not null
       and (of_incarnations is null or i.id = any (of_incarnations))
@@ -311,8 +311,8 @@ begin
   perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
     reason => 'its worker ended');
   perform gangq.hand_back(j,
-    case when cause = 'crash' and (not j.light or worker.prefetch = 1 or nth = 1) then 'crash'
-      else 'release' end,
+    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'worker_lost'
+      else cause end,
     format('worker %s %s', worker.name, case
       when cause = 'worker_lost' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'

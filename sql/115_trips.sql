@@ -749,7 +749,7 @@ begin
       select x.id
       from gangq.live_jobs x
       where x.incarnation = me.id and x.light
-      order by x.claimed_at, x.order_key offset 1) end;
+      order by x.token offset 1) end;
   end if;
   if j.gang_id is not null then
     perform gangq.trip_member(j, error, carry_out_trip.code, coalesce(stands, why),
@@ -1092,7 +1092,7 @@ begin
       message = format('a device of worker %s is changing hands this moment', i.name),
       hint = 'Nothing was changed: try again.';
   end if;
-  perform gangq.close_places(array(
+  perform gangq.close_places(waits => true, ids => array(
     select h.place_id
     from gangq.device_claimants c join gangq.device_holds h on h.device_id = c.device_id
     where c.incarnation = i.id and h.kind = 'place'));

@@ -378,8 +378,31 @@ def test_prefetched_jobs_that_had_not_begun_go_back_at_once_and_uncharged(q: Q) 
     assert claims[0].trip(exit_in_s=5) == "scheduled"
     for job in ids[1:]:
         row = q.job(job)
-        assert (row["state"], row["crashes"], row["trips"], row["attempts"]) == ("pending", 0, 0, 0)
+        assert (row["state"], row["attempts"]) == ("pending", 0)
+        assert (row["crashes"], row["trips"], row["stops"]) == (0, 0, 0)
         assert "over another job (76)" in q.events("release", job_id=job)[0]["reason"]
+
+
+def one_after_the_other(q: Q) -> tuple[Worker, Claim, Claim]:
+    """Two prefetched jobs: the first was claimed before the second, which comes before it by priority."""
+    worker = q.worker(prefetch=2)
+    q.submit(priority=-1)
+    first = worker.take()
+    q.submit()
+    return worker, first, worker.take()
+
+
+def test_the_prefetched_job_that_was_claimed_first_is_the_one_that_runs(q: Q) -> None:
+    _, first, second = one_after_the_other(q)
+    assert first.trip(exit_in_s=5) == "scheduled"
+    assert q.state(second.job_id) == "pending", "at once: it had not begun"
+
+
+def test_of_prefetched_jobs_the_one_that_was_claimed_first_is_charged_a_crash(q: Q) -> None:
+    worker, first, second = one_after_the_other(q)
+    assert worker.report_dead() == 2
+    charged = [(q.job(c.job_id)["crashes"], q.job(c.job_id)["stops"]) for c in (first, second)]
+    assert charged == [(1, 0), (0, 0)]
 
 
 def test_other_slots_of_a_command_worker_keep_their_jobs_until_the_process_is_gone(q: Q) -> None:
@@ -393,7 +416,7 @@ def test_other_slots_of_a_command_worker_keep_their_jobs_until_the_process_is_go
     q.later(5)
     q.tick()
     row = q.job(second)
-    assert (row["state"], row["crashes"], row["stops"], row["attempts"]) == ("pending", 0, 1, 0)
+    assert (row["state"], row["crashes"], row["stops"], row["attempts"]) == ("pending", 0, 0, 0)
     assert q.state(first) == "pending"
     assert health(q) == {"G0": "exiting", "G1": "exiting"}, "nobody has seen it gone"
     worker.report_dead()
