@@ -198,6 +198,14 @@ comment on function gangq.wake_sleepers is
   'busy fleet never pays for NOTIFY''s commit lock; commit: notifies at commit whoever sleeps by then (in a caller''s '
   'transaction the list would be stale); never: leaves it to the poll.';
 
+-- A submission that is not committed may be about to wake this worker: its row is left to that.
+create function gangq.forget_sleeper(incarnation bigint) returns void language sql volatile as $$
+  delete from gangq.sleepers s where s.incarnation = any (array(
+    select z.incarnation from gangq.sleepers z
+    where z.incarnation = forget_sleeper.incarnation for update skip locked))
+$$;
+comment on function gangq.forget_sleeper is 'Internal. This worker does not sleep, or has ended. Waits for nobody.';
+
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
 set enable_seqscan = off set jit = off as $$
 declare

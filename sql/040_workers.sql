@@ -430,9 +430,8 @@ create function gangq.end_incarnation(incarnation bigint, final_state text, t ti
 language plpgsql as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
-  delete from gangq.sleepers z where z.incarnation = end_incarnation.incarnation;
-  perform gangq.close_places(array(
-    select p.id from gangq.places p where p.incarnation = end_incarnation.incarnation));
+  perform gangq.forget_sleeper(end_incarnation.incarnation);
+  perform gangq.close_places_of(end_incarnation.incarnation);
   perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
 end $$;
 comment on function gangq.end_incarnation is
@@ -455,7 +454,7 @@ begin
   end if;
   if not final then
     update gangq.incarnations i set state = 'draining' where i.id = me.id;
-    delete from gangq.sleepers z where z.incarnation = me.id;
+    perform gangq.forget_sleeper(me.id);
     perform gangq.log_event(t, 'drain_worker', incarnation => me.id);
   else
     perform gangq.end_incarnation(me.id, 'retired', t);
@@ -566,7 +565,7 @@ begin
     perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
       (select h.job_id from gangq.device_holds h where h.device_id = d.id)), 'Cancel the job or let it end, then quarantine the device.');
   end if;
-  perform gangq.close_places(array(
+  perform gangq.close_places(waits => true, ids => array(
     select h.place_id from gangq.device_holds h where h.device_id = d.id and h.kind = 'place'));
   insert into gangq.device_holds (device_id, kind, reason, since) values (d.id, 'quarantine', quarantine.reason, t)
   -- An operator's word also outlives what a trip had withheld for a while.

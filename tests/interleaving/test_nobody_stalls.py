@@ -226,6 +226,24 @@ def test_an_uncommitted_claim_stalls_neither_its_own_heartbeat_nor_the_tick(meet
     assert meeting.violations() == []
 
 
+@pytest.mark.parametrize("how", ["reaped", "retired", "draining"])
+def test_a_submission_held_uncommitted_that_wakes_a_worker_does_not_keep_it_from_being_ended(
+    meeting, frozen, others, how
+):
+    worker = meeting.worker("w1")
+    call(others, "claim", incarnation=worker, sleep=True)
+    call(frozen, "submit", task="t", wake="sleepers")
+    if how == "reaped":
+        meeting.clock.advance(1000)
+        tick(others)
+        meeting.clock.advance(1000)
+        tick(others)
+    else:
+        value(others, "retire_worker", incarnation=worker, final=how == "retired")
+    (row,) = meeting.db.execute("select state from gangq.incarnations").fetchall()
+    assert row["state"] == {"reaped": "dead"}.get(how, how)
+
+
 def test_a_gang_that_waited_is_let_go_as_a_whole_however_small_the_bite(meeting):
     worker = meeting.worker("w1")
     job, token = meeting.running(worker)
