@@ -1,7 +1,7 @@
 -- Where single jobs may start: open_place, fill_places, vacate, close_places.
 -- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under the
 -- worker's row, then a place and a pending job, each with skip locked. Vacating and closing take
--- places with skip locked and nothing else.
+-- places with skip locked and nothing else; a quarantine, which holds the worker's row, waits for them.
 --
 -- A decision opens places and names no jobs: a place is for one job of one shape, with its devices.
 -- The worker's claim fills it with the first job of that shape. When that job is done, the place is
@@ -67,6 +67,13 @@ create function gangq.place_until(t timestamptz) returns timestamptz language sq
 $$;
 comment on function gangq.place_until is
   'Internal. A place that no pass renews is closed after two ticks.';
+
+-- More than four ticks ahead: the clock was set back, and how long the place has been open is not known.
+create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
+language sql stable
+return until <= t or until > t + make_interval(secs => 4 * tick_s);
+comment on function gangq.is_over is
+  'Internal. Whether the time of a place with this end is over; also where the clock was set back since.';
 
 create function gangq.add_place(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], min_priority integer, ends_by timestamptz,
@@ -141,7 +148,7 @@ comment on function gangq.open_place is
 create function gangq.no_fill(p gangq.places, s gangq.shapes, t timestamptz) returns text
 language sql stable as $$
   select case
-    when (p).until <= t then 'its time is over'
+    when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t) then 'its time is over'
     when gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused))
       then 'its queue is paused'
     when gangq.unparted(s) then 'its queue tells submitters apart by now'
@@ -225,7 +232,7 @@ comment on function gangq.start_in is 'Internal. This job starts in this place.'
 
 -- Only a job that is done leaves its place open: who failed, tripped or was stopped may have left a
 -- device in doubt, and the next pass decides about that room. What a pass has locked is left to it.
-create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns void
+create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
     update gangq.places p set job_id = null, token = null
@@ -233,25 +240,33 @@ language sql volatile as $$
         select z.id
         from unnest(job_ids, tokens) as g(job_id, token)
         join gangq.places z on z.token = g.token and z.job_id = g.job_id
-        where z.until > t
+        cross join gangq.settings c
+        where not gangq.is_over(z.until, c.tick_s, t)
           -- Nothing waits for it: its devices are free at once, and the next pass or tick removes it.
           and exists (
             select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
         for update of z skip locked))
     returning p.id, p.device_ids
+  ),
+  held as (
+    update gangq.device_holds h set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
+    from vacant v
+    where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
   )
-  update gangq.device_holds h set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
-  from vacant v
-  where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
+  select count(*)::integer from vacant
 $$;
 comment on function gangq.vacate is
   'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, where more '
-  'jobs of their kind wait.';
+  'jobs of their kind wait. Returns how many places.';
 
-create function gangq.close_places(ids bigint[]) returns integer language plpgsql as $$
+create function gangq.close_places(ids bigint[], waits boolean default false) returns integer
+language plpgsql as $$
 declare
   closed bigint[];
 begin
+  if waits then
+    perform from gangq.places p where p.id = any (ids) order by p.id for update;
+  end if;
   closed := array(
     select p.id from gangq.places p where p.id = any (ids) order by p.id for update skip locked);
   delete from gangq.device_holds h where h.place_id = any (closed);
@@ -260,12 +275,24 @@ begin
 end $$;
 comment on function gangq.close_places is
   'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its devices '
-  'until it ends.';
+  'until it ends. waits: also for a place that a pass renews this moment.';
+
+create function gangq.close_places_of(incarnation bigint) returns integer language plpgsql as $$
+#variable_conflict use_column
+begin
+  return gangq.close_places(array(
+    select p.id from gangq.places p where p.incarnation = close_places_of.incarnation));
+end $$;
+comment on function gangq.close_places_of is
+  'Internal. Closes the places on a worker that takes nothing more, whose row is locked.';
 
 create function gangq.close_overdue(most integer default 200) returns integer language plpgsql as $$
 begin
   return gangq.close_places(array(
-    select p.id from gangq.places p where p.until <= gangq.now() order by p.id limit most));
+    select p.id
+    from gangq.places p cross join gangq.settings c
+    where gangq.is_over(p.until, c.tick_s, gangq.now())
+    order by p.id limit most));
 end $$;
 comment on function gangq.close_overdue is
   'Internal. Closes places that no pass has renewed for two ticks. Returns how many.';

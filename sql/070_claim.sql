@@ -111,6 +111,62 @@ end $$;
 comment on function gangq.start_members is
   'Internal. Starts these locked members on their worker, opens barriers, and returns which started.';
 
+create function gangq.lock_claimer(incarnation bigint, patient boolean) returns gangq.incarnations
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  mine record;
+  me gangq.incarnations;
+begin
+  if patient then
+    select i as row into mine from gangq.incarnations i
+    where i.id = lock_claimer.incarnation for no key update;
+  else
+    select i as row into mine from gangq.incarnations i
+    where i.id = lock_claimer.incarnation for no key update skip locked;
+  end if;
+  me := mine.row;  -- Whole: to read its columns one by one costs as much again.
+  if me.id is null or me.ended_at is not null then
+    if not patient then
+      return null;
+    end if;
+    perform gangq.refuse_ended(lock_claimer.incarnation);
+  end if;
+  if me.login <> session_user then
+    perform gangq.check_login(me.id);
+  end if;
+  return me;
+end $$;
+comment on function gangq.lock_claimer is
+  'Internal. The worker that claims, its row locked; null: patient is false, and another session has it, or it '
+  'has ended. Raises GQ002, GQ005, 42501.';
+
+-- All that a claim has to know before it looks at the first job, in one query: each further query costs
+-- as much as taking a job.
+create function gangq.claim_facts(me gangq.incarnations, request_id uuid, t timestamptz)
+returns table (
+  leased boolean, cordoned boolean, asleep boolean, places boolean, shape_ids integer[], base bigint,
+  light bigint, repeated boolean, held_from bigint
+) language sql stable as $$
+  select exists (select 1 from gangq.leases l where l.incarnation = (me).id and l.expires_at > t),
+    exists (
+      select 1 from gangq.cordons c
+      where (c.kind, c.name) in (('host', (me).host), ('worker', (me).name))),
+    exists (select 1 from gangq.sleepers z where z.incarnation = (me).id),
+    exists (select 1 from gangq.places p where p.incarnation = (me).id and p.job_id is null),
+    array(select z.id from gangq.shapes z order by z.id limit 33),
+    b.base, h.light, h.repeated,
+    coalesce(h.held_from, (b.base + (select k.last_value from gangq.tokens k)) << 16)
+  from gangq.id_base() b
+  cross join (
+    select count(*) filter (where j.light) as light, min(j.token) as held_from,
+      bool_or(j.request_id = claim_facts.request_id) as repeated
+    from gangq.live_jobs j where j.incarnation = (me).id and j.token >= (me).held_from) h
+$$;
+comment on function gangq.claim_facts is
+  'Internal. Of a worker that claims: whether its lease runs, it is cordoned, sleeps, or has an open place; the '
+  'first shapes; how many light jobs it holds, whether any was claimed by this request, and the first token it holds.';
+
 -- The work of claim, and of complete_and_claim once what is finished is finished. patient: waits for
 -- locks and raises errors. Otherwise it skips locked rows and returns nothing, because the report of
 -- finished jobs must not depend on it.
@@ -122,9 +178,10 @@ language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = o
 #variable_conflict use_column
 declare
   t timestamptz;
-  mine record;
   me gangq.incarnations;
   room record;
+  starts boolean;  -- what is reserved here
+  takes boolean;  -- other work, too
   members bigint[] := '{}';
   taken bigint[] := '{}';
   claimed bigint := 0;
@@ -139,40 +196,12 @@ begin
     select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null) then
     members := gangq.lock_reserved(take.incarnation, patient);
   end if;
-  if patient then
-    select i as row into mine from gangq.incarnations i where i.id = take.incarnation for no key update;
-  else
-    select i as row into mine from gangq.incarnations i
-    where i.id = take.incarnation for no key update skip locked;
-  end if;
-  me := mine.row;  -- Whole: to read its columns one by one costs as much again.
-  if me.id is null or me.ended_at is not null then
-    if not patient then
-      return;
-    end if;
-    perform gangq.refuse_ended(take.incarnation);
-  end if;
-  if me.login <> session_user then
-    perform gangq.check_login(me.id);
+  me := gangq.lock_claimer(take.incarnation, patient);
+  if me.id is null then
+    return;
   end if;
   t := gangq.now();
-  -- All that has to be known before the first job is looked at, in one query: each further query
-  -- costs as much as taking a job.
-  select exists (select 1 from gangq.leases l where l.incarnation = me.id and l.expires_at > t) as leased,
-    exists (
-      select 1 from gangq.cordons c
-      where (c.kind, c.name) in (('host', me.host), ('worker', me.name))) as cordoned,
-    exists (select 1 from gangq.sleepers z where z.incarnation = me.id) as asleep,
-    exists (select 1 from gangq.places p where p.incarnation = me.id and p.job_id is null) as places,
-    array(select z.id from gangq.shapes z order by z.id limit 33) as shape_ids,
-    b.base, h.light, h.repeated,
-    coalesce(h.held_from, (b.base + (select k.last_value from gangq.tokens k)) << 16) as held_from
-  into room
-  from gangq.id_base() b
-  cross join (
-    select count(*) filter (where j.light) as light, min(j.token) as held_from,
-      bool_or(j.request_id = take.request_id) as repeated
-    from gangq.live_jobs j where j.incarnation = me.id and j.token >= me.held_from) h;
+  select f.* into room from gangq.claim_facts(me, take.request_id, t) f;
   if not room.leased then
     if not patient then
       return;
@@ -194,37 +223,39 @@ begin
       return;
     end if;
   end if;
-  if me.state = 'live' and me.quarantined is null then
-    if members <> '{}' then
-      taken := gangq.start_members(me, members, take.request_id, take.ports, room.base, t);
-    end if;
-    if room.places and take.lane is distinct from 'light' and not room.cordoned then
-      taken := taken || gangq.fill_places(
-        me, take.request_id, take.max_jobs - cardinality(taken), room.base, t);
-    end if;
-    if taken <> '{}' then
-      return query select c.* from gangq.claimed(taken) c;
-      claimed := cardinality(taken);
-    end if;
-    if take.lane is distinct from 'placed' and claimed < take.max_jobs
-      and room.light < me.light * me.prefetch and not room.cordoned then
-      return query
-      select l.* from gangq.take_light(
-        me, take.request_id, least(take.max_jobs - claimed, me.light * me.prefetch - room.light)::integer,
-        room.shape_ids, room.base, t) l;
-      get diagnostics claimed = row_count;
-      claimed := claimed + cardinality(taken);
-      if claimed = 0 and take.sleep then
-        -- A worker that an open transaction is about to wake is told when that commits: no wait here.
-        insert into gangq.sleepers as z (incarnation, queues, since)
-        select me.id, me.queues, t
-        where not exists (select 1 from gangq.sleepers y where y.incarnation = me.id)
-        on conflict (incarnation) do nothing;
-      elsif claimed > 0 and room.asleep then
-        delete from gangq.sleepers z where z.incarnation = any (array(
-          select y.incarnation from gangq.sleepers y
-          where y.incarnation = me.id for update skip locked));
-      end if;
+  starts := me.state = 'live' and me.quarantined is null;
+  takes := starts and not room.cordoned;
+  if starts and members <> '{}' then
+    taken := gangq.start_members(me, members, take.request_id, take.ports, room.base, t);
+  end if;
+  if room.places and not takes then
+    -- Their room returns to the decision.
+    perform gangq.close_places_of(me.id);
+    perform gangq.wake_tick();
+  elsif room.places and take.lane is distinct from 'light' then
+    taken := taken || gangq.fill_places(
+      me, take.request_id, take.max_jobs - cardinality(taken), room.base, t);
+  end if;
+  if taken <> '{}' then
+    return query select c.* from gangq.claimed(taken) c;
+    claimed := cardinality(taken);
+  end if;
+  if takes and take.lane is distinct from 'placed' and claimed < take.max_jobs
+    and room.light < me.light * me.prefetch then
+    return query
+    select l.* from gangq.take_light(
+      me, take.request_id, least(take.max_jobs - claimed, me.light * me.prefetch - room.light)::integer,
+      room.shape_ids, room.base, t) l;
+    get diagnostics claimed = row_count;
+    claimed := claimed + cardinality(taken);
+    if claimed = 0 and take.sleep then
+      -- A worker that an open transaction is about to wake is told when that commits: no wait here.
+      insert into gangq.sleepers as z (incarnation, queues, since)
+      select me.id, me.queues, t
+      where not exists (select 1 from gangq.sleepers y where y.incarnation = me.id)
+      on conflict (incarnation) do nothing;
+    elsif claimed > 0 and room.asleep then
+      perform gangq.forget_sleeper(me.id);
     end if;
   end if;
   -- While a snapshot elsewhere is held, the index keeps an entry for each job that this worker has

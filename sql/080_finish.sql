@@ -3,22 +3,24 @@
 -- those who give capacity back must not meet those who take it.
 
 -- Moves jobs out of live_jobs into history: solo jobs to the state given, gang members with the state they have.
--- Pairs whose token is not the present one stay. Returns the ids that left.
+-- Pairs whose token is not the present one stay.
 create function gangq.leave(
-  ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz, retain_as text default null
-) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+  ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
+  retain_as text default null, out left_ids bigint[], out vacant integer
+) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
-  left_ids bigint[];
   vacated bigint[];  -- their tokens; null: it was told to stop, so its room is meant for others
   lowest bigint;
   highest bigint;
+  held boolean;
   ran integer[];
   runs double precision[];
-  held boolean;
-  behind record;  -- what these jobs left behind
+  -- In a caller's REPEATABLE READ transaction a row that another session has changed since would fail it: there
+  -- no run time is learned, and a place is closed.
   at_once boolean := current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
   marker text;
 begin
+  vacant := 0;
   marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
@@ -48,7 +50,7 @@ begin
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is done.
-  select array_agg(g.id), array_agg(g.vacates), min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
+  select coalesce(array_agg(g.id), '{}'), array_agg(g.vacates), min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(g.shape_id) filter (where g.learned), array_agg(extract(epoch from coalesce(g.finished_at, leave.t) - g.claimed_at)) filter (where g.learned)
   into left_ids, vacated, lowest, highest, held, ran, runs
   from (
@@ -56,58 +58,55 @@ begin
       (x.gang_id is not null or x.gpus > 0) and coalesce(leave.new_state, x.state) = 'done' and x.claimed_at is not null as learned
     from gone x) g;
   marker := set_config('gangq.leaving', '', true);
-  if left_ids is null then
-    return '{}';
+  if left_ids = '{}' then
+    return;
   end if;
-  -- Not in a caller's REPEATABLE READ transaction: a row that somebody else has changed since would fail it.
   if ran is not null and at_once then
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
   if held then
-    -- Not in a caller's REPEATABLE READ transaction, for the same reason: there its place is closed.
     if at_once and leave.new_state = 'done' then
-      perform gangq.vacate(left_ids, vacated, t);
+      vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than four writes that find nothing.
-  -- Where they lie far apart, it might be at all that others have left there.
-  if highest - lowest <= 10 * cardinality(left_ids) then
-    select exists (select 1 from gangq.progress p where p.job_id between lowest and highest) as progress,
-      exists (select 1 from gangq.checkpoints c where c.job_id between lowest and highest) as checkpoints,
-      exists (select 1 from gangq.dependencies d where d.job_id between lowest and highest) as dependencies,
-      exists (select 1 from gangq.dependencies d where d.on_job_id between lowest and highest) as dependents
-    into behind;
-  else
-    select true as progress, true as checkpoints, true as dependencies, true as dependents into behind;
+  -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than four writes
+  -- that find nothing. If the ids are far apart the look would read rows of unrelated jobs.
+  if not at_once or highest - lowest > 10 * cardinality(left_ids)
+    or exists (select 1 from gangq.progress p where p.job_id between lowest and highest)
+    or exists (select 1 from gangq.checkpoints c where c.job_id between lowest and highest)
+    or exists (select 1 from gangq.dependencies d where d.job_id between lowest and highest)
+    or exists (select 1 from gangq.dependencies d where d.on_job_id between lowest and highest) then
+    perform gangq.clear_behind(left_ids, leave.new_state, at_once);
   end if;
-  if behind.progress then
-    delete from gangq.progress p where p.job_id = any (left_ids);
-  end if;
-  if behind.dependencies then
-    delete from gangq.dependencies d where d.job_id = any (left_ids);
-  end if;
-  if behind.checkpoints and new_state in ('done', 'cancelled') then
-    delete from gangq.checkpoints c where c.job_id = any (left_ids);
-  end if;
-  if behind.dependents then
-    if exists (select 1 from gangq.dependencies d where d.on_job_id = any (left_ids)) then
-      perform gangq.settle(left_ids);
-      insert into gangq.unsettled (job_id)
-      select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (left_ids) and d.outcome is null
-      on conflict do nothing;
-      perform gangq.wake_tick(true);
-    end if;
-  end if;
-  -- In a caller's REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
-  if not at_once then
-    insert into gangq.unsettled (job_id) select l.id from unnest(left_ids) as l(id) on conflict do nothing;
-  end if;
-  return left_ids;
 end $$;
 comment on function gangq.leave is
   'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, dependents told. '
-  'retain_as: the state that chooses the retention class; members are kept as long as their gang.';
+  'retain_as: the state that chooses the retention class; members are kept as long as their gang. left_ids: those '
+  'that left; vacant: how many left a place open.';
+
+create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+begin
+  delete from gangq.progress p where p.job_id = any (ids);
+  delete from gangq.dependencies d where d.job_id = any (ids);
+  if new_state in ('done', 'cancelled') then
+    delete from gangq.checkpoints c where c.job_id = any (ids);
+  end if;
+  if exists (select 1 from gangq.dependencies d where d.on_job_id = any (ids)) then
+    perform gangq.settle(ids);
+    insert into gangq.unsettled (job_id)
+    select distinct d.on_job_id from gangq.dependencies d where d.on_job_id = any (ids) and d.outcome is null
+    on conflict do nothing;
+    perform gangq.wake_tick(true);
+  end if;
+  -- In a caller's REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
+  if not at_once then
+    insert into gangq.unsettled (job_id) select l.id from unnest(ids) as l(id) on conflict do nothing;
+  end if;
+end $$;
+comment on function gangq.clear_behind is
+  'Internal, for leave. Removes what these jobs have left in other tables, and tells those that wait for them.';
 
 -- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and lets nobody down.
 create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
@@ -210,6 +209,24 @@ comment on function gangq.lock_free is
   'Internal. Of these jobs, which are in these gangs or in none, locks those that nobody else holds, with their gangs, and '
   'returns the others. Never waits.';
 
+create function gangq.check_results(job_ids bigint[], results jsonb[]) returns void language plpgsql as $$
+declare
+  big record;
+begin
+  select r.id, pg_column_size(r.result) as bytes, q.max_payload_bytes, q.name into big
+  from unnest(job_ids, results) as r(id, result)
+  join gangq.live_jobs j on j.id = r.id
+  join gangq.shapes s on s.id = j.shape_id
+  join gangq.queues_table q on q.name = s.queue
+  where pg_column_size(r.result) > 1024 and pg_column_size(r.result) > q.max_payload_bytes limit 1;
+  if found then
+    perform gangq.refuse('GQ007',
+      format('result of job %s has %s bytes, queue %L takes %s', big.id, big.bytes, big.name, big.max_payload_bytes),
+      'Store it elsewhere and return its address.');
+  end if;
+end $$;
+comment on function gangq.check_results is 'Internal. Refuses results larger than their queue takes. Raises GQ007.';
+
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of each
 -- pair that was not plainly the caller's to finish. waited_for: placed work waits and has more room now.
 -- Verbs call it by assignment, which costs no query.
@@ -221,10 +238,8 @@ create function gangq.finish(
 declare
   t timestamptz := gangq.now();
   look record;
-  p record;
-  big record;
-  outcome text;
-  busy bigint[] := '{}';
+  gone record;
+  rest record;
 begin
   if coalesce(cardinality(finish.job_ids), 0) = 0 or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
     or cardinality(finish.results) <> cardinality(finish.job_ids) then
@@ -232,17 +247,10 @@ begin
   end if;
   -- What all of them have is more than any of them has, and costs nothing to ask.
   if pg_column_size(finish.results) > 1024 then
-    select r.n, pg_column_size(r.result) as bytes, q.max_payload_bytes, q.name into big
-    from unnest(finish.job_ids, finish.results) with ordinality as r(id, result, n)
-    join gangq.live_jobs j on j.id = r.id join gangq.shapes s on s.id = j.shape_id join gangq.queues_table q on q.name = s.queue
-    where pg_column_size(r.result) > 1024 and pg_column_size(r.result) > q.max_payload_bytes limit 1;
-    if found then
-      perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s', finish.job_ids[big.n], big.bytes, big.name, big.max_payload_bytes),
-        'Store it elsewhere and return its address.');
-    end if;
+    perform gangq.check_results(finish.job_ids, finish.results);
   end if;
-  select m.gang_ids, m.held_by, m.placed,
-    (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign, m.touched
+  select m.gang_ids, m.placed, m.touched,
+    (select i.id from gangq.incarnations i where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign
   into look
   from (
     select coalesce(array_agg(distinct j.gang_id) filter (where j.gang_id is not null), '{}') as gang_ids, array_agg(distinct j.incarnation) as held_by,
@@ -255,66 +263,92 @@ begin
   end if;
   if not strict and (look.touched or look.gang_ids <> '{}') then
     -- What one caller's open transaction holds keeps the others of the batch waiting for nothing.
-    busy := gangq.lock_free(finish.job_ids, look.gang_ids);
-    if busy <> '{}' then
+    others := gangq.lock_free(finish.job_ids, look.gang_ids);
+    if others <> '{}' then
+      outcomes := array_fill('busy'::text, array[cardinality(others)]);
       select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'), coalesce(array_agg(c.result), '{}')
       into finish.job_ids, finish.tokens, finish.results
-      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result) where (c.id = any (busy)) is not true;
-      others := busy;
-      outcomes := array_fill('busy'::text, array[cardinality(busy)]);
+      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result)
+      where (c.id = any (others)) is not true;
     end if;
   elsif look.gang_ids <> '{}' then
     perform 1 from gangq.live_gangs g where g.id = any (look.gang_ids) order by g.id for update;
     perform 1 from gangq.live_jobs j where j.id = any (finish.job_ids) or j.gang_id = any (look.gang_ids) order by j.id for update;
   end if;
-  done := gangq.leave(finish.job_ids, finish.tokens, 'done', finish.results, null, t);
+  gone := gangq.leave(finish.job_ids, finish.tokens, 'done', finish.results, null, t);
+  done := gone.left_ids;
   if cardinality(done) <> cardinality(finish.job_ids) then
-    for p in
-      select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
-        j.token = c.token and j.state in ('running', 'preempting') as ours
-      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result)
-      left join gangq.live_jobs j on j.id = c.id
-      where c.id <> all (done) or c.id is null
-      order by c.id, c.token
-    loop
-      if p.ours and p.gang_id is not null then
-        -- A member done before the others were claimed would keep the barrier shut for them for ever.
-        if exists (select 1 from gangq.live_gangs g where g.id = p.gang_id and g.go_at is null) then
-          perform gangq.refuse('GQ004', format('job %s is done before the barrier of gang %s has opened', p.id, p.gang_id),
-            'Wait until gangq.barrier says go: no member''s code may begin before every member has been claimed.');
-        end if;
-        update gangq.live_jobs j set state = 'done', result = p.result, finished_at = t, final_token = j.token, token = null,
-          incarnation = null, told_at = null, stop_reason = null
-        where j.id = p.id;
-        delete from gangq.device_holds h where h.job_id = p.id;
-        perform gangq.member_ended(p.gang_id, p.id, p.token, 'done', t);
-        outcome := 'done';
-      elsif p.ours then
-        -- It got another shape while its row was waited for (unquarantine), and was not found with the one it had. The row is
-        -- locked by now.
-        perform gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t);
-        outcome := 'done';
-      elsif gangq.was_done(p.id, p.token) then
-        outcome := 'repeated';
-      elsif strict then
-        perform gangq.refuse_stale(p.id, p.token);
-      else
-        outcome := 'stale';
-      end if;
-      others := others || p.id;
-      outcomes := outcomes || outcome;
-    end loop;
+    rest := gangq.finish_rest(finish.job_ids, finish.tokens, finish.results, done, strict, t);
+    others := others || rest.others;
+    outcomes := outcomes || rest.outcomes;
+    gone.vacant := gone.vacant + rest.vacant;
   end if;
   -- A light job leaves room for light jobs alone, a vacant place for the next of its kind.
-  waited_for := false;
-  if look.placed > 0 then
-    waited_for := look.placed > (
-        select count(*) from gangq.places p where p.incarnation = any (look.held_by) and p.job_id is null)
-      and gangq.placed_waits();
-  end if;
+  waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
 comment on function gangq.finish is
   'Internal. Ends these jobs as done. others, outcomes: gang members, repeated, stale and busy pairs, one by one.';
+
+create function gangq.finish_rest(
+  job_ids bigint[], tokens bigint[], results jsonb[], done bigint[], strict boolean, t timestamptz,
+  out others bigint[], out outcomes text[], out vacant integer
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+  p record;
+  gone record;
+  outcome text;
+begin
+  vacant := 0;
+  for p in
+    select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
+      j.token = c.token and j.state in ('running', 'preempting') as ours
+    from unnest(finish_rest.job_ids, finish_rest.tokens, finish_rest.results) as c(id, token, result)
+    left join gangq.live_jobs j on j.id = c.id
+    where c.id <> all (done) or c.id is null
+    order by c.id, c.token
+  loop
+    if p.ours and p.gang_id is not null then
+      perform gangq.finish_member(p.gang_id, p.id, p.token, p.result, t);
+      outcome := 'done';
+    elsif p.ours then
+      -- It got another shape while its row was waited for (unquarantine), and was not found with the one it had. The row is
+      -- locked by now.
+      gone := gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t);
+      vacant := vacant + gone.vacant;
+      outcome := 'done';
+    elsif gangq.was_done(p.id, p.token) then
+      outcome := 'repeated';
+    elsif strict then
+      perform gangq.refuse_stale(p.id, p.token);
+    else
+      outcome := 'stale';
+    end if;
+    others := others || p.id;
+    outcomes := outcomes || outcome;
+  end loop;
+end $$;
+comment on function gangq.finish_rest is
+  'Internal, for finish. Those of these pairs that are not single jobs done by leave: what becomes of each, and how '
+  'many places they leave vacant.';
+
+create function gangq.finish_member(gang_id bigint, job_id bigint, token bigint, result jsonb, t timestamptz)
+returns void language plpgsql as $$
+#variable_conflict use_column
+begin
+  -- A member done before the others were claimed would keep the barrier shut for them for ever.
+  if exists (select 1 from gangq.live_gangs g where g.id = finish_member.gang_id and g.go_at is null) then
+    perform gangq.refuse('GQ004',
+      format('job %s is done before the barrier of gang %s has opened', finish_member.job_id, finish_member.gang_id),
+      'Wait until gangq.barrier says go: no member''s code may begin before every member has been claimed.');
+  end if;
+  update gangq.live_jobs j set state = 'done', result = finish_member.result, finished_at = t, final_token = j.token, token = null,
+    incarnation = null, told_at = null, stop_reason = null
+  where j.id = finish_member.job_id;
+  delete from gangq.device_holds h where h.job_id = finish_member.job_id;
+  perform gangq.member_ended(finish_member.gang_id, finish_member.job_id, finish_member.token, 'done', t);
+end $$;
+comment on function gangq.finish_member is 'Internal, for finish. A member of a locked gang is done. Raises GQ004.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
@@ -533,7 +567,8 @@ comment on function gangq.release is
   'A worker hands claims back because it has to stop; their work is dead. Nobody is charged. outcome: released, repeated, '
   'stale. A member''s release drains its gang. Raises GQ001.';
 
--- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release (uncharged) or crash.
+-- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release, crash or
+-- worker_lost: see charges_for.
 -- gone_at: it is not stopped yet, but will be then.
 create function gangq.hand_back(
   j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null

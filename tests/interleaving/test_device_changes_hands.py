@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from interleaving.sessions import Arena, Later, both_ends, call, first_of_two, value
 from sql.drive import place
@@ -148,3 +149,39 @@ def test_two_workers_that_end_at_once_and_see_the_same_device_both_end(meeting):
         end.join().result()
     assert devices(meeting) == {"GPU-1": ("withdrawn", None)}
     assert meeting.violations() == []
+
+
+def renewed(conn: Any, place_id: int, shape_id: int) -> None:
+    """A pass renews a place that was vacated since its board was read."""
+    refills = [{"place": place_id, "min_priority": 5}]
+    (report,) = conn.execute(
+        "select a.* from gangq.lock_rows l cross join lateral gangq.apply(l.runs, %s) a where l.name = 'pass'",
+        [Jsonb([{"ask": f"k{shape_id}/0", "action": "wait", "refills": refills}])],
+    ).fetchall()
+    assert report["accepted"]
+
+
+@pytest.mark.parametrize("how", ["quarantine", "report_stuck"])
+@both_ends
+def test_a_device_whose_place_a_pass_renews_is_quarantined_all_the_same(meeting, end, how):
+    worker = register(meeting.db, "w1", ONE)
+    job = meeting.job(gpus=1)
+    value(meeting.db, "open_place", incarnation=worker, job_id=job)
+    (place_row,) = meeting.db.execute("select id, shape_id from gangq.places").fetchall()
+
+    def take_out(conn):
+        if how == "quarantine":
+            return value(conn, "quarantine", device_uuid="GPU-1")
+        return value(conn, "report_stuck", worker="w1", incarnation=gone, evidence={"pid": 1})
+
+    if how == "report_stuck":
+        # An incarnation that had the device before is found to have left a process on it.
+        value(meeting.db, "retire_worker", incarnation=worker)
+        gone, worker = worker, register(meeting.db, "w1", ONE)
+        value(meeting.db, "open_place", incarnation=worker, job_id=job)
+        (place_row,) = meeting.db.execute("select id, shape_id from gangq.places").fetchall()
+    met = meeting.meet(lambda conn: renewed(conn, place_row["id"], place_row["shape_id"]), take_out, end)
+    met.later.result()
+    assert met.later.waited
+    assert devices(meeting) == {"GPU-1": ("quarantined", "w1")}
+    assert meeting.db.execute("select id from gangq.places").fetchall() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -39,6 +41,14 @@ def held(q: Q) -> list[str]:
 
 def count(q: Q) -> int:
     return int(q.value("select count(*) from gangq.places"))
+
+
+@contextlib.contextmanager
+def ticker(dsn: str) -> Iterator[Callable[[], int]]:
+    """How often a tick was asked for since the last look."""
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute("listen gangq_tick")
+        yield lambda: len(list(listener.notifies(timeout=0.2)))
 
 
 def past_until(q: Q) -> None:
@@ -293,14 +303,36 @@ def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim(q: Q, w
     assert q.state(job) == ("cancelled" if why == "no head" else "pending")
 
 
-@pytest.mark.parametrize("why", ["quarantined", "cordoned", "draining"])
-def test_a_worker_that_takes_nothing_fills_no_place(q: Q, why: str) -> None:
+@pytest.mark.parametrize("lane", [None, "light"])
+@pytest.mark.parametrize("why", ["quarantined", "cordoned", "draining", "retiring"])
+def test_a_worker_that_takes_nothing_closes_its_places_and_asks_for_a_pass(
+    q: Q, dsn: str, why: str, lane: str | None
+) -> None:
     job = q.submit(gpus=1)
     worker = q.worker(devices=gpus(8000))
     opened(q, worker, job)
-    CHANGES[why](q)
-    assert filled(worker) == []
-    assert q.state(job) == "pending"
+    if why == "retiring":
+        worker.retire(final=False)
+    else:
+        CHANGES[why](q)
+    with ticker(dsn) as asked:
+        assert filled(worker, lane=lane) == []
+        assert asked() == 1
+    assert (q.state(job), count(q), held(q)) == ("pending", 0, [])
+
+
+def test_a_vacant_place_of_a_worker_that_takes_nothing_is_closed_in_the_commit_that_vacates_it(
+    q: Q, dsn: str
+) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    CHANGES["cordoned"](q)
+    with ticker(dsn) as asked:
+        assert next_after(worker, claim) == []
+        assert asked() == 1
+    assert (count(q), held(q)) == (0, [])
 
 
 @pytest.mark.parametrize("how", ["fail", "requeue", "release"])
@@ -371,12 +403,7 @@ def test_a_refill_asks_for_no_pass_and_a_place_that_closes_does(q: Q, dsn: str) 
     q.submit(count=3, gpus=1)
     worker = q.worker(devices=gpus(8000))
     (claim,) = worker.claim()
-    with psycopg.connect(dsn, autocommit=True) as ticker:
-        ticker.execute("listen gangq_tick")
-
-        def asked() -> int:
-            return len(list(ticker.notifies(timeout=0.2)))
-
+    with ticker(dsn) as asked:
         (claim,) = next_after(worker, claim)
         assert asked() == 0, "the next of its kind is there"
         q.submit_gang(size=1, gpus=1)
@@ -385,3 +412,39 @@ def test_a_refill_asks_for_no_pass_and_a_place_that_closes_does(q: Q, dsn: str) 
         assert asked() == 0
         assert next_after(worker, claim) == []
         assert asked() == 1, "the gang has room now"
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_an_end_asks_for_a_pass_whatever_other_place_of_its_worker_is_vacant(
+    q: Q, dsn: str, along: bool
+) -> None:
+    first, second = q.submit(memory_mb=10), q.submit(cpus=1)
+    worker = q.worker(slots=2, memory_mb=20, cpus=2)
+    opened(q, worker, first, refills=False)
+    (claim,) = filled(worker)
+    opened(q, worker, second)
+    q.submit_gang(size=1, memory_mb=20)
+    with ticker(dsn) as asked:
+        if along:
+            next_after(worker, claim)
+        else:
+            claim.complete()
+        assert asked() == 1
+
+
+@pytest.mark.parametrize("then", ["claim", "tick", "complete"])
+def test_a_clock_that_was_set_back_keeps_no_place_open_past_its_time(q: Q, then: str) -> None:
+    first, _ = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    claims = filled(worker) if then == "complete" else []
+    q.later(-3600)
+    if then == "claim":
+        assert filled(worker) == []
+    elif then == "tick":
+        assert q.one("close_overdue") == 1
+    else:
+        assert claims[0].complete() == "done"
+    assert held(q) == []
+    q.tick()
+    assert len(filled(worker)) == 1, "a pass opens it again"
