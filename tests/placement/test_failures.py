@@ -12,6 +12,7 @@ from gangq.placement.board import Ask
 from gangq.placement.decide import Pass
 from gangq.placement.fit import Search
 from gangq.placement.free import Taken
+from gangq.placement.places import Rivals
 
 BOARD = """
 plans=1
@@ -62,3 +63,23 @@ def test_one_that_fails_after_it_was_given_seats_starts_nowhere(monkeypatch: pyt
     assert (of["X"].action, of["X"].seats) == ("wait", ())
     assert of["Z"].action == "start"
     assert len({device for seat in of["Z"].seats for device in seat.devices}) == 2
+
+
+def test_where_keeping_its_places_fails_one_kind_waits_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to = Rivals.to
+
+    def fails(rivals: Rivals, kind: int, class_id: int) -> tuple[bool, int]:
+        if kind == broken.kind:
+            raise KeyError(class_id)
+        return to(rivals, kind, class_id)
+
+    board = Picture("h0 ........\nx*2 1\ny*2 1x2\nZ 1x2").board
+    broken, works, gang = board.asks
+    monkeypatch.setattr(Rivals, "to", fails)
+    of = {decision.ask: decision for decision in decide(board)}
+    assert [of[ask.id].action for ask in (broken, works, gang)] == ["wait", "start", "start"]
+    refused = of[broken.id].refused
+    assert refused is not None
+    assert refused.gate == "error"

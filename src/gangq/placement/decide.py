@@ -13,7 +13,7 @@ from gangq.placement.fit import Search
 from gangq.placement.free import HOLDERS, Free, Taken
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.order import Turns
-from gangq.placement.places import Rivals, keep_places
+from gangq.placement.places import Places, Rivals
 from gangq.placement.plans import Timeline
 
 
@@ -40,7 +40,14 @@ def decide(board: Board) -> list[Decision]:
                 now.move(unit, unit.ask)
             except Exception as problem:
                 now.failed(unit.ask, problem)
-    keep_places(board, now.decisions, now.rivals)
+    places = Places(board, now.rivals)
+    singles = {ask.id: ask for ask in board.asks if ask.single}
+    for name, decision in now.decisions.items():
+        if name in singles:
+            try:
+                places.keep(decision, singles[name])
+            except Exception as problem:
+                now.failed(singles[name], problem)
     return list(now.decisions.values())
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gangq.placement.decisions import Decision, Refill
+from gangq.placement.decisions import Decision, Refill, Seat
 
 if TYPE_CHECKING:
-    from gangq.placement.board import Ask, Board, Kind
+    from gangq.placement.board import Ask, Board, Kind, Place
 
 LOWEST = -1000
 
@@ -58,42 +58,42 @@ class Rivals:
         return self._found[kind, class_id]
 
 
-def keep_places(board: Board, decisions: Mapping[str, Decision], rivals: Rivals) -> None:
-    """Say of each seat of a single job which open place it is already, and of each place whether it is refilled."""
-    workers = {worker.id: worker for worker in board.workers}
-    asks = {ask.id: ask for ask in board.asks}
-    vacant: dict[tuple[int, int, tuple[int, ...]], list[int]] = defaultdict(list)
-    for place in board.places:
-        if not place.job:
-            vacant[place.worker, place.kind, place.devices].append(place.id)
-    first: dict[int, Decision] = {}
-    for decision in decisions.values():
-        if not decision.ask.startswith("k"):
-            continue
-        ask = asks[decision.ask]
-        first.setdefault(ask.kind, decision)
-        kept = []
-        for seat in decision.seats:
-            before, highest = rivals.to(ask.kind, workers[seat.worker].class_id)
-            same = vacant[seat.worker, ask.kind, seat.devices]
-            kept.append(
-                replace(
-                    seat,
-                    place=same.pop(0) if same else None,
-                    refills=not before,
-                    # The job that it is opened for may fill it in any case.
-                    min_priority=min(highest, ask.priority),
-                )
-            )
-        decision.seats = tuple(kept)
-    running = {unit.id for unit in board.units if not unit.leaving}
-    for place in board.places:
-        if place.job not in running or place.kind not in first or place.worker not in workers:
-            continue
-        decision = first[place.kind]
-        before, highest = rivals.to(place.kind, workers[place.worker].class_id)
-        if not before and rivals.waits(place.kind):
-            decision.refills += (Refill(place.id, min_priority=highest),)
+class Places:
+    """The places of a board: which are the seats of what was decided, and which are refilled."""
+
+    def __init__(self, board: Board, rivals: Rivals) -> None:
+        self._rivals = rivals
+        self._classes = {worker.id: worker.class_id for worker in board.workers}
+        running = {unit.id for unit in board.units if not unit.leaving}
+        self._vacant: dict[tuple[int, int, tuple[int, ...]], list[int]] = defaultdict(list)
+        self._filled: dict[int, list[Place]] = defaultdict(list)
+        """By kind, those whose job runs on."""
+        for place in board.places:
+            if not place.job:
+                self._vacant[place.worker, place.kind, place.devices].append(place.id)
+            elif place.job in running and place.worker in self._classes:
+                self._filled[place.kind].append(place)
+
+    def keep(self, decision: Decision, ask: Ask) -> None:
+        """Say of each seat of a single job which open place it is already; and of the places of its kind, with the
+        first decision about that, which are refilled.
+        """
+        decision.seats = tuple(self._keep(seat, ask) for seat in decision.seats)
+        for place in self._filled.pop(ask.kind, ()):
+            before, highest = self._rivals.to(ask.kind, self._classes[place.worker])
+            if not before and self._rivals.waits(ask.kind):
+                decision.refills += (Refill(place.id, min_priority=highest),)
+
+    def _keep(self, seat: Seat, ask: Ask) -> Seat:
+        before, highest = self._rivals.to(ask.kind, self._classes[seat.worker])
+        same = self._vacant[seat.worker, ask.kind, seat.devices]
+        # The job that a place is opened for may fill it in any case.
+        return replace(
+            seat,
+            place=same.pop(0) if same else None,
+            refills=not before,
+            min_priority=min(highest, ask.priority),
+        )
 
 
 def closed_places(board: Board, decisions: Sequence[Decision]) -> list[int]:
