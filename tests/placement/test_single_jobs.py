@@ -292,3 +292,42 @@ def test_a_place_that_is_opened_while_something_before_it_waits_is_for_one_job()
     board = seated("plans=1\nh0 a.\na ends=600\nx*3 1 ends=50\nY 2 prio=5")
     opened = {seat.place: seat.refills for one in decide(board) if one.ask[0] == "k" for seat in one.seats}
     assert opened == {None: False}
+
+
+# Loaded models ----------------------------------------------------------------------------------------------
+
+COLD, WARM = (
+    Kind(number, (Role(Needs(), 1, 1, frozenset({0})),), model=model)
+    for number, model in ((1, "b"), (2, "a"))
+)
+
+
+def test_a_stream_of_jobs_whose_model_is_loaded_keeps_no_other_waiting_for_longer_than_warm_s() -> None:
+    """Four of them a second for a worker with four slots, each for a second; at second 5 one that is cold comes."""
+    worker = Worker(1, "w", "h", slots=4, memory_mb=0, millicpus=0, class_id=0, domains=("h",), warm=("a",))
+    warm = [second for second in range(100) for _ in range(4)]
+    came, started = 5.0, None
+    for now in range(100):
+        waiting = [second for second in warm if second <= now]
+        asks = [Ask("k2/0", 2, 0, 1, "me", 1.0, count=len(waiting), since=min(waiting))] if waiting else []
+        if now >= came:
+            asks.append(Ask("k1/0", 1, 0, 0, "me", 1.0, since=came))
+        board = Board(
+            now=float(now),
+            workers=(worker,),
+            units=(),
+            kinds=(COLD, WARM),
+            asks=tuple(asks),
+            queues=(Queue("default"),),
+            planned_starts=1,
+            victims=0,
+            warm_s=10.0,
+        )
+        seats = {one.ask: len(one.seats) for one in decide(board)}
+        if seats.get("k1/0"):
+            started = now
+            break
+        for second in waiting[: seats.get("k2/0", 0)]:
+            warm.remove(second)
+    assert started is not None
+    assert came + 5 < started <= came + 10 + 1, "overtaken for a while, and no longer"
