@@ -211,8 +211,10 @@ class ChildLoop:
         self._claiming = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run_until_stopped, name="gangq-claims", daemon=True)
-        self.idle = False
-        """Whether nothing runs here, and the last claim found nothing."""
+        self._asked = 0
+        """How often it was told to look again."""
+        self._idle_since: int | None = None
+        """Nothing runs here, and a claim that began after it had been told so often found nothing."""
 
     def start(self) -> None:
         """Run the loop in a thread."""
@@ -241,8 +243,8 @@ class ChildLoop:
             claims.pace()
             if self._stop.is_set():
                 return
+            asked, self._idle_since = self._asked, None
             with self._claiming:
-                self.idle = False
                 free = self._free
                 jobs = self._intake.take(claims, free) if free > 0 else []
             if free <= 0:
@@ -251,16 +253,21 @@ class ChildLoop:
             for job in jobs:
                 self._begin(job)
             if not jobs:
-                self.idle = free == self._slots and not claims.unsure and not self._intake.doubtful
-                if self.idle:
+                if free == self._slots and not claims.unsure and not self._intake.doubtful:
+                    self._idle_since = asked
                     if self._once():
                         return
                     self._found_nothing()
                 claims.wait()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs here, and a claim that began after the last :meth:`look_again` found nothing."""
+        return self._idle_since == self._asked
+
     def look_again(self) -> None:
         """Claim now, and only then be idle again."""
-        self.idle = False
+        self._asked += 1
         self._claims.woken.set()
 
     @property
@@ -316,13 +323,17 @@ class NothingLeft:
         a pass has run since.
         """
         intake = self._intake
+        # In this order: what was taken before is in the table or has ended before the pass, and what the other
+        # lane takes meanwhile is seen by the next call.
+        idle = self.children is None or self.children.idle
+        taken = intake.taken
         if len(intake.session.table):
             return False
-        if self._looked_at == intake.taken:
-            return self.children is None or self.children.idle
+        if self._looked_at == taken:
+            return idle
         if self._placed and not self._decided():
             return False
-        self._looked_at = intake.taken
+        self._looked_at = taken
         if self.children is not None:
             self.children.look_again()
         intake.session.wake()
