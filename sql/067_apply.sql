@@ -731,7 +731,7 @@ begin
   -- Nothing is done from an older board: whoever began a pass since has seen more. Each part moves the number
   -- on, so one that is sent again after a lost reply is refused.
   perform from gangq.lock_rows l
-  where l.name = 'pass' and l.runs = apply.pass + apply.part - 1 for update skip locked;
+  where l.name = 'pass' and l.runs + 1 - apply.part = apply.pass for update skip locked;
   accepted := found;
   if not accepted then
     return next;

@@ -77,7 +77,7 @@ MUTATIONS = [
     ("no_room", "< (s).vram_mb", "< 0", "test_places"),
     ("no_room", "(select count(distinct d.id) from unnest(device_ids) as d(id)) <> (s).gpus", "false", "test_places"),
     ("no_room", "when hit is not null then", "when false then", "test_places test_limits"),
-    ("apply", "l.runs = apply.pass + apply.part - 1", "l.runs >= apply.pass", "test_apply"),
+    ("apply", "l.runs + 1 - apply.part = apply.pass", "l.runs >= apply.pass", "test_apply"),
     ("apply_places", "and z.job_id is null and", "and", "test_places test_apply"),
     ("may_not_stop", "not between 1 and most", "< 0", "test_apply test_preemption"),
     ("may_not_stop", "if not (select q.preempts", "if false and (select q.preempts", "test_apply test_preemption"),
