@@ -85,6 +85,7 @@ def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
             "from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id where i.name = 'busy7' limit 1"
         ).fetchone()
         assert names is not None
+        conn.execute("update gangq.places set until = gangq.place_until(gangq.now())")
         sql = sql.format(idle=names[0], busy=names[1], job=names[2], token=names[3], seated=names[4])
     return measured(dsn, sql)
 
@@ -131,7 +132,6 @@ def idle(full: str) -> str:
             "join gangq.shapes s on s.id = j.shape_id where s.model = 'm')) "
             "from gangq.register_worker('seated', 'host0', '{default}', 8) i, generate_series(1, 8)"
         )
-        conn.execute("update gangq.places set until = 'infinity'")
         for table, first in (("requests_before", 0), ("requests", MANY)):
             conn.execute(
                 f"insert into gangq.{table} (request_id, login, job_ids) "
