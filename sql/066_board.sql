@@ -5,12 +5,15 @@
 -- In plpgsql, which keeps its plans: in SQL each part was planned at every pass, and that was two
 -- thirds of what a small fleet's board took. Generic ones, where planning is dearer than the query.
 --
+-- In json, which is text that grows: jsonb was built part by part, copied into each larger one, and made
+-- text at last, and that was half of what a board took. What has its default is left out.
+--
 -- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops as
 -- one: g7 a gang, j7 a job alone. Workers that serve the same work are one class, so that who can run
 -- what is asked once a class.
 
 create function gangq.seconds(at timestamptz) returns double precision language sql immutable
-return extract(epoch from at)::float8;
+return date_part('epoch', at);
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
 -- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the table's
@@ -25,7 +28,7 @@ comment on function gangq.placed_jobs is
   'Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop.';
 
 -- A job that took a light slot before its queue had a limit counts for that limit.
-create function gangq.board_queues() returns jsonb language plpgsql stable as $$
+create function gangq.board_queues() returns json language plpgsql stable as $$
 begin
   return (
     with light as materialized (
@@ -36,7 +39,7 @@ begin
       where gangq.placed_queues() <> '{}'
       group by s.queue
     )
-    select jsonb_agg(jsonb_build_object(
+    select json_agg(json_build_object(
       'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
       'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
       'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
@@ -87,137 +90,171 @@ comment on function gangq.lost_hosts is
   'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the last ten '
   'minutes; the gangs whose members it had.';
 
-create function gangq.board_workers(t timestamptz, classes jsonb) returns jsonb language plpgsql stable as $$
+create function gangq.board_workers(t timestamptz, ids bigint[], classes integer[]) returns json
+language plpgsql stable as $$
 begin
   return (
-    select jsonb_agg(jsonb_build_object(
+    select json_agg(json_build_object(
       'id', i.id, 'name', i.name, 'host', i.host,
       'slots', i.slots, 'memory_mb', i.memory_mb,
-      'millicpus', (i.cpus * 1000)::bigint, 'class_id', (classes -> i.id::text)::integer,
-      'domains', gangq.domains(i, c.topology), 'open', o.id is not null,
-      'warm', case when i.model is null then '[]' else jsonb_build_array(i.model) end,
+      'millicpus', (i.cpus * 1000)::bigint, 'class_id', w.class,
+      'domains', case when c.topology <> '{host}' then gangq.domains(i, c.topology) end,
+      'open', case when o.id is null then false end,
+      'warm', case when i.model is not null then json_build_array(i.model) end,
       'doubtful', case when i.host = any (f.doubtful) then true end,
-      'devices', coalesce(d.devices, '[]')) order by i.host, i.id)
-    from gangq.incarnations i
+      'devices', d.devices) order by i.host, i.id)
+    from unnest(ids, classes) as w(id, class)
+    join gangq.incarnations i on i.id = w.id
     cross join gangq.settings c
     left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
     cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
     left join (
-      select r.offered_by, jsonb_agg(jsonb_build_object(
-        'id', r.id, 'vram_mb', r.vram_mb,
-        'withheld', h.kind is not distinct from 'quarantine') order by r.vram_mb, r.index, r.id) as devices
-      from gangq.device_registry r left join gangq.device_holds h on h.device_id = r.id
-      where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id
-    where i.ended_at is null);
+      select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb, 'withheld',
+        case when h.device_id is not null then true end) order by r.vram_mb, r.index, r.id) as devices
+      from gangq.device_registry r
+      left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
+      where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
 end $$;
 comment on function gangq.board_workers is
-  'Internal. The live workers of a board, with all they offer; classes: the class of each by its id.';
+  'Internal. The workers of a board, with all they offer; classes: the class of each.';
+
+create function gangq.surplus_members(gang_ids bigint[]) returns table (gang_id bigint, job_id bigint)
+language sql stable as $$
+  select m.gang_id, m.id
+  from (
+    select j.gang_id, j.id, r.min_members,
+      row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+    from gangq.live_gangs g
+    join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
+    join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+    where g.id = any (gang_ids) and g.state = 'running' and g.failure_policy = 'shrink'
+      and g.missing_since is null and g.world_size = (
+        select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
+  where m.nth > m.min_members
+$$;
+comment on function gangq.surplus_members is
+  'Internal. Members without which these gangs would go on, where all of the gang runs: of each role those '
+  'beyond its least number.';
+
+create function gangq.drained_workers() returns setof bigint language sql stable as $$
+  select i.id
+  from gangq.cordons c
+  join gangq.incarnations i on i.ended_at is null
+    and case c.kind when 'host' then i.host else i.name end = c.name
+  where c.drain
+$$;
+comment on function gangq.drained_workers is 'Internal. Live workers that are drained, or whose host is.';
 
 -- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
 -- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget does,
--- and what has outrun that too, soon.
-create function gangq.board_units(t timestamptz, moves jsonb) returns jsonb
+-- and what has outrun that too, soon. What a unit has on one worker is one hold.
+create function gangq.board_units(t timestamptz, moves jsonb) returns json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+declare
+  now_s constant float8 := gangq.seconds(t);
 begin
   return (
     with jobs as materialized (
       select j.* from gangq.placed_jobs() j
     ),
     gangs as materialized (
-      select g.*
+      select g.*, k.apart
       from (select distinct j.gang_id as id from jobs j where j.gang_id is not null) i
       cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
+      join gangq.gang_kinds k on k.id = g.kind_id
     ),
     surplus as materialized (
-      select m.id
-      from (
-        select j.id, r.min_members,
-          row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
-        from gangs g
-        join jobs j on j.gang_id = g.id and j.state = 'running'
-        join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
-        where g.state = 'running' and g.failure_policy = 'shrink' and g.missing_since is null
-          and g.world_size = (select count(*) from jobs k where k.gang_id = g.id and k.state = 'running')) m
-      where m.nth > m.min_members
+      select m.gang_id, m.job_id, count(*) over (partition by m.gang_id) as members
+      from gangq.surplus_members(array(select g.id from gangs g where g.failure_policy = 'shrink')) m
     ),
-    drained as materialized (
-      select i.id
-      from gangq.cordons c
-      join gangq.incarnations i on i.ended_at is null
-        and case c.kind when 'host' then i.host else i.name end = c.name
-      where c.drain
-    ),
-    placed as materialized (
-      select case when j.gang_id is null or x.alone then 'j' || j.id else 'g' || j.gang_id end as unit,
-        case when x.alone then 'g' || j.gang_id end as part_of,
-        case when j.gang_id is not null and not x.alone then g.id end as whole, j.id, j.state, j.stops,
-        j.submitter, j.priority, j.incarnation, j.shape_id, j.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus,
-        k.apart,
-        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
-        coalesce(g.go_at, j.claimed_at, t) as since,
-        coalesce(g.preemptible, true) and q.preemptible as displaceable, q.min_run_s, g.world_size,
-        case j.state when 'preempting' then j.told_at + make_interval(secs => c.grace_s) end as gone_at,
-        c.max_stops, coalesce(j.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
-        case g.checkpoint_mode when 'rank0' then j.gang_id end as rank0_of, h.devices,
-        j.incarnation in (select d.id from drained d) as drained
-      from jobs j
-      join gangq.shapes s on s.id = j.shape_id
+    shapes as materialized (
+      select s.id, b.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
+        coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
+        gangq.estimate_s(s.queue, s.task, s.gpus::integer, b.budget_s) as estimate_s
+      from (select distinct j.shape_id, j.budget_s from jobs j) b
+      join gangq.shapes s on s.id = b.shape_id
       join gangq.queues_table q on q.name = s.queue
       cross join gangq.settings c
-      left join gangs g on g.id = j.gang_id
-      left join gangq.gang_kinds k on k.id = g.kind_id
-      cross join lateral (
-        select j.state = 'preempting' and g.state = 'running' or j.id in (select u.id from surplus u) as alone) x
-      left join lateral (
-        select jsonb_agg(v.device_id order by v.device_id) as devices
-        from gangq.device_holds v where v.job_id = j.id offset 0) h on s.gpus > 0
     ),
-    estimates as materialized (
-      select p.shape_id, p.budget_s, gangq.estimate_s(p.queue, s.task, p.gpus::integer, p.budget_s) as s
-      from (select distinct p.shape_id, p.budget_s, p.queue, p.gpus from placed p) p
-      join gangq.shapes s on s.id = p.shape_id
+    placed as materialized (
+      -- Of a gang its id, of a job alone its own, negative.
+      select case when j.gang_id is null or x.alone then -j.id else j.gang_id end as key,
+        case when x.alone then j.gang_id end as part_of, j.id, j.submitter, j.priority, j.incarnation,
+        s.queue, s.gpus, s.memory_mb, s.cpus, s.most_s, s.estimate_s, g.apart, g.world_size, x.spared,
+        gangq.seconds(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
+        gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
+        case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at,
+        j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
+          and s.preemptible as movable, s.min_run_s,
+        case when g.checkpoint_mode = 'rank0' then j.gang_id end as rank0_of
+      from jobs j
+      join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
+      cross join gangq.settings c
+      left join gangs g on g.id = j.gang_id
+      left join (select distinct u.gang_id, u.members from surplus u) v on v.gang_id = j.gang_id
+      cross join lateral (
+        select coalesce(v.members, 0) as spared, j.state = 'preempting' and g.state = 'running'
+          or j.id in (select u.job_id from surplus u) as alone) x
     ),
     timed as materialized (
       select p.*, case
-          when p.state = 'preempting' then greatest(p.gone_at, t + interval '1 s')
-          when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
-            then coalesce(p.began_at, t) + make_interval(secs => e.s)
-          else greatest(coalesce(p.began_at, t) + make_interval(secs => p.most_s), t + interval '30 s')
-        end as ends_at, case
-          when p.state = 'preempting' then 'stop'
-          when coalesce(p.began_at, t) + make_interval(secs => e.s) > t
-            then case when e.s < p.most_s then 'history' else 'budget' end
-          when coalesce(p.began_at, t) + make_interval(secs => p.most_s) > t + interval '30 s' then 'budget'
+          when p.gone_at is not null then greatest(p.gone_at, now_s + 1)
+          when e.estimated > now_s then e.estimated
+          else greatest(e.latest, now_s + 30) end as ends_at, case
+          when p.gone_at is not null then 'stop'
+          when e.estimated > now_s then case when e.estimated < e.latest then 'history' else 'budget' end
+          when e.latest > now_s + 30 then 'budget'
           else 'late' end as ends_by,
-        greatest(p.gpus, 1) * extract(epoch from t - greatest(p.since, (
+        greatest(p.gpus, 1) * (now_s - greatest(p.since, gangq.seconds((
           select max(k.saved_at) from gangq.checkpoints k
           where k.job_id = coalesce((
-            select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id)))) as lost_s
+            select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id))))) as lost_s
       from placed p
-      join estimates e on e.shape_id = p.shape_id and e.budget_s is not distinct from p.budget_s
-    )
-    select jsonb_agg(u.unit || jsonb_build_object(
-      'movable', coalesce((u.unit ->> 'movable_at')::float8 <= gangq.seconds(t), false)) order by u.unit ->> 'id')
-    from (
-      select jsonb_build_object(
-        'id', p.unit, 'queue', min(p.queue), 'submitter', min(p.submitter), 'priority', min(p.priority),
-        'ends_at', gangq.seconds(max(p.ends_at)),
-        'ends_by', (array_agg(p.ends_by order by p.ends_at desc, p.id))[1],
-        'part_of', min(p.part_of), 'since', gangq.seconds(min(p.since)),
-        'lost_s', sum(p.lost_s)::float8, 'leaving', bool_and(p.state = 'preempting'),
-        'drained', bool_or(p.drained), 'apart', coalesce(min(p.apart), ''), 'ask', moves -> p.unit,
+      cross join lateral (
+        select coalesce(p.began, now_s) + p.estimate_s as estimated,
+          coalesce(p.began, now_s) + p.most_s as latest offset 0) e
+    ),
+    devices as materialized (
+      select p.key, p.incarnation, json_agg(h.device_id order by h.device_id) as ids
+      from placed p join gangq.device_holds h on h.job_id = p.id
+      where p.gpus > 0
+      group by p.key, p.incarnation
+    ),
+    holds as materialized (
+      select h.key, json_agg(json_build_object(
+        'worker', h.incarnation, 'devices', d.ids, 'slots', nullif(h.slots, 1),
+        'memory_mb', nullif(h.memory_mb, 0), 'millicpus', nullif(h.millicpus, 0)) order by h.incarnation) as held
+      from (
+        select p.key, p.incarnation, count(*) as slots, sum(p.memory_mb) as memory_mb,
+          sum(p.cpus * 1000)::bigint as millicpus
+        from placed p group by p.key, p.incarnation) h
+      left join devices d on d.key = h.key and d.incarnation = h.incarnation
+      group by h.key
+    ),
+    units as materialized (
+      select p.key, min(p.part_of) as part_of, min(p.queue) as queue, min(p.submitter) as submitter,
+        min(p.priority) as priority, max(p.ends_at) as ends_at,
+        (array_agg(p.ends_by order by p.ends_at desc, p.id))[1] as ends_by, min(p.since) as since,
+        sum(p.lost_s) as lost_s, bool_and(p.gone_at is not null) as leaving, min(p.apart) as apart,
+        bool_or(p.incarnation in (select w from gangq.drained_workers() w)) as drained,
         -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
         -- would not end it.
-        'movable_at', case when bool_and(p.state = 'running' and p.stops < p.max_stops and p.displaceable)
-          and (p.whole is null or max(p.world_size) = count(*) + (
-            select count(*) from gangq.live_jobs z
-            where z.gang_id = p.whole and z.id in (select x.id from surplus x)))
-          then gangq.seconds(max(p.began_at + make_interval(secs => p.min_run_s))) end,
-        'holds', jsonb_agg(jsonb_build_object(
-          'worker', p.incarnation, 'devices', coalesce(p.devices, '[]'), 'memory_mb', p.memory_mb,
-          'millicpus', (p.cpus * 1000)::bigint) order by p.incarnation, p.id)) as unit
+        case when bool_and(p.movable) and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
+          then max(p.began + p.min_run_s) end as movable_at
       from timed p
-      group by p.unit, p.whole) u);
+      group by p.key
+    )
+    select json_agg(json_build_object(
+      'id', x.unit, 'queue', nullif(u.queue, 'default'), 'submitter', u.submitter,
+      'priority', nullif(u.priority, 0), 'ends_at', u.ends_at, 'ends_by', nullif(u.ends_by, 'budget'),
+      'part_of', 'g' || u.part_of, 'since', u.since, 'lost_s', u.lost_s,
+      'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false), 'apart', u.apart,
+      'ask', moves -> x.unit, 'movable_at', u.movable_at, 'movable', nullif(u.movable_at <= now_s, false),
+      'holds', h.held) order by abs(u.key), u.key)
+    from units u
+    join holds h on h.key = u.key
+    cross join lateral (
+      select case when u.key < 0 then 'j' || -u.key else 'g' || u.key end as unit) x);
 end $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
 
@@ -228,11 +265,8 @@ create function gangq.board_moves() returns table (unit text, kind_id integer, a
 language sql stable as $$
   with drained as materialized (
     select distinct coalesce(j.gang_id, -j.id) as id
-    from gangq.cordons c
-    join gangq.incarnations i on i.ended_at is null
-      and case c.kind when 'host' then i.host else i.name end = c.name
-    join gangq.live_jobs j on j.incarnation = i.id and j.state in ('reserved', 'running')
-    where c.drain
+    from gangq.drained_workers() as w(id)
+    join gangq.live_jobs j on j.incarnation = w.id and j.state in ('reserved', 'running')
   )
   select 'g' || g.id, g.kind_id, jsonb_build_object('id', 'g' || g.id, 'kind', g.kind_id, 'missing', (
     select jsonb_agg(y.members order by y.ordinal)
@@ -261,10 +295,10 @@ comment on function gangq.board_moves is
   'Internal. What is to be moved off what is drained, and what each would wait as.';
 
 -- A promise of which a worker has ended lapses.
-create function gangq.board_kept(t timestamptz) returns jsonb language plpgsql stable as $$
+create function gangq.board_kept(t timestamptz) returns json language plpgsql stable as $$
 begin
   return (
-    select jsonb_agg(jsonb_build_object('ask', p.ask,
+    select json_agg(json_build_object('ask', p.ask,
       'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
       'holds', p.seats) order by p.ask)
     from gangq.plans p cross join gangq.settings c
@@ -276,17 +310,17 @@ begin
 end $$;
 comment on function gangq.board_kept is 'Internal. Seats that are kept for what waits, for a board.';
 
-create function gangq.board_places() returns jsonb language sql stable as $$
-  select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
+create function gangq.board_places() returns json language sql stable as $$
+  select json_agg(json_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
     'devices', p.device_ids, 'job', case when p.job_id is not null then coalesce((
-      select 'j' || j.id from gangq.live_jobs j where j.id = p.job_id and j.token = p.token), 'ended') end))
+      select 'j' || j.id from gangq.live_jobs j where j.id = p.job_id and j.token = p.token), 'ended') end)
     order by p.id)
   from gangq.places p
 $$;
 comment on function gangq.board_places is
   'Internal. The open places of a board; job: who sits there; ended: nobody any more, and it is closed.';
 
-create function gangq.board_kinds(ids integer[], examples bigint[]) returns jsonb language plpgsql stable as $$
+create function gangq.board_kinds(ids integer[], examples bigint[]) returns json language plpgsql stable as $$
 begin
   return (
     with named as materialized (
@@ -305,25 +339,26 @@ begin
     roles as materialized (
       select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
         r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
-          select coalesce(jsonb_agg(c.class order by c.class), '[]')
+          select coalesce(json_agg(c.class order by c.class), '[]')
           from classes c
           where gangq.serves(c.example, s)) as serves
       from named r join gangq.shapes s on s.id = r.shape_id
     ),
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
-      select r.kind_id, min(r.model) as model, jsonb_agg(jsonb_build_object(
-        'name', r.name, 'least', r.min_members, 'most', r.max_members, 'strategy', r.strategy,
-        'balanced', r.balanced, 'require', coalesce(r.require, ''), 'prefer', coalesce(r.prefer, ''),
-        'serves', r.serves, 'needs', jsonb_build_object(
-          'gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
-          'millicpus', (r.cpus * 1000)::bigint, 'avoid', r.avoid)) order by r.ordinal) as roles
+      select r.kind_id, min(r.model) as model, json_agg(json_build_object(
+        'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1), 'most', nullif(r.max_members, 1),
+        'strategy', nullif(r.strategy, 'pack'), 'balanced', nullif(r.balanced, false),
+        'require', r.require, 'prefer', r.prefer, 'serves', r.serves, 'needs', json_build_object(
+          'gpus', nullif(r.gpus, 0), 'vram_mb', nullif(r.vram_mb, 0), 'memory_mb', nullif(r.memory_mb, 0),
+          'millicpus', nullif((r.cpus * 1000)::bigint, 0), 'avoid', nullif(r.avoid, '{}')))
+        order by r.ordinal) as roles
       from roles r
       group by r.kind_id
     )
-    select jsonb_agg(jsonb_build_object(
-      'id', k.id, 'queue', k.queue, 'require', coalesce(k.require, ''), 'prefer', coalesce(k.prefer, ''),
-      'apart', coalesce(k.apart, ''), 'model', coalesce(y.model, ''), 'roles', y.roles) order by k.id)
+    select json_agg(json_build_object(
+      'id', k.id, 'queue', nullif(k.queue, 'default'), 'require', k.require, 'prefer', k.prefer,
+      'apart', k.apart, 'model', y.model, 'roles', y.roles) order by k.id)
     from (
       select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
       union all
@@ -414,23 +449,26 @@ comment on function gangq.board_singles is
   'Internal. Single jobs that wait to be placed: of each shape and priority the first, and how many there '
   'are, up to most.';
 
-create function gangq.board_single_asks(most integer) returns jsonb language plpgsql stable as $$
+create function gangq.board_single_asks(most integer)
+returns table (kind_id integer, jobs bigint, ask json) language plpgsql stable as $$
 begin
-  return (
-    select jsonb_agg(jsonb_build_object(
+  return query (
+    select -b.shape_id, b.jobs, json_build_object(
       'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
-      'priority', 1000 - (b.head >> 50), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
+      'priority', nullif(1000 - (b.head >> 50), 0), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
       -- What was put to the front has no age: nothing overtakes it.
       'since', case when (b.head & 1125899906842623) >= 562949953421312
         then gangq.seconds(j.submitted_at) end, 'count', b.jobs,
-      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8) order by b.head)
+      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8)
     from gangq.board_singles(most, 1000) b
     join gangq.shapes s on s.id = b.shape_id
     cross join lateral (
       select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
-      where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j);
+      where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j
+    order by b.head);
 end $$;
-comment on function gangq.board_single_asks is 'Internal. The single jobs that wait, for a board.';
+comment on function gangq.board_single_asks is
+  'Internal. The single jobs that wait, for a board: of each kind and priority how many, up to most.';
 
 -- One more than could be placed: then the pass says why the rest waits.
 create function gangq.free_slots() returns integer language sql stable as $$
@@ -439,10 +477,27 @@ create function gangq.free_slots() returns integer language sql stable as $$
 $$;
 comment on function gangq.free_slots is 'Internal. Slots for placed work that nothing holds, in all.';
 
-create function gangq.board_asks(t timestamptz, ids bigint[]) returns jsonb
+create function gangq.lacking(gang_id bigint) returns table (missing json, mates json)
+language sql stable as $$
+  select json_agg(y.missing order by y.ordinal), json_agg(y.mates order by y.ordinal)
+  from (
+    select r.ordinal,
+      count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
+      coalesce(json_agg(j.incarnation order by j.incarnation)
+        filter (where j.incarnation is not null), '[]') as mates
+    from gangq.live_gangs w
+    join gangq.kind_roles r on r.kind_id = w.kind_id
+    left join gangq.live_jobs j on j.gang_id = w.id and coalesce(j.role, 1) = r.ordinal
+    where w.id = lacking.gang_id
+    group by r.ordinal) y
+$$;
+comment on function gangq.lacking is
+  'Internal. Of a gang that runs, by role: how many members it lacks, and the workers of the others.';
+
+create function gangq.board_asks(t timestamptz, ids bigint[]) returns setof json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 begin
-  return (
+  return query (
     with gangs as materialized (
       -- One by one: however many gangs there are, those shown are found by their index.
       select g.*, g.state = 'running' as runs
@@ -457,64 +512,26 @@ begin
       from (select distinct g.kind_id, g.budget_s from gangs g) z
     ),
     avoided as materialized (
-      select a.id, jsonb_agg(l.host order by l.host) as hosts
+      select a.id, json_agg(l.host order by l.host) as hosts
       from gangq.lost_hosts(t) l cross join lateral unnest(l.gang_ids) as a(id)
       group by a.id
     )
-    select jsonb_agg(jsonb_build_object(
-      'id', 'g' || g.id, 'kind', g.kind_id, 'priority', g.priority,
+    select json_build_object(
+      'id', 'g' || g.id, 'kind', g.kind_id, 'priority', nullif(g.priority, 0),
       'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8,
-      'avoid_hosts', a.hosts)
-      || case when not g.runs then '{}' else (
-        select jsonb_build_object(
-          'missing', jsonb_agg(y.missing order by y.ordinal), 'mates', jsonb_agg(y.mates order by y.ordinal))
-        from (
-          select r.ordinal,
-            count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
-            coalesce(jsonb_agg(j.incarnation order by j.incarnation)
-              filter (where j.incarnation is not null), '[]') as mates
-          from gangq.kind_roles r
-          join gangq.live_gangs w on w.id = g.id
-          left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
-          where r.kind_id = g.kind_id group by r.ordinal) y) end order by g.order_key, g.id)
+      'avoid_hosts', a.hosts, 'missing', r.missing, 'mates', r.mates)
     from gangs g
     join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
-    left join avoided a on a.id = g.id);
+    left join avoided a on a.id = g.id
+    left join lateral gangq.lacking(g.id) r on g.runs
+    order by g.order_key, g.id);
 end $$;
 comment on function gangq.board_asks is 'Internal. What waits, for a board.';
 
-create function gangq.board() returns jsonb language plpgsql stable as $$
-#variable_conflict use_variable
+create function gangq.worker_classes(kinds integer[])
+returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
 declare
-  t constant timestamptz := gangq.now();
-  gangs bigint[];
-  kinds integer[];
-  named boolean;
-  classes jsonb;
-  examples bigint[];
-  moves jsonb;
-  cut integer[];
-  most integer := least(200, gangq.free_slots()) + 1;
-  singles jsonb := coalesce(gangq.board_single_asks(most), '[]');
-begin
-  with shown as materialized (
-    select g.* from gangq.board_gangs(t, 200, 1000) g
-  )
-  select array(select s.id from shown s), array_agg(k.kind_id), array_agg(k.kind_id) filter (where k.cut)
-  into gangs, kinds, cut
-  from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
-  select jsonb_object_agg(m.unit, m.ask), kinds || array_agg(distinct m.kind_id) into moves, kinds
-  from gangq.board_moves() m;
-  -- Each once: what is moved and what waits may be of one kind.
-  kinds := array(
-    select distinct k
-    from (
-      select unnest(kinds) union all
-      select (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value)) a(k));
-  cut := cut || array(
-    select distinct (x.value ->> 'kind')::integer from jsonb_array_elements(singles) as x(value)
-    where (x.value ->> 'count')::integer >= most);
-  named := exists (
+  named constant boolean := exists (
     select 1
     from (
       select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds)
@@ -523,25 +540,60 @@ begin
     join gangq.shapes s on s.id = r.shape_id
     cross join lateral jsonb_array_elements(s.selector) c
     where c.value ->> 'key' in ('host', 'worker'));
-  select jsonb_object_agg(x.id, x.class), array_agg(distinct x.example order by x.example)
-  into classes, examples
-  from (
-    select y.id, y.example, dense_rank() over (order by y.example) as class
+begin
+  return query (
+    select y.id, dense_rank() over (order by y.example)::integer, y.example
     from (
       select i.id, min(i.id) over (
         partition by i.queues, i.tasks, i.labels, i.taints, case when named then i.name end) as example
-      from gangq.incarnations i where i.ended_at is null) y) x;
+      from gangq.incarnations i where i.ended_at is null) y);
+end $$;
+comment on function gangq.worker_classes is
+  'Internal. The class of each live worker, and a worker that stands for it: workers of one class serve the '
+  'same. Each is its own where one of these kinds selects workers or hosts by name.';
+
+create function gangq.board() returns json language plpgsql stable as $$
+#variable_conflict use_variable
+declare
+  t constant timestamptz := gangq.now();
+  most constant integer := least(200, gangq.free_slots()) + 1;
+  gangs bigint[];
+  kinds integer[];
+  cut integer[];
+  asks json[];
+  moves jsonb;
+  workers bigint[];
+  classes integer[];
+  examples bigint[];
+begin
+  with shown as materialized (
+    select g.* from gangq.board_gangs(t, 200, 1000) g
+  )
+  select array(select s.id from shown s), array_agg(k.kind_id), array_agg(k.kind_id) filter (where k.cut)
+  into gangs, kinds, cut
+  from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
+  select array_agg(s.ask), kinds || array_agg(s.kind_id),
+    cut || array_agg(distinct s.kind_id) filter (where s.jobs >= most)
+  into asks, kinds, cut
+  from gangq.board_single_asks(most) s;
+  asks := array(select a from gangq.board_asks(t, gangs) as a) || asks;
+  select jsonb_object_agg(m.unit, m.ask), kinds || array_agg(m.kind_id) into moves, kinds
+  from gangq.board_moves() m;
+  -- Each once: what is moved and what waits may be of one kind.
+  kinds := array(select distinct k from unnest(kinds) as k);
+  select array_agg(w.id), array_agg(w.class), array_agg(distinct w.example order by w.example)
+  into workers, classes, examples
+  from gangq.worker_classes(kinds) w;
   return (
-    select jsonb_strip_nulls(jsonb_build_object(
+    select json_strip_nulls(json_build_object(
       'format', 1, 'now', gangq.seconds(t), 'levels', c.topology, 'grace_s', c.grace_s::float8,
       'warm_s', c.warm_s::float8,
       'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
-      'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, classes),
+      'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, workers, classes),
       'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
-      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples),
-      'asks', coalesce(gangq.board_asks(t, gangs), '[]') || singles))
+      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is

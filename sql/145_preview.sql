@@ -170,11 +170,11 @@ begin
         'It has ended or never existed: select * from gangq.gangs.');
     end if;
     -- It may wait behind all that a board shows.
-    answer := (
-      select coalesce(jsonb_build_object('ask', gangq.board_asks(gangq.now(), array_agg(g.id)) -> 0), '{}')
-      from gangq.live_gangs g
+    answer := coalesce((
+      select jsonb_build_object('ask', a)
+      from gangq.live_gangs g cross join lateral gangq.board_asks(gangq.now(), array[g.id]) as a
       where g.id = (c -> 'priority' ->> 'gang')::bigint and g.state = 'blocked'
-        and (g.not_before is null or g.not_before <= gangq.now()));
+        and (g.not_before is null or g.not_before <= gangq.now())), '{}');
   elsif c ? 'cancel' then
     answer := (
       select jsonb_build_object('unit', 'g' || g.id) from gangq.live_gangs g where g.id = (c -> 'cancel' ->> 'gang')::bigint

@@ -55,7 +55,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What one job holds on one worker."""
+    """What a unit holds on one worker: one slot for each of its jobs there."""
 
     worker: int
     devices: tuple[int, ...] = ()

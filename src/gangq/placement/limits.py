@@ -34,7 +34,7 @@ class Amount(defaultdict[str, float]):
     @classmethod
     def held(cls, unit: Unit) -> Amount:
         """What a unit uses."""
-        total = cls(gangs=unit.id.startswith("g"), jobs=len(unit.holds))
+        total = cls(gangs=unit.id.startswith("g"), jobs=sum(hold.slots for hold in unit.holds))
         for hold in unit.holds:
             total["gpus"] += len(hold.devices)
             total["memory_mb"] += hold.memory_mb
