@@ -33,7 +33,7 @@ declare
 begin
   insert into gangq.passes (at, pass, digest, decisions, board)
   select t, record_pass.pass, left(seen ->> 'digest', 64), record_pass.decisions,
-    case when s.record_decisions or failed then seen -> 'board' end
+    case when s.record_decisions or failed then (seen ->> 'board')::json end
   from gangq.settings s
   where failed or exists (
     select 1 from jsonb_array_elements(record_pass.decisions) as x(value)

@@ -427,7 +427,9 @@ create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
   with said as materialized (
-    select x.n, x.value ->> 'ask' as ask, x.value ->> 'action' as action, k.kind_id,
+    select x.n, array[x.value ->> 'ask'] || array(
+        select jsonb_array_elements_text(x.value -> 'alike')) as asks,
+      x.value ->> 'action' as action, k.kind_id,
       left(x.value -> 'refused' ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
       left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
       gangq.cut(jsonb_strip_nulls(
@@ -448,13 +450,14 @@ begin
   verdicts as materialized (
     select k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
     union all
-    select s.kind_id, s.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
+    select s.kind_id, a.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
     from said s join kinds k on k.kind_id = s.kind_id
+    cross join lateral unnest(s.asks) as a(ask)
     where (s.gate, s.why, s.unblocks, s.follows) is distinct from (k.gate, k.why, k.unblocks, k.follows)
   ),
   alike as (
     delete from gangq.verdicts v using said s
-    where v.kind_id = s.kind_id and v.ask = s.ask
+    where v.kind_id = s.kind_id and v.ask = any (s.asks)
       and not exists (select 1 from verdicts x where x.kind_id = v.kind_id and x.ask = v.ask)
   )
   insert into gangq.verdicts as v (kind_id, ask, gate, since, why, unblocks, follows, numbers)
@@ -492,8 +495,9 @@ begin
           select 1 from gangq.live_gangs g
           where g.id = substr(z.ask, 2)::bigint and (g.state = 'blocked' or g.missing_since is not null))
         else not exists (
-          select 1 from gangq.live_gangs g
-          where g.kind_id = z.kind_id and (g.state = 'blocked' or g.missing_since is not null)) end
+          select 1 from gangq.live_gangs g where g.kind_id = z.kind_id and g.state = 'blocked')
+          and not exists (
+            select 1 from gangq.live_gangs g where g.kind_id = z.kind_id and g.missing_since is not null) end
     order by z.kind_id, z.ask for update skip locked);
 end $$;
 comment on function gangq.forget_old_plans is
@@ -533,7 +537,7 @@ create function gangq.lock_decided(decisions jsonb) returns gangq.locked languag
 declare
   units text[] := array(
     select x.value ->> 'ask' from jsonb_array_elements(decisions) as x(value)
-    where x.value ->> 'ask' !~ '^k'
+    where x.value ->> 'ask' !~ '^k' and x.value ->> 'action' <> 'wait'
     union
     select jsonb_array_elements_text(x.value -> 'stop') from jsonb_array_elements(decisions) as x(value));
   gangs bigint[];
@@ -769,10 +773,11 @@ end $$;
 comment on function gangq.apply is
   'Carries out what was decided on the board of this pass, each decision verified by itself: a gang is '
   'placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or wait, "seats" or '
-  '"planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at", "refused"}], at most 50 that '
-  'place or stop something, and 1,000 in all. part: 1 begins the pass, others follow in order; last: this part is '
-  'its last. seen: {"digest", "asked", "board"} of the board. accepted: false where a newer pass has begun '
-  'or this part was taken before, and nothing was done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
+  '"planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at", "refused", "alike": others '
+  'of its kind that wait for the same}], at most 50 that place or stop something, and 1,000 in all. part: 1 '
+  'begins the pass, others follow in order; last: this part is its last. seen: {"digest", "asked", "board"} of '
+  'the board, which is text. accepted: false where a newer pass has begun or this part was taken before, and '
+  'nothing was done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
   'decide again soon. Raises GQ001, GQ008.';
 
 create function gangq.check_decisions(decisions jsonb) returns void language plpgsql as $$

@@ -1152,7 +1152,7 @@ create table gangq.passes (
   -- As passed to gangq.apply.
   decisions jsonb not null,
   -- What was seen, in the first part; null: not recorded.
-  board jsonb
+  board json
 ) partition by range (at);
 create index passes_at on gangq.passes (at);
 

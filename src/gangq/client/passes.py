@@ -62,10 +62,10 @@ def run_pass() -> Steps[Passed]:
     parts = list(_parts(decided))
     for n, part in enumerate(parts, 1):
         failed = any(one.refused and one.refused.gate == "error" for one in part)
-        more = {"board": json.loads(text)} if failed or (seen.recorded and n == 1) else {}
+        more = {"board": text} if failed or (seen.recorded and n == 1) else {}
         report = yield apply(
             pass_=seen.pass_number,
-            decisions=[told(decision) for decision in part],
+            decisions=told(seen, part),
             part=n,
             last=n == len(parts),
             closes=closed_places(seen, decided) if n == 1 else [],
@@ -113,15 +113,16 @@ class ReplayedPass:
 def again(written: ReplayedPass) -> ReplayRow:
     """Decide on its board once more, and compare."""
     then = {one["ask"]: one for part in written.parts for one in part}
-    row = ReplayRow(
-        at=written.at, digest=written.digest or "", decisions=len(then), same=None, difference=None
-    )
+    count = sum(1 + len(one.get("alike", ())) for one in then.values())
+    row = ReplayRow(at=written.at, digest=written.digest or "", decisions=count, same=None, difference=None)
     if written.board is None:
         return replace(
             row,
             difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
         )
-    now = {one.ask: json.loads(json.dumps(told(one))) for one in decide(Board.from_json(written.board))}
+    seen = Board.from_json(written.board)
+    parts = json.loads(json.dumps([told(seen, part) for part in _parts(decide(seen))]))
+    now = {one["ask"]: one for part in parts for one in part}
     names = dict.fromkeys([*then, *now])
     apart = [
         (n, then.get(name), now.get(name))
@@ -132,7 +133,7 @@ def again(written: ReplayedPass) -> ReplayRow:
         return replace(row, same=True)
     n, was, is_now = apart[0]
     return replace(
-        row, same=False, difference=f"decision {n} of {len(then)} was {_said(was)} and is {_said(is_now)}"
+        row, same=False, difference=f"decision {n} of {count} was {_said(was)} and is {_said(is_now)}"
     )
 
 

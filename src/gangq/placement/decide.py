@@ -283,7 +283,8 @@ class Pass:
     def wait(self, ask: Ask, refused: Refused) -> None:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
-        self._remember(ask, replace(refused, may_stop=(), may_stop_at=None))
+        # Who may stop for one of them later is not said of the others of its kind.
+        self._remember(ask, replace(refused, may_stop=(), may_stop_at=None) if refused.may_stop else refused)
         if refused.gate in LIMITS:
             self.rivals.add(ask, refused.where)
         elif refused.gate not in ("paused", "infeasible") and ask.kind not in self._never:

@@ -5,18 +5,38 @@ The words name moments nowhere, because they are kept: whoever shows them adds h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from gangq.placement.board import Board
 from gangq.placement.decisions import Decision, Refused
 
 MOST = 400
 """How long a sentence may be."""
 
 
-def told(decision: Decision) -> dict[str, Any]:
-    """A decision as ``gangq.apply`` takes it, with words: ``why`` it waits, what ``unblocks`` it, and what a planned
-    start ``follows``.
+def told(board: Board, decisions: Iterable[Decision]) -> list[dict[str, Any]]:
+    """Decisions as ``gangq.apply`` takes them, with words. What waits for the same as another one of its kind is only
+    named there, as ``alike``: hundreds wait behind one.
     """
+    kinds = {ask.id: ask.kind for ask in board.asks}
+    first: dict[tuple[int, Refused], dict[str, Any]] = {}
+    said = []
+    for one in decisions:
+        if one.action == "wait" and one.refused and one.refused.gate != "error" and not one.refills:
+            key = kinds[one.ask], one.refused
+            if key in first:
+                first[key].setdefault("alike", []).append(one.ask)
+                continue
+            first[key] = worded = _told(one)
+            said.append(worded)
+        else:
+            said.append(_told(one))
+    return said
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    """With ``why`` it waits, what ``unblocks`` it, and what a planned start ``follows``."""
     said = decision.to_json()
     if decision.refused is not None:
         said["why"], said["unblocks"] = (words[:MOST] for words in explain(decision.refused))

@@ -7,10 +7,10 @@ Hosts in the same state are kept together, so that five thousand idle hosts cost
 from __future__ import annotations
 
 import heapq
+import sys
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gangq.placement.board import Board, Device, Hold, Role
@@ -278,31 +278,28 @@ class Free:
     def short_of(self, role: Role, count: int, layer: int) -> tuple[str, ...]:
         """What is short: each of which there would be room for so many members, were it without limit."""
         needs = role.needs
-        ways = {"slots": (role, True)}
-        if needs.memory_mb:
-            ways["memory"] = replace(role, needs=replace(needs, memory_mb=0)), False
-        if needs.millicpus:
-            ways["CPUs"] = replace(role, needs=replace(needs, millicpus=0)), False
-        if needs.gpus:
-            ways["GPUs"] = replace(role, needs=replace(needs, gpus=0)), False
+        limited = {"slots": 1, "memory": needs.memory_mb, "CPUs": needs.millicpus, "GPUs": needs.gpus}
         return tuple(
-            name
-            for name, (bare, boundless) in ways.items()
-            if self._room(bare, layer, count, boundless=boundless) >= count
+            name for name, asked in limited.items() if asked and self._room(role, layer, count, name) >= count
         )
 
     def room_by_gpus(self, role: Role, layer: int, most: int) -> int:
         """How many members its GPUs alone leave room for, so many on a worker at most."""
-        bare = replace(role, needs=replace(role.needs, memory_mb=0, millicpus=0))
-        return self._room(bare, layer, most, boundless=True)
+        return self._room(role, layer, most, "slots", "memory", "CPUs")
 
-    def _room(self, role: Role, layer: int, most: int, *, boundless: bool) -> int:
-        """Room in all, so many on a worker at most; ``boundless``: however few slots are free."""
+    def _room(self, role: Role, layer: int, most: int, *endless: str) -> int:
+        """Room in all, so many on a worker at most, were there no end of some things."""
         self._settle()
         total = 0
         for state, hosts in self.layers[layer].hosts.items():
             for class_id, slots, memory_mb, millicpus, vrams in self._states[state] if hosts else ():
-                free = class_id, most if boundless else slots, memory_mb, millicpus, vrams
+                free = (
+                    class_id,
+                    most if "slots" in endless else slots,
+                    sys.maxsize if "memory" in endless else memory_mb,
+                    sys.maxsize if "CPUs" in endless else millicpus,
+                    (role.needs.vram_mb,) * (role.needs.gpus * most) if "GPUs" in endless else vrams,
+                )
                 total += len(hosts) * min(most, fits(free, role))
         return total
 
