@@ -12,7 +12,7 @@
 -- one: g7 a gang, j7 a job alone. Workers that serve the same work are one class, so that who can run
 -- what is asked once a class.
 
-create function gangq.seconds(at timestamptz) returns double precision language sql immutable
+create function gangq.seconds(at timestamptz) returns double precision language sql stable
 return date_part('epoch', at);
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
@@ -505,11 +505,11 @@ begin
       cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
     ),
     estimates as materialized (
-      select z.kind_id, z.budget_s, (
-        select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s))
-        from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
-        where r.kind_id = z.kind_id) as s
+      select z.kind_id, z.budget_s, max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s)) as s
       from (select distinct g.kind_id, g.budget_s from gangs g) z
+      join gangq.kind_roles r on r.kind_id = z.kind_id
+      join gangq.shapes s on s.id = r.shape_id
+      group by z.kind_id, z.budget_s
     ),
     avoided as materialized (
       select a.id, json_agg(l.host order by l.host) as hosts
@@ -523,7 +523,7 @@ begin
     from gangs g
     join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
     left join avoided a on a.id = g.id
-    left join lateral gangq.lacking(g.id) r on g.runs
+    left join lateral gangq.lacking(case when g.runs then g.id end) r on true
     order by g.order_key, g.id);
 end $$;
 comment on function gangq.board_asks is 'Internal. What waits, for a board.';

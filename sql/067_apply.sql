@@ -488,16 +488,19 @@ begin
   delete from gangq.verdicts v where (v.kind_id, v.ask) in (
     select z.kind_id, z.ask
     from gangq.verdicts z
-    where case
-        when z.kind_id < 0 then not exists (
-          select 1 from gangq.live_jobs j where j.shape_id = -z.kind_id and j.state = 'pending')
-        when z.ask <> '' then not exists (
-          select 1 from gangq.live_gangs g
-          where g.id = substr(z.ask, 2)::bigint and (g.state = 'blocked' or g.missing_since is not null))
-        else not exists (
-          select 1 from gangq.live_gangs g where g.kind_id = z.kind_id and g.state = 'blocked')
-          and not exists (
-            select 1 from gangq.live_gangs g where g.kind_id = z.kind_id and g.missing_since is not null) end
+    -- One by one: for an exists the planner reads all that waits and makes a hash table of it.
+    where (case
+        when z.kind_id < 0 then (
+          select true from gangq.live_jobs j
+          where j.shape_id = -z.kind_id and j.state = 'pending' limit 1)
+        when z.ask <> '' then (
+          select g.state = 'blocked' or g.missing_since is not null
+          from gangq.live_gangs g where g.id = substr(z.ask, 2)::bigint)
+        else coalesce((
+          select true from gangq.live_gangs g
+          where g.kind_id = z.kind_id and g.state = 'blocked' limit 1), (
+          select true from gangq.live_gangs g
+          where g.kind_id = z.kind_id and g.missing_since is not null limit 1)) end) is not true
     order by z.kind_id, z.ask for update skip locked);
 end $$;
 comment on function gangq.forget_old_plans is
@@ -551,11 +554,12 @@ begin
     where j.id in (select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'j'));
   gangs := array(
     select g.id from gangq.live_gangs g where g.id = any (gangs) order by g.id for update skip locked);
+  -- By two indexes: with "or", all live jobs were read.
   jobs := array(
     select j.id from gangq.live_jobs j
-    where j.gang_id = any (gangs)
-      or j.gang_id is null and j.id in (
-        select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'j')
+    where j.id = any (
+      array(select x.id from gangq.live_jobs x where x.gang_id = any (gangs))
+      || array(select substr(u, 2)::bigint from unnest(units) as u where left(u, 1) = 'j'))
     order by j.id for update skip locked);
   perform gangq.lock_workers(array(
     select distinct (y.value ->> 'worker')::bigint
