@@ -10,7 +10,7 @@ from gangq.placement.board import Ask, Board, Kind, Unit
 from gangq.placement.decisions import Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, Taken
+from gangq.placement.free import HOLDERS, Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.order import Turns
 from gangq.placement.places import Places, Rivals
@@ -54,9 +54,11 @@ def decide(board: Board) -> list[Decision]:
 def judge(now: Pass, ask: Ask) -> None:
     """Decide about one ask, on what those before it have left."""
     kind, counts = now.kinds[ask.kind], counts_of(ask, now.kinds[ask.kind])
-    if refused := next(filter(None, (gate(now, ask, kind, counts) for gate in GATES)), None):
-        now.wait(ask, refused)
-    elif not isinstance(seats := now.seats(ask, counts), Refused):
+    for gate in GATES:
+        if refused := gate(now, ask, kind, counts):
+            now.wait(ask, refused)
+            return
+    if not isinstance(seats := now.seats(ask, counts), Refused):
         now.start(ask, *now.grow(ask, counts, seats))
         if ask.count > 1:
             now.turns.again(replace(ask, count=ask.count - 1))
@@ -87,6 +89,8 @@ def paused(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
 
 def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused | None:
     """No limit of its queue, of an ancestor or of its submitter may be exceeded."""
+    if not now.usage.limits(kind.queue):
+        return None
     gangs = not ask.single and ask.missing is None
     return now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
 
@@ -166,7 +170,11 @@ class Pass:
             self.free.take(taken, 0)
             if kept:
                 return Refused("stopping", need=len(kept), of="members", holders=self._leaving_from(kept))
-            if layer and not isinstance(self.search.seats(ask, counts, 0), Refused):
+            if (
+                layer
+                and self.search.room_for_each(self.kinds[ask.kind], counts)
+                and not isinstance(self.search.seats(ask, counts, 0), Refused)
+            ):
                 starts = self.free.starts[:layer]
                 holders = tuple(start.ask for start in starts)
                 found = Refused(
@@ -226,9 +234,10 @@ class Pass:
         decision.seats += tuple(self._seats(ask, counts, seats))
         self._use(ask, counts)
         ends_at = self.board.now + ask.estimate_s
-        self.free.take(seats, ends_at)
+        held = list(by_worker(seats).values())
+        self.free.take(held, ends_at)
         name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
-        self.timeline.add(name, ends_at, seats)
+        self.timeline.add(name, ends_at, held)
         if apart := self.kinds[ask.kind].apart:
             self.search.keep_apart(apart, name, (seat.worker for seat in seats))
 
@@ -345,12 +354,14 @@ class Pass:
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
         roles = [n for n, count in enumerate(counts) for _ in range(count)]
-        return [
-            Seat(
-                self.free.workers[taken.worker].id,
-                tuple(device.id for device in taken.devices),
-                role,
-                self.free.needed_at(taken, self.layer(ask)) if ask.single else None,
-            )
-            for taken, role in zip(seats, roles, strict=True)
-        ]
+        layer = self.layer(ask)
+        made: dict[tuple[Taken, int], Seat] = {}
+        for taken, role in zip(seats, roles, strict=True):
+            if (taken, role) not in made:
+                made[taken, role] = Seat(
+                    self.free.workers[taken.worker].id,
+                    tuple(device.id for device in taken.devices),
+                    role,
+                    self.free.needed_at(taken, layer) if ask.single else None,
+                )
+        return [made[one] for one in zip(seats, roles, strict=True)]

@@ -97,6 +97,12 @@ class Search:
                 return Refused("workers", need=count, of="workers", where=name, holders=closed[:HOLDERS])
         return None
 
+    def room_for_each(self, kind: Kind, counts: Sequence[int]) -> bool:
+        """Whether there is room now for each of its roles by itself, wherever."""
+        return all(
+            self.free.rooms(role, 0).total >= count for role, count in zip(kind.roles, counts, strict=True)
+        )
+
     def seats(
         self,
         ask: Ask,
@@ -213,9 +219,13 @@ class Search:
             return None
         seated: list[tuple[int, int]] = []
         for host, take in takes:
+            workers = self.free.workers_of[host]
+            if len(workers) == 1:
+                seated.append((workers[0], take))
+                continue
             mine = [
                 (self.free.room_on(worker, role, layer), worker)
-                for worker in self.free.workers_of[host]
+                for worker in workers
                 if wish.only is None or worker in wish.only
             ]
             for room, worker in sorted(mine, key=lambda x: (-x[0], x[1])):
@@ -263,17 +273,20 @@ class Search:
         )
         for n in order:
             needs = kind.roles[n].needs
+            if not needs.gpus:
+                # Members on one worker are alike: a gang of 256 needs no 256 objects.
+                alike = {w: Taken(w, (), 1, needs.memory_mb, needs.millicpus) for w in {*workers[n]}}
+                seats[n] = [alike[worker] for worker in workers[n]]
+                continue
             seats[n] = []
             for worker in workers[n]:
-                picked: Sequence[Device] | None = ()
-                if needs.gpus:
-                    mine = free.setdefault(worker, self.free.free_devices(worker, layer))
-                    good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
-                    picked = strategy_of(kind.roles[n]).choice.devices(good, needs.gpus)
-                    if picked is None:
-                        return None
-                    free[worker] = [device for device in mine if device not in picked]
-                seats[n].append(Taken(worker, tuple(picked or ()), 1, needs.memory_mb, needs.millicpus))
+                mine = free.setdefault(worker, self.free.free_devices(worker, layer))
+                good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
+                picked = strategy_of(kind.roles[n]).choice.devices(good, needs.gpus)
+                if picked is None:
+                    return None
+                free[worker] = [device for device in mine if device not in picked]
+                seats[n].append(Taken(worker, tuple(picked), 1, needs.memory_mb, needs.millicpus))
         return [seat for n in sorted(seats) for seat in seats[n]]
 
     # -- topology --------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ Hosts in the same state are kept together, so that five thousand idle hosts cost
 
 from __future__ import annotations
 
+import copy
 import heapq
 import sys
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -37,22 +38,22 @@ class Taken(NamedTuple):
 class PlannedStart:
     """Seats that will be free at a moment, and what they leave to others on the same workers then."""
 
-    def __init__(
-        self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken], after: tuple[End, ...] = ()
-    ) -> None:
+    def __init__(self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken]) -> None:
         self.ask = ask
         self.starts_at = starts_at
         self.ends_at = ends_at
         self.seats = seats
-        self.after = after
+        self.held = list(by_worker(seats).values())
+        """The same, a worker each."""
+        self.after: tuple[End, ...] = ()
         """What has to end before."""
-        self.devices = {device.id for seat in seats for device in seat.devices}
+        self.devices = {device.id for seat in self.held for device in seat.devices}
         self.left: dict[int, list[int]] = {}
         """Of each worker the slots, memory and processors that are free at ``starts_at`` beside these seats."""
 
     def copy(self) -> PlannedStart:
         """Another one, to be changed by itself."""
-        twin = PlannedStart(self.ask, self.starts_at, self.ends_at, self.seats, self.after)
+        twin = copy.copy(self)
         twin.left = {worker: list(left) for worker, left in self.left.items()}
         return twin
 
@@ -167,13 +168,15 @@ class Free:
         """Keep seats free from a moment on; ``then`` is what is free at that moment, these seats taken."""
         for earlier in self.starts:
             if start.starts_at <= earlier.starts_at < start.ends_at:
-                for taken in start.seats:
+                for taken in start.held:
                     if taken.worker in earlier.left:
                         _add(earlier.left[taken.worker], taken, -1)
-        start.left = {taken.worker: list(then._left[taken.worker]) for taken in start.seats}
-        self.starts = sorted([*self.starts, start], key=lambda s: s.starts_at)
+        start.left = {taken.worker: list(then._left[taken.worker]) for taken in start.held}
         self.changes += 1
-        self._rebuild()
+        self._settle()
+        place = bisect_right(self.starts, start.starts_at, key=lambda s: s.starts_at)
+        self.starts = [*self.starts[:place], start, *self.starts[place:]]
+        self._rebuild(place)
 
     def copy(self, *, starts: bool) -> Free:
         """The same workers and what is free on them; ``starts``: with the planned starts."""
@@ -209,16 +212,16 @@ class Free:
         """The layer for something that runs until then: how many planned starts it would meet."""
         return bisect_left(self.starts, ends_at, key=lambda start: start.starts_at)
 
-    def _rebuild(self) -> None:
-        self._settle()
-        self.layers[1:] = []
+    def _rebuild(self, place: int = 0) -> None:
+        """The layers that meet the planned start at this place, and later ones."""
+        self.layers[place + 1 :] = []
         if not self.layers:
             self.layers = [Layer(len(self.hosts))]
             for host in range(len(self.hosts)):
                 self.layers[0].put(host, self._host_state(host, 0))
-        for n, start in enumerate(self.starts, 1):
+        for n, start in enumerate(self.starts[place:], place + 1):
             self.layers.append(self.layers[-1].copy())
-            for host in {self.host_of[seat.worker] for seat in start.seats}:
+            for host in {self.host_of[seat.worker] for seat in start.held}:
                 self.layers[n].put(host, self._host_state(host, n))
 
     def _settle(self) -> None:
@@ -248,7 +251,7 @@ class Free:
                     min(millicpus, left[2]),
                 )
                 devices = [device for device in devices if device.id not in start.devices]
-        vrams = tuple(sorted([d.vram_mb for d in devices if d.id not in avoid]))
+        vrams = tuple(sorted([d.vram_mb for d in devices if d.id not in avoid])) if devices else ()
         return self.workers[worker].class_id, slots, memory_mb, millicpus, vrams
 
     def free_devices(self, worker: int, layer: int) -> list[Device]:
@@ -417,19 +420,21 @@ class Rooms:
 
 def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:
     """What seats take of each worker together."""
-    found: dict[int, Taken] = {}
+    found: dict[int, list[Taken]] = {}
     for seat in seats:
-        if seat.worker in found:
-            one = found[seat.worker]
-            seat = Taken(
-                seat.worker,
-                one.devices + seat.devices,
-                one.slots + seat.slots,
-                one.memory_mb + seat.memory_mb,
-                one.millicpus + seat.millicpus,
-            )
-        found[seat.worker] = seat
-    return found
+        found.setdefault(seat.worker, []).append(seat)
+    return {
+        worker: mine[0]
+        if len(mine) == 1
+        else Taken(
+            worker,
+            tuple(device for seat in mine for device in seat.devices),
+            sum([seat.slots for seat in mine]),
+            sum([seat.memory_mb for seat in mine]),
+            sum([seat.millicpus for seat in mine]),
+        )
+        for worker, mine in found.items()
+    }
 
 
 def _add(left: list[int], taken: Taken, sign: int) -> None:

@@ -84,6 +84,13 @@ class Usage:
             self.used[up.name].add(used)
             self.by_submitter[up.name, submitter].add(used)
 
+    def limits(self, queue: str) -> bool:
+        """Whether there is any limit on the path of a queue."""
+        return any(
+            up.maximum or up.submitter_maximum or up.max_gangs is not None or up.max_jobs is not None
+            for up in self.path(queue)
+        )
+
     def limit_on(self, queue: str, submitter: str, asked: Amount) -> Refused | None:
         """The first limit on the path of a queue that so much more would exceed."""
         for up in self.path(queue):

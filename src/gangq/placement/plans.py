@@ -27,6 +27,8 @@ class Timeline:
         """The same in order; empty: to be sorted again."""
         self._empty: Free | None = None
         """What is free once everything has ended."""
+        self._feasible: set[int] = set()
+        """Kinds that fit then."""
         self._not_before: dict[int, float] = {}
         """Of each kind the planned start it has: a later ask of that kind starts no sooner."""
 
@@ -48,30 +50,33 @@ class Timeline:
         """
         if self._empty is None:
             self._empty = search.free.emptied()
-        found = search.on(self._empty).seats(ask, counts, 0, leaving=self._ends)
-        if isinstance(found, Refused):
-            return found
+        if ask.kind not in self._feasible:
+            found = search.on(self._empty).seats(ask, counts, 0, leaving=self._ends)
+            if isinstance(found, Refused):
+                return found
+            self._feasible.add(ask.kind)
         then = search.free.copy(starts=False)
         moments = list(self._in_order())
         for start in search.free.starts:
-            planned = list(by_worker(start.seats).values())
-            then.take(planned, 0)
-            insort(moments, (start.ends_at, start.ask, planned), key=_when)
+            then.take(start.held, 0)
+            insort(moments, (start.ends_at, start.ask, start.held), key=_when)
         earliest = self._not_before.get(ask.kind, 0.0)
         fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
         if isinstance(fit, Refused):
             return fit
         starts_at, ended, seats = fit
-        then.take(seats, 0)
         self._not_before[ask.kind] = starts_at
-        workers = {seat.worker for seat in seats}
+        start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats)
+        then.take(start.held, 0)
+        workers = {seat.worker for seat in start.held}
         after = tuple(
             End(name, self._by.get(unit, "plan"))
             for _, unit, held in reversed(moments[:ended])
             if any(seat.worker in workers for seat in held)
             for name in unit.split()
         )
-        return PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats, after[:HOLDERS]), then
+        start.after = after[:HOLDERS]
+        return start, then
 
     def _in_order(self) -> list[Moment]:
         if not self._moments:
@@ -107,17 +112,21 @@ def first_fit(
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
     room = [free.rooms(role, layer).total for role, _ in roles]
+    rooms: dict[int, list[int]] = {}
+    """Of each worker the room for each role, as last seen."""
     gone = {*leaving}
     refused = Refused("never")
     for n, (at, unit, seats) in enumerate(moments):
         workers = {seat.worker for seat in seats if free.workers[seat.worker].open}
-        before = _room_on(free, workers, roles, layer)
+        for worker in workers - rooms.keys():
+            rooms[worker] = _room_on(free, worker, roles, layer)
         # What ends last is taken first: what is idle until then is of use to others meanwhile.
         free.rank.update({device.id: -n for seat in seats for device in seat.devices})
         free.give(seats, at)
         gone.add(unit)
-        after = _room_on(free, workers, roles, layer)
-        room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
+        for worker in workers:
+            before, rooms[worker] = rooms[worker], _room_on(free, worker, roles, layer)
+            room = [have - less + more for have, less, more in zip(room, before, rooms[worker], strict=True)]
         last = not together or n + 1 == len(moments) or moments[n + 1][0] > at
         if (
             last
@@ -131,6 +140,6 @@ def first_fit(
     return refused
 
 
-def _room_on(free: Free, workers: set[int], roles: list[tuple[Role, int]], layer: int) -> list[int]:
-    """Room for each role on a few workers."""
-    return [sum(free.room_on(worker, role, layer) for worker in workers) for role, _ in roles]
+def _room_on(free: Free, worker: int, roles: list[tuple[Role, int]], layer: int) -> list[int]:
+    """Room for each role on a worker."""
+    return [free.room_on(worker, role, layer) for role, _ in roles]
