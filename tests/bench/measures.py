@@ -30,6 +30,9 @@ class Sizes:
     warm_ups: int = 5
     per_job: int = 2_000
     per_job_single: int = 1_000
+    gpu_pickups: int = 200
+    gpu_jobs: int = 2_000
+    gpu_short: int = 50
     gangs: int = 200
     hosts: int = 5_000
     pass_gangs: tuple[int, ...] = (1_000, 2_000, 3_000)
@@ -41,6 +44,7 @@ class Sizes:
 
 QUICK = Sizes(
     drain=5_000, drain_single=1_000, enqueue_single=1_000, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
+    gpu_pickups=40, gpu_jobs=500, gpu_short=15,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
     flat=QUICK_FLAT,
 )  # fmt: skip
@@ -108,10 +112,11 @@ def _drain(
         wait_until(lambda: not scalar(look, system.unfinished), "every job was finished", *started)
         seconds = (time.monotonic_ns() - began) / 1e9
         usage = meter.read()
-    return count / seconds, {"jobs": count, "batch": batch, **_cpu_notes(usage, count)}
+    return count / seconds, {"jobs": count, "batch": batch, **cpu_notes(usage, count)}
 
 
-def _cpu_notes(usage: Usage, count: int) -> dict[str, float]:
+def cpu_notes(usage: Usage, count: int) -> dict[str, float]:
+    """CPU for each job, of the workers and of the server; and who else kept the machine busy."""
     return {
         "worker_cpu_us_per_job": round(usage.worker_s * 1e6 / count, 1),
         "server_cpu_us_per_job": round(usage.server_s * 1e6 / count, 1),

@@ -19,6 +19,7 @@ import burst
 import flat
 import floors
 import gang
+import gpu_jobs
 import heartbeats
 import held
 import idle
@@ -53,6 +54,8 @@ MEASURES = (
     Measure("enqueue", "the floor's enqueue without Python", floors.enqueue, ("pgbench",)),
     Measure("pickup", "pick-up latency of an idle worker", measures.pickup),
     Measure("work", "WAL, statements, transactions, dead rows and buffers of a job", per_job.work),
+    Measure("gpu", "one job that needs a GPU, on an idle worker", gpu_jobs.started_soon, ("gangq",)),
+    Measure("gpus", "short jobs that need a GPU", gpu_jobs.follow_fast, ("gangq",)),
     Measure("gang", "placing a gang on an idle fleet", gang.admission, ("gangq",)),
     Measure("claimed", "a gang from submission to its last claim", pass_times.claimed, ("gangq",)),
     Measure("alone", "a pass for one gang on a large fleet", pass_times.alone, ("gangq",)),
