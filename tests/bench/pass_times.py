@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import boards
+import psutil
 import psycopg
 from measures import Result, Sizes, latency, percentile
 from stage import BenchError, Stage
@@ -140,29 +141,53 @@ def alone(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
     ]
 
 
+def _backlogs(sizes: Sizes) -> dict[str, tuple[str, ...]]:
+    """What of a pass that can place nothing is hard, and how such a database is made."""
+    few, many = min(300, sizes.hosts), sizes.hosts
+
+    def taken(hosts: int, gangs: int, kinds: int, *more: str, priority: int = 0) -> tuple[str, ...]:
+        waiting = f"bench.waiting({gangs}, {_MEMBERS}, 0, {kinds}, {priority})"
+        return f"bench.fleet({hosts}, {_SLOTS}, 0)", "bench.occupied()", waiting, *more
+
+    some, kinds = min(20_000, sizes.backlog), min(3_000, sizes.backlog // 10)
+    return {
+        f"{few} hosts, all taken, {some:,} gangs of 300 kinds (60 or less)": taken(few, some, 300),
+        f"the same of {kinds:,} kinds (300 or less)": taken(few, some, kinds),
+        "the same of 300 kinds that displace (300 or less)": taken(few, some, 300, priority=7),
+        "the same of 1,000 kinds, no worker heard (300 or less)": taken(few, some, 1000, "bench.silent()"),
+        f"{few} hosts, all taken, {sizes.backlog:,} gangs": taken(few, sizes.backlog, _KINDS),
+        f"{many:,} hosts, all taken, {sizes.backlog:,} gangs": taken(many, sizes.backlog, _KINDS),
+    }
+
+
 def backlog(stage: Stage, system: System, sizes: Sizes) -> list[Result]:
-    """A pass that can place nothing: every slot is taken and very many gangs wait."""
+    """A pass that can place nothing, its board and what is carried out of it included: CPU time of both sides."""
     results = []
-    for hosts in (min(300, sizes.hosts), sizes.hosts):
-        fill = (
-            f"bench.fleet({hosts}, {_SLOTS}, 0)",
-            "bench.occupied()",
-            f"bench.waiting({sizes.backlog}, {_MEMBERS}, 0, {_KINDS})",
-        )
+    for title, fill in _backlogs(sizes).items():
         with (
             _filled(stage, system, *fill) as name,
             psycopg.connect(stage.server.dsn(name), autocommit=True) as owner,
         ):
-            took = []
+            backend = psutil.Process(owner.info.backend_pid)
+            took, client, server = [], 0.0, 0.0
             for number in range(_WARM_UP + sizes.alone):
-                placed, ms = _pass(owner)
+                if number == _WARM_UP:
+                    client, server = time.process_time(), sum(backend.cpu_times()[:2])
+                # What is told to stop here still runs for the next one.
+                with owner.transaction(force_rollback=True):
+                    placed, ms = _pass(owner)
                 if placed:
                     raise BenchError(f"{placed} gangs were placed on a full fleet")
-                if number >= _WARM_UP:
-                    took.append(ms)
-        title = f"a pass, {hosts:,} hosts, all taken, {sizes.backlog:,} gangs wait"
-        notes = {"p99_ms": round(percentile(took, 0.99), 2)}
-        results.append(Result(title, "ms", statistics.median(took), False, notes))
+                took.append(ms)
+            client, server = time.process_time() - client, sum(backend.cpu_times()[:2]) - server
+        notes = {
+            "client_ms": round(1000 * client / sizes.alone, 1),
+            "server_ms": round(1000 * server / sizes.alone, 1),
+            "wall_ms": round(statistics.median(took[_WARM_UP:]), 1),
+            "wall_p99_ms": round(percentile(took[_WARM_UP:], 0.99), 1),
+        }
+        cpu = 1000 * (client + server) / sizes.alone
+        results.append(Result(f"CPU of a pass, {title}", "ms", cpu, False, notes))
     return results
 
 

@@ -26,7 +26,9 @@ end $$;
 create function bench.copies(gang_id bigint, count integer) returns void language plpgsql as $$
 begin
   create temporary table born on commit drop as
-  select nextval('gangq.gang_ids') as id, gangq.order_key(0, gangq.next_pos(0)) as order_key from generate_series(1, copies.count - 1);
+  select nextval('gangq.gang_ids') as id, gangq.order_key(g.priority, gangq.next_pos(0)) as order_key
+  from gangq.live_gangs g cross join generate_series(1, copies.count - 1)
+  where g.id = copies.gang_id;
   insert into gangq.live_gangs
   select c.* from gangq.live_gangs g cross join born b
   cross join lateral jsonb_populate_record(g, jsonb_build_object('id', b.id, 'order_key', b.order_key)) c
@@ -39,11 +41,12 @@ begin
 end $$;
 
 -- count gangs of size members in as many kinds as there are requirements of memory.
-create function bench.waiting(count integer, size integer, gpus integer, kinds integer) returns void language sql as $$
+create function bench.waiting(count integer, size integer, gpus integer, kinds integer, priority integer default 0)
+returns void language sql as $$
   select bench.copies(g.gang_id, waiting.count / waiting.kinds)
   from generate_series(1, waiting.kinds) k
   cross join lateral gangq.submit_gang(task => 'train', size => waiting.size, gpus => waiting.gpus,
-    options => jsonb_build_object('memory_mb', 1000 + k, 'budget_s', 3600)) g
+    priority => waiting.priority, options => jsonb_build_object('memory_mb', 1000 + k, 'budget_s', 3600)) g
 $$;
 
 -- Every slot of every worker runs a member of a gang, a gang a worker; they started up to an hour ago.
@@ -66,3 +69,9 @@ begin
   from seats s where g.id = s.gang_id;
   drop table seats;
 end $$;
+
+-- No worker has been heard of for an hour; nobody has judged them yet.
+create function bench.silent() returns void language sql as $$
+  update gangq.leases set renewed_at = gangq.now() - interval '1 h';
+  update gangq.settings set candidate_silence_s = 60;
+$$;
