@@ -180,6 +180,7 @@ class Free:
 
     def copy(self, *, starts: bool) -> Free:
         """The same workers and what is free on them; ``starts``: with the planned starts."""
+        self._settle()  # Once, and not in each copy of this.
         twin = object.__new__(Free)
         twin.__dict__.update(self.__dict__)
         twin.rank = {}
@@ -187,7 +188,7 @@ class Free:
         twin._devices = [devices.copy() for devices in self._devices]
         twin._owed = Counter(self._owed)
         twin.starts = [start.copy() for start in self.starts] if starts else []
-        twin._changed = set(self._changed)
+        twin._changed = set()
         twin.layers = [layer.copy() for layer in self.layers[: len(twin.starts) + 1]]
         return twin
 
