@@ -39,6 +39,8 @@ class Sizes:
     passes: int = 3
     alone: int = 50
     backlog: int = 100_000
+    replayed: int = 5_000
+    replayed_by_sql: int = 600
     flat: FlatSizes = FULL_FLAT
 
 
@@ -46,6 +48,7 @@ QUICK = Sizes(
     drain=5_000, drain_single=1_000, enqueue_single=1_000, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
     gpu_pickups=40, gpu_jobs=500, gpu_short=15,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
+    replayed=600, replayed_by_sql=100,
     flat=QUICK_FLAT,
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ import measures
 import pass_times
 import per_job
 import pictures
+import replay
 import report
 from machine import describe, fsync_ms
 from measures import Measure, Sizes
@@ -61,6 +62,7 @@ MEASURES = (
     Measure("alone", "a pass for one gang on a large fleet", pass_times.alone, ("gangq",)),
     Measure("backlog", "a pass over a long backlog and a full fleet", pass_times.backlog, ("gangq",)),
     Measure("deciding", "decisions on large boards", pass_times.deciding, ("gangq",)),
+    Measure("replay", "a job log in memory and through SQL", replay.lublin_log, ("gangq",)),
     Measure("pass", "a pass that places thousands of gangs", pass_times.passes, ("gangq",)),
     Measure("depth", "claims behind a long backlog and a long history", flat.depth, ("gangq",)),
     Measure("asleep", "claims beside jobs that are due later or blocked", flat.asleep, ("gangq",)),

@@ -6,6 +6,7 @@ Every job is a gang, as in `simulator`. What ends gives its slots back at once, 
 from __future__ import annotations
 
 import heapq
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,9 @@ class InMemory:
         self._running: dict[str, Unit] = {}
         self._asks: dict[str, Ask] = {}
         self._displaced: Counter[str] = Counter()
+        self.passes = 0
+        self.cpu_s = 0.0
+        """Of all decisions together."""
 
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int, float], None] = lambda done, at_s: None
@@ -79,7 +83,10 @@ class InMemory:
         started: list[str] = []
         kept: tuple[Kept, ...] = ()
         while any(self._waiting.values()):
-            decisions = decide(self._board(now, kept))
+            board, began = self._board(now, kept), time.process_time()
+            decisions = decide(board)
+            self.cpu_s += time.process_time() - began
+            self.passes += 1
             for decision in decisions:
                 if decision.seats:
                     self._start(decision, now)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import psycopg
 from joblog import Job
 from outcome import Ran
@@ -53,6 +54,10 @@ class Replay:
         self._conn = psycopg.connect(dsn, autocommit=True)
         self._fleet, self._policy = fleet, policy
         self._jobs: dict[int, Job] = {}
+        self._backend = psutil.Process(self._conn.info.backend_pid)
+        self.passes = 0
+        self.cpu_s = 0.0
+        """Of all passes together, of this process and of its backend."""
 
     def close(self) -> None:
         self._conn.close()
@@ -142,7 +147,10 @@ class Replay:
         ).fetchone()  # fmt: skip
         stopped: list[Any] = []
         while True:
+            began = self._cpu_s()
             passed = in_steps(lambda query: run(self._conn, query), run_pass())
+            self.cpu_s += self._cpu_s() - began
+            self.passes += 1
             stopped += self._conn.execute("select unnest(simulation.follow())").fetchall()
             if not passed.placed and not passed.again:
                 break
@@ -150,6 +158,9 @@ class Replay:
         assert row is not None
         assert seen is not None
         return row[0], seen[0], [gang for (gang,) in stopped], seen[1]
+
+    def _cpu_s(self) -> float:
+        return time.process_time() + sum(self._backend.cpu_times()[:2])
 
 
 class Plays(Protocol):
