@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import islice
 from operator import itemgetter
 
 from gangq.placement.board import Ask, Board, Role
@@ -69,13 +70,13 @@ class Timeline:
         start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats)
         then.take(start.held, 0)
         workers = {seat.worker for seat in start.held}
-        after = tuple(
+        after = (
             End(name, self._by.get(unit, "plan"))
             for _, unit, held in reversed(moments[:ended])
             if any(seat.worker in workers for seat in held)
             for name in unit.split()
         )
-        start.after = after[:HOLDERS]
+        start.after = tuple(islice(after, HOLDERS))
         return start, then
 
     def _in_order(self) -> list[Moment]:
