@@ -8,7 +8,6 @@ rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with ini
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import shutil
@@ -16,15 +15,15 @@ import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from databases import Clock, Connection, Databases, Kept
 from gangq import schema
 from gangq.client import Client
 from gangq.embedded import Binaries, Server, find_binaries
@@ -33,8 +32,16 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
+KEEP_DATABASES = {"acceptance", "interleaving", "property", "sql"}
+"""Rooms whose tests call the SQL functions. Elsewhere programs do, over connections of their own."""
 
-_numbers = itertools.count(1)
+
+@dataclass(frozen=True)
+class Database:
+    """What a test has: a kept database, or one of its own."""
+
+    dsn: str
+    kept: Kept | None = None
 
 
 @functools.cache
@@ -93,7 +100,7 @@ class Running:
         self._open = ExitStack()
         self._servers: dict[Path, Server] = {}
         self._with_template: set[Path] = set()
-        self._makers: dict[Path, psycopg.Connection[Any]] = {}
+        self._databases: dict[Path, Databases] = {}
 
     def get(self, binaries: Binaries) -> Server:
         if binaries.bindir not in self._servers:
@@ -115,22 +122,13 @@ class Running:
             self._with_template.add(server.binaries.bindir)
         return _TEMPLATE
 
-    def _maker(self, server: Server) -> psycopg.Connection[Any]:
-        """The one connection over which databases are made and dropped here: one for each cost a fifth of it."""
-        found = self._makers.get(server.binaries.bindir)
-        if found is None or found.closed:
-            found = self._open.enter_context(psycopg.connect(server.dsn("postgres"), autocommit=True))
-            self._makers[server.binaries.bindir] = found
+    def databases(self, server: Server) -> Databases:
+        """Who makes the databases of this server."""
+        found = self._databases.get(server.binaries.bindir)
+        if found is None:
+            found = self._databases[server.binaries.bindir] = Databases(server)
+            self._open.callback(found.close)
         return found
-
-    @contextmanager
-    def database(self, server: Server, template: str = "template1") -> Iterator[str]:
-        """A fresh database, a copy of `template`, and its DSN."""
-        name = f"test_{next(_numbers)}"
-        strategy = "strategy file_copy" if server.binaries.major >= 15 else ""
-        self._maker(server).execute(f"create database {name} template {template} {strategy}".encode())
-        yield server.dsn(name)
-        self._maker(server).execute(f"drop database if exists {name} with (force)".encode())
 
     def close(self) -> None:
         self._open.close()
@@ -168,22 +166,40 @@ def template(server: Server, running: Running) -> str:
 @pytest.fixture
 def empty_dsn(server: Server, running: Running) -> Iterator[str]:
     """A fresh database without the schema."""
-    with running.database(server) as made:
+    with running.databases(server).own("template1") as made:
         yield made
 
 
 @pytest.fixture
-def dsn(server: Server, template: str, running: Running) -> Iterator[str]:
-    """A fresh database with the schema."""
-    with running.database(server, template) as made:
-        yield made
+def database(
+    request: pytest.FixtureRequest, server: Server, template: str, running: Running
+) -> Iterator[Database]:
+    """A database with the schema and the rows of a new one: a kept one, or a copy of the test's own."""
+    databases = running.databases(server)
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    own = request.node.get_closest_marker("own_database") is not None
+    if room in KEEP_DATABASES and "clock" in request.fixturenames and not own:
+        with databases.kept(template) as kept:
+            yield Database(kept.dsn, kept)
+    else:
+        with databases.own(template) as dsn:
+            yield Database(dsn)
 
 
 @pytest.fixture
-def db(dsn: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+def dsn(database: Database) -> str:
+    """DSN of the test's database."""
+    return database.dsn
+
+
+@pytest.fixture
+def db(database: Database) -> Iterator[Connection]:
     """An autocommit connection of the schema's owner; rows are dicts."""
-    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
-        yield conn
+    if database.kept is not None:
+        yield database.kept.connection()
+    else:
+        with psycopg.connect(database.dsn, autocommit=True, row_factory=dict_row) as conn:
+            yield conn
 
 
 @pytest.fixture
@@ -193,39 +209,7 @@ def client(dsn: str) -> Iterator[Client]:
         yield made
 
 
-class Clock:
-    """The database's clock, standing still until it is moved."""
-
-    def __init__(self, conn: psycopg.Connection[dict[str, Any]]) -> None:
-        self._conn = conn
-        with conn.transaction():
-            # Outside of schema gangq, so that a test may migrate again; readable by every role.
-            conn.execute("create table public.test_clock (at timestamptz not null)")
-            conn.execute("insert into public.test_clock values (clock_timestamp())")
-            conn.execute("grant select on public.test_clock to public")
-            conn.execute(
-                "create or replace function gangq.now() returns timestamptz language sql volatile "
-                "return (select at from public.test_clock)"
-            )
-
-    def now(self) -> datetime:
-        """The time that gangq.now() returns."""
-        row = self._conn.execute("select at from public.test_clock").fetchone()
-        assert row is not None
-        at: datetime = row["at"]
-        return at
-
-    def advance(self, seconds: float) -> datetime:
-        """Move it forward, or back for negative seconds; return the new time."""
-        return self.set(self.now() + timedelta(seconds=seconds))
-
-    def set(self, at: datetime) -> datetime:
-        """Move it to `at`."""
-        self._conn.execute("update public.test_clock set at = %s", (at,))
-        return at
-
-
 @pytest.fixture
-def clock(db: psycopg.Connection[dict[str, Any]]) -> Clock:
+def clock(database: Database, db: Connection) -> Clock:
     """Replaces gangq.now(), as the schema's owner, by a clock that the test moves."""
-    return Clock(db)
+    return Clock.install(db) if database.kept is None else database.kept.clock()

@@ -12,7 +12,7 @@ import random
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from interleaving.sessions import Connection, call, value
@@ -55,6 +54,7 @@ class Verbs(RuleBasedStateMachine):
 
     clock: Any
     db: Connection
+    restore: Callable[[], None]  # empties the installation
     start: Any  # when each walk begins
     seen: Counter[str]  # events of all walks, by kind
 
@@ -109,7 +109,9 @@ class Verbs(RuleBasedStateMachine):
     @initialize(sizes=st.lists(st.integers(1, 4), min_size=2, max_size=4), pick=picks)
     def begin(self, sizes: list[int], pick: int) -> None:
         """Three workers at work: most stories are about what happens to work that runs."""
-        self.db.execute("call public.reset_gangq()")
+        self.restore()
+        # So that work is displaced, too.
+        call(self.db, "set_queue", name="default", min_run_s=0)
         self.clock.set(self.start)
         for n in range(3):
             self.register(n)
@@ -654,50 +656,32 @@ class Verbs(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(3600 if SOAK else 180)
-def test_no_sequence_of_verbs_breaks_an_invariant_or_surprises_the_model(dsn: str, clock: Any):
-    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as conn:
-        make_reset(conn)
-        # So that work is displaced, too.
-        call(conn, "set_queue", name="default", min_run_s=0)
-
-        class Walk(Verbs):
-            pass
-
-        Walk.db, Walk.clock, Walk.start, Walk.seen = conn, clock, clock.now(), Counter()
-        run_state_machine_as_test(
-            Walk,
-            settings=settings(
-                **PROFILE,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
-    wanted = {"go", "drain", "ack", "force", "reap", "rollback", "retry", "release", "dead"}
-    wanted |= {"shrink", "replace", "preempt", "timeout", "split", "trip"}
-    missing = wanted - set(Walk.seen)
-    assert not missing, f"the walks never came to {missing}: they prove less than they claim"
-
-
-def make_reset(db: Connection) -> None:
-    """A procedure that empties the installation: a database for every walk would cost more than the walk."""
-    tables = db.execute(
-        "select c.relname from pg_class c where c.relnamespace = 'gangq'::regnamespace "
-        "and c.relkind in ('r', 'p') and not c.relispartition and c.relname not in "
-        "('migrations', 'settings', 'queues_table', 'transitions', 'tick_state', 'lock_rows', 'sequence_base', "
-        "'decider', 'shapes')"
-    ).fetchall()
-    emptied = "".join(f"delete from gangq.{r['relname']};" for r in tables)
+def test_no_sequence_of_verbs_breaks_an_invariant_or_surprises_the_model(
+    database: Any, db: Connection, clock: Any
+):
     # A walk repeated must go the same way: no chance in how long things back off.
     db.execute(
         "create or replace function gangq.backoff(base_s real, max_s real, nth integer) returns interval "
         "language sql as $$ select make_interval(secs => least(max_s, base_s * power(2, least(nth, 9)))) $$"
     )
-    # Without triggers: rows of live_jobs never leave by a plain delete otherwise.
-    db.execute(
-        "create procedure public.reset_gangq() language plpgsql as $$ begin "
-        f"perform set_config('session_replication_role', 'replica', true); {emptied} "
-        "update gangq.tick_state set last_at = null, outage_ended_at = null; "
-        "update gangq.decider set until = null; end $$"
+
+    class Walk(Verbs):
+        pass
+
+    Walk.db, Walk.clock, Walk.start, Walk.seen = db, clock, clock.now(), Counter()
+    # A database for every walk would cost more than the walk.
+    Walk.restore = database.kept.restore
+    run_state_machine_as_test(
+        Walk,
+        settings=settings(
+            **PROFILE,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
     )
+    wanted = {"go", "drain", "ack", "force", "reap", "rollback", "retry", "release", "dead"}
+    wanted |= {"shrink", "replace", "preempt", "timeout", "split", "trip"}
+    missing = wanted - set(Walk.seen)
+    assert not missing, f"the walks never came to {missing}: they prove less than they claim"

@@ -140,6 +140,7 @@ def test_in_a_fifo_queue_the_oldest_goes_first_however_many_are_more_urgent(q: Q
     assert oldest.state == "reserved"
 
 
+@pytest.mark.own_database
 @pytest.mark.parametrize(("policy", "index"), [("fifo", "live_gangs_by_age"), ("fair", "live_gangs_blocked")])
 def test_of_5000_gangs_of_a_kind_a_pass_reads_as_many_as_it_may_place(q: Q, policy: str, index: str) -> None:
     q.call("set_queue", name="default", policy=policy)

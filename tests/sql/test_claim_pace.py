@@ -13,6 +13,8 @@ import psycopg
 import pytest
 from drive import Claim, Q, Worker, gpus
 
+pytestmark = pytest.mark.own_database
+
 
 @contextlib.contextmanager
 def horizon_held(dsn: str) -> Iterator[None]:

@@ -85,6 +85,7 @@ def test_who_stops_as_asked_or_dies_without_a_job_leaves_no_doubt(q: Q, how: str
     assert doubtful(q) == []
 
 
+@pytest.mark.own_database
 def test_what_was_lost_is_found_by_its_index_however_much_has_happened(q: Q) -> None:
     worker = q.worker(slots=4)
     q.running_gang(worker)

@@ -6,8 +6,11 @@ import uuid
 from typing import Any
 
 import psycopg
+import pytest
 from drive import Q
 from psycopg.rows import dict_row
+
+pytestmark = pytest.mark.own_database
 
 PAST = 100_000
 

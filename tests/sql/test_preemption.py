@@ -319,6 +319,7 @@ def test_explain_names_whom_it_waits_for(q: Q) -> None:
     assert f"as soon as these have stopped: g{low.id}" in rows["stopping"]["detail"]
 
 
+@pytest.mark.own_database
 def test_to_explain_a_gang_reads_nothing_of_what_happened_long_ago(q: Q) -> None:
     workers = fleet(q, 1)
     q.running_gang(*workers)

@@ -119,6 +119,7 @@ def test_steps_at_the_ends_of_bigint_do_not_overflow(q: Q) -> None:
     assert stored(q, claim)["step"] == 1
 
 
+@pytest.mark.own_database
 def test_beats_and_readings_stay_within_their_page(q: Q) -> None:
     """HOT: with an index on what a heartbeat rewrites, each one would leave rows behind in it."""
     worker = q.worker(devices=gpus(1000))

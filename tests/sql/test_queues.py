@@ -243,6 +243,7 @@ def test_a_draining_queue_takes_back_nothing_that_has_ended(q: Q) -> None:
 # What many of them cost -------------------------------------------------------------------------------------
 
 
+@pytest.mark.own_database
 def test_a_pass_reads_each_of_a_thousand_queues_a_few_times(q: Q) -> None:
     q.sql(
         "insert into gangq.queues_table (name) "

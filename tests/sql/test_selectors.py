@@ -300,6 +300,7 @@ def test_what_no_worker_meets_is_explained(q: Q) -> None:
     assert "meets the selector" in picky.note
 
 
+@pytest.mark.own_database
 def test_serves_is_one_expression_that_the_planner_sees_through(q: Q) -> None:
     """A call for each pair of a worker and a shape would cost a pass more than all the rest of it."""
     plan = "\n".join(
@@ -312,6 +313,7 @@ def test_serves_is_one_expression_that_the_planner_sees_through(q: Q) -> None:
     assert "jsonb_path_match" in plan
 
 
+@pytest.mark.own_database
 def test_a_claim_calls_no_function_for_each_shape_that_selects(q: Q) -> None:
     for n in range(60):
         q.submit(selector=[when("rack", "=", f"r{n}"), when("driver", ">=", n)], tolerates=["spot"])

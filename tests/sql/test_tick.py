@@ -91,6 +91,7 @@ def test_a_tick_is_asked_of_three_live_workers_wherever_the_choice_begins(q: Q, 
         assert list(ear.notifies(timeout=0)) == []
 
 
+@pytest.mark.own_database
 def test_to_ask_for_a_tick_reads_three_workers_and_not_the_fleet(q: Q) -> None:
     q.sql("select gangq.register_worker('w' || n, 'h', '{default}') from generate_series(1, 500) n")
     q.sql("analyze gangq.leases, gangq.incarnations")

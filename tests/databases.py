@@ -1,0 +1,295 @@
+"""The databases of the tests: a copy of the template for one test, or one that many tests use in turn.
+
+Most of what an SQL test costs is a new backend: it compiles and plans each function of the schema again, 100 of
+160 ms. So most SQL tests get a *kept* database, with a test's clock, and a connection into it that stays open.
+After each test `Kept.put_back` puts the template's rows back. A change that it cannot put back it notices: then the
+database is dropped, and the next test gets a new one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from gangq.embedded import Server
+
+Connection = psycopg.Connection[dict[str, Any]]
+
+TESTS_IN_A_DATABASE = 100
+"""So many dead rows do not slow it down yet."""
+_OTHERS_LEAVE_WITHIN_S = 0.2
+
+_numbers = itertools.count(1)
+
+
+class Clock:
+    """The database's clock, standing still until it is moved."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    @classmethod
+    def install(cls, conn: Connection) -> Clock:
+        """Replace gangq.now(), as the schema's owner, by a clock that the test moves."""
+        with conn.transaction():
+            # Outside of schema gangq, so that a test may migrate again; readable by every role.
+            conn.execute("create table public.test_clock (at timestamptz not null)")
+            conn.execute("insert into public.test_clock values (clock_timestamp())")
+            conn.execute("grant select on public.test_clock to public")
+            conn.execute(
+                "create or replace function gangq.now() returns timestamptz language sql volatile "
+                "return (select at from public.test_clock)"
+            )
+        return cls(conn)
+
+    def now(self) -> datetime:
+        """The time that gangq.now() returns."""
+        row = self._conn.execute("select at from public.test_clock").fetchone()
+        assert row is not None
+        at: datetime = row["at"]
+        return at
+
+    def advance(self, seconds: float) -> datetime:
+        """Move it forward, or back for negative seconds; return the new time."""
+        return self.set(self.now() + timedelta(seconds=seconds))
+
+    def set(self, at: datetime) -> datetime:
+        """Move it to `at`."""
+        self._conn.execute("update public.test_clock set at = %s", (at,))
+        return at
+
+    def set_to_now(self) -> None:
+        """Move it to the true time."""
+        self._conn.execute("update public.test_clock set at = clock_timestamp()")
+
+
+class Databases:
+    """Makes and drops the databases of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._open = ExitStack()
+        # One connection for each would cost a fifth of making a database.
+        self._maker = self._open.enter_context(psycopg.connect(server.dsn("postgres"), autocommit=True))
+        self._strategy = "strategy file_copy" if server.binaries.major >= 15 else ""
+        self._kept: Kept | None = None
+
+    def make(self, template: str) -> str:
+        """Make a copy of `template`; return its name."""
+        name = f"test_{next(_numbers)}"
+        self._maker.execute(f"create database {name} template {template} {self._strategy}".encode())
+        return name
+
+    def drop(self, name: str) -> None:
+        self._maker.execute(f"drop database if exists {name} with (force)".encode())
+
+    @contextmanager
+    def own(self, template: str) -> Iterator[str]:
+        """The DSN of a copy of `template`, dropped afterwards."""
+        name = self.make(template)
+        yield self._server.dsn(name)
+        self.drop(name)
+
+    @contextmanager
+    def kept(self, template: str) -> Iterator[Kept]:
+        """The kept copy of `template`, dropped afterwards where it cannot be put back."""
+        if self._kept is None:
+            name = self.make(template)
+            self._kept = Kept(name, self._server.dsn(name))
+        yield self._kept
+        if self._kept.put_back() is not None:
+            self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self.drop(self._kept.name)
+            self._kept = None
+
+    def close(self) -> None:
+        self._drop_kept()
+        self._open.close()
+
+
+class Kept:
+    """A copy of the template, with a clock, that many tests use in turn."""
+
+    def __init__(self, name: str, dsn: str) -> None:
+        self.name = name
+        self.dsn = dsn
+        self._tests = 0
+        self._lent: Connection | None = None
+        # Of its own: setting session_replication_role throws all plans of a session away.
+        self._keeper: Connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        Clock.install(self._keeper)
+        _install(self._keeper)
+
+    def connection(self) -> Connection:
+        """The kept connection, as a new one would be; the plans of functions stay with it."""
+        if self._lent is None:
+            self._lent = psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row)
+            self._before = _settings_of(self._lent)
+        return self._lent
+
+    def clock(self) -> Clock:
+        """Its clock, at the true time."""
+        made = Clock(self.connection())
+        made.set_to_now()
+        return made
+
+    def restore(self) -> None:
+        """Put the template's rows and sequences back."""
+        self._keeper.execute("select kept.restore()")
+
+    def put_back(self) -> str | None:
+        """Make this database as it was; or say why that cannot be done, or is not worth it."""
+        self._tests += 1
+        if self._tests >= TESTS_IN_A_DATABASE:
+            return "many tests have used it"
+        try:
+            if self._lent is not None and not self._is_as_new(self._lent):
+                self._lent.close()
+                self._lent = None
+            reason = self._differs()
+        except psycopg.OperationalError:
+            return "a test has cut its connections"
+        deadline = time.monotonic() + _OTHERS_LEAVE_WITHIN_S
+        # A backend needs a moment to see that its connection is closed.
+        while reason == "others are connected" and time.monotonic() < deadline:
+            time.sleep(0.005)
+            reason = self._differs()
+        if reason is None:
+            self.restore()
+        return reason
+
+    def _differs(self) -> str | None:
+        lent = None if self._lent is None else self._lent.info.backend_pid
+        row = self._keeper.execute("select kept.differs(%s) as reason", [lent]).fetchone()
+        assert row is not None
+        reason: str | None = row["reason"]
+        return reason
+
+    def _is_as_new(self, lent: Connection) -> bool:
+        """Undo what a session may have set; False where it is closed, or something of it cannot be undone."""
+        if lent.closed or lent.broken or _settings_of(lent) != self._before:
+            return False
+        if lent.info.transaction_status != TransactionStatus.IDLE:
+            return False
+        lent.execute("reset session authorization")
+        if lent.execute("select from pg_listening_channels()").fetchall():
+            return False
+        lent.execute(_RESET, prepare=False)
+        return True
+
+    def close(self) -> None:
+        """Close its connections."""
+        for conn in (self._lent, self._keeper):
+            if conn is not None:
+                conn.close()
+
+
+_RESET = "reset all; reset role; close all; discard temp; discard sequences; select pg_advisory_unlock_all()"
+
+
+def _settings_of(conn: Connection) -> tuple[object, ...]:
+    """What a test may set on a connection of psycopg."""
+    return (
+        conn.autocommit,
+        conn.isolation_level,
+        conn.read_only,
+        conn.deferrable,
+        conn.prepare_threshold,
+        conn.row_factory,
+        conn.cursor_factory,
+        tuple(conn._notice_handlers),
+        tuple(conn._notify_handlers),
+    )
+
+
+_TABLES = """
+select c.oid, c.relname as name,
+  (select string_agg(quote_ident(a.attname), ', ') from pg_attribute a
+   where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = '') as columns
+from pg_class c
+where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'r'
+order by c.relname
+"""
+
+_SEQUENCES = """
+select format('gangq.%I', c.relname) as name from pg_class c
+where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'S'
+order by c.relname
+"""
+
+# What statistics the planner has: who measures plans has run vacuum or analyze, or autovacuum has.
+_STATISTICS = """
+select md5(string_agg(c.oid || ' ' || c.relpages || ' ' || c.reltuples, ' ' order by c.oid))
+from pg_class c where c.relnamespace = 'gangq'::regnamespace and c.relkind in ('r', 'i')
+"""
+
+_INSTALL = """
+create table kept.ddl (tag text);
+create table kept.statistics as {statistics};
+create function kept.note_ddl() returns event_trigger language plpgsql security definer
+set search_path = pg_catalog as $f$
+begin
+  if tg_event = 'sql_drop' or exists (select from pg_event_trigger_ddl_commands()) then
+    insert into kept.ddl values (tg_tag);
+  end if;
+end $f$;
+create function kept.restore() returns void language plpgsql as $f$
+begin
+  {steps}
+end $f$;
+-- Why the rows alone are not enough.
+create function kept.differs(lent integer) returns text language plpgsql as $f$
+begin
+  if exists (select from kept.ddl) then
+    return 'a test has changed the schema';
+  elsif exists (
+    select from pg_stat_activity a
+    where a.datname = current_database() and a.backend_type = 'client backend'
+      and a.pid <> pg_backend_pid() and a.pid is distinct from lent) then
+    return 'others are connected';
+  elsif exists (select from pg_prepared_xacts x where x.database = current_database()) then
+    return 'a transaction is prepared';
+  elsif exists (
+    select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
+    where d.datname = current_database()) then
+    return 'the database has settings';
+  elsif ({statistics}) <> (select md5 from kept.statistics) then
+    return 'the planner has other statistics';
+  end if;
+  return null;
+end $f$;
+create event trigger note_ddl on ddl_command_end execute function kept.note_ddl();
+create event trigger note_drop on sql_drop execute function kept.note_ddl();
+set session_replication_role = replica;
+"""
+
+
+def _install(keeper: Connection) -> None:
+    """Remember the rows and sequences of schema gangq, and from now on whether anything changes the schema."""
+    steps = []
+    keeper.execute("create schema kept")
+    for table in keeper.execute(_TABLES).fetchall():
+        name, columns = table["name"], table["columns"]
+        steps.append(f"delete from gangq.{name};")
+        if keeper.execute(f"select from gangq.{name}".encode()).fetchall():
+            keeper.execute(f"create table kept.{name} as table gangq.{name}".encode())
+            steps.append(
+                f"insert into gangq.{name} ({columns}) overriding system value select {columns} from kept.{name};"
+            )
+    for sequence in keeper.execute(_SEQUENCES).fetchall():
+        last = keeper.execute(f"select last_value, is_called from {sequence['name']}".encode()).fetchone()
+        assert last is not None
+        steps.append(f"perform setval('{sequence['name']}', {last['last_value']}, {last['is_called']});")
+    keeper.execute(_INSTALL.format(statistics=_STATISTICS, steps="\n  ".join(steps)).encode())
