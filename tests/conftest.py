@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests: one server a session, one database a test.
+"""A real PostgreSQL for the tests: one server a session; databases.py says which database a test has.
 
 What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
 wheel's), half of the files on each. With `GANGQ_TEST_EVERY_SERVER=1` all of it runs on all of them. The
