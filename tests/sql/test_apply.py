@@ -632,6 +632,16 @@ def test_closing_a_place_takes_nothing_from_who_sits_there(q: Q) -> None:
     assert (worker.free["slots"], len(worker.free["device_ids"])) == (2, 2)
 
 
+def test_a_place_is_closed_and_a_gang_seated_there_in_one_call(q: Q) -> None:
+    worker = q.worker(devices=gpus(80))
+    job, gang = q.submit(gpus=1), q.submit_gang(1, gpus=1)
+    (number,) = opened(q, worker, job)
+    there = start(gang, worker, devices=[devices_of(q, worker)])
+    assert outcome(q, there) == "busy", "the place has it"
+    assert apply(q, there, closes=[number])["outcomes"] == {f"g{gang.id}": "done"}
+    assert (places(q), gang.state, filled(worker)) == ([], "reserved", [gang.job_ids[0]])
+
+
 def test_a_place_for_a_light_job_leaves_a_sound_state(q: Q) -> None:
     worker = q.worker(slots=2)
     job = q.submit()

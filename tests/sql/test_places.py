@@ -126,23 +126,23 @@ def test_no_place_is_opened_where_the_worker_or_queue_takes_nothing(q: Q, why: s
     assert (count(q), held(q)) == (0, [])
 
 
-OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None]] = {
-    "another queue": ({"queue": "other"}, {}, None),
-    "too much memory": ({"memory_mb": 200}, {"memory_mb": 100}, None),
-    "too many CPUs": ({"cpus": 2}, {"cpus": 1}, None),
-    "too few devices": ({"gpus": 2}, {}, [0]),
-    "too many devices": ({"gpus": 1}, {}, [0, 1]),
-    "one device twice": ({"gpus": 2}, {}, [0, 0]),
-    "its device twice": ({"gpus": 1}, {}, [0, 0]),
-    "a device of nobody": ({"gpus": 1}, {}, [99]),
-    "a small device": ({"gpus": 1, "vram_mb": 6000}, {}, [0]),
-    "an avoided device": ({"gpus": 1}, {}, [1]),
+OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None, str]] = {
+    "another queue": ({"queue": "other"}, {}, None, "the worker does not serve it"),
+    "too much memory": ({"memory_mb": 200}, {"memory_mb": 100}, None, "no room"),
+    "too many CPUs": ({"cpus": 2}, {"cpus": 1}, None, "no room"),
+    "too few devices": ({"gpus": 2}, {}, [0], "its devices are not free"),
+    "too many devices": ({"gpus": 1}, {}, [0, 1], "its devices are not free"),
+    "one device twice": ({"gpus": 2}, {}, [0, 0], "its devices are not free"),
+    "its device twice": ({"gpus": 1}, {}, [0, 0], "its devices are not free"),
+    "a device of nobody": ({"gpus": 1}, {}, [99], "its devices are not free"),
+    "a small device": ({"gpus": 1, "vram_mb": 6000}, {}, [0], "its devices are not free"),
+    "an avoided device": ({"gpus": 1}, {}, [1], "its devices are not free"),
 }
 
 
 @pytest.mark.parametrize("wrong", OFFERS)
 def test_a_place_that_does_not_fit_its_job_is_refused(q: Q, wrong: str) -> None:
-    asked, offered, chosen = OFFERS[wrong]
+    asked, offered, chosen, lacks = OFFERS[wrong]
     q.call("set_queue", name="other")
     worker = q.worker(devices=gpus(4000, 8000), slots=3, **offered)
     ids = [row["id"] for row in q.sql("select id from gangq.device_registry order by index")]
@@ -155,7 +155,7 @@ def test_a_place_that_does_not_fit_its_job_is_refused(q: Q, wrong: str) -> None:
             job=job,
         )
     devices = None if chosen is None else [ids[n] if n < len(ids) else n for n in chosen]
-    with refused(WRONG_STATE, f"no place for job {job}"):
+    with refused(WRONG_STATE, f"no place for job {job} on worker w1: {lacks}"):
         opened(q, worker, job, device_ids=devices)
     assert (count(q), held(q)) == (0, [])
 
@@ -448,3 +448,32 @@ def test_a_clock_that_was_set_back_keeps_no_place_open_past_its_time(q: Q, then:
     assert held(q) == []
     q.tick()
     assert len(filled(worker)) == 1, "a pass opens it again"
+
+
+def test_opening_a_place_tells_its_worker_in_the_same_commit(q: Q, dsn: str) -> None:
+    job = q.submit(gpus=1)
+    worker, _ = q.worker("w1", devices=gpus(8000)), q.worker("w2", devices=gpus(8000, prefix="H"))
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute(f"listen gangq_{worker.incarnation}".encode())
+        with q.db.transaction():
+            opened(q, worker, job)
+        assert [told.payload for told in listener.notifies(timeout=5, stop_after=1)] == ["claim"]
+
+
+def test_a_completion_while_the_workers_row_is_held_leaves_the_place_for_the_next_claim(
+    q: Q, dsn: str
+) -> None:
+    first, second = q.submit(count=2, gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    opened(q, worker, first)
+    (claim,) = filled(worker)
+    with q.connected(dsn) as other, other.db.transaction():
+        other.sql("select 1 from gangq.incarnations for no key update")
+        q.sql("set statement_timeout = '2s'")
+        assert next_after(worker, claim) == []
+        q.sql("reset statement_timeout")
+        assert (q.sql("select 1 from gangq.live_jobs where id = %(id)s", id=first), held(q)) == (
+            [],
+            ["place"],
+        )
+    assert [c.job_id for c in filled(worker)] == [second]
