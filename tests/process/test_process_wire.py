@@ -226,12 +226,12 @@ def small(ctx):
 """
 )
 PREFETCH = 22
-GONE_AHEAD = (b"gangq.complete_and_claim(", b"\x00\x00\x00\x0211")
-"""A report and claim that is sent while other jobs run: none but these asks for 11, half of the prefetch."""
+REPORT_AND_CLAIM = (b"gangq.complete_and_claim(", b"\x00\x00\x00\x0222")
+"""A report of all that has run together with the next claim, of which PREFETCH is asked."""
 
 
 class Unread(NamedTuple):
-    """What the worker ``far`` was amid when the answer to a call that it had sent ahead was kept back."""
+    """What the worker ``far`` was amid when the answer to a report with the next claim was kept back."""
 
     worker: WorkerProcess
     submitted: list[int]
@@ -249,20 +249,20 @@ def until_unread(cut: Cut, **options: object) -> Unread:
     floor = cut.floor
     floor.fleet.define(SMALL)
     worker = cut.far(prefetch=PREFETCH, **options)
-    cut.wire.hold(*GONE_AHEAD)
+    cut.wire.hold(*REPORT_AND_CLAIM)
     submitted = floor.client.submit(task="small", payloads=[{}] * 300)
-    eventually(lambda: cut.wire.held, "the answer to a call that went ahead is kept back", PATIENCE_S)
+    eventually(lambda: cut.wire.held, "the answer is kept back", PATIENCE_S)
     held = {job.id: job.claimed_at for job in floor.client.jobs(state="running")}
     brought = {job for job in held if held[job] == max(held.values())}
     unread = Unread(worker, submitted, set(held) - brought, brought)
-    assert len(brought) == 11
+    assert len(brought) == PREFETCH
     assert unread.ran
     eventually(lambda: len(unread.runs(floor, unread.ran)) == len(unread.ran), "what it knows of has run")
     assert unread.runs(floor, brought) == []
     return unread
 
 
-def test_a_worker_killed_before_it_read_the_answer_to_a_call_sent_ahead_loses_and_doubles_nothing(
+def test_a_worker_killed_before_it_read_the_answer_to_a_report_with_a_claim_loses_and_doubles_nothing(
     cut: Cut,
 ) -> None:
     floor, lease_s = cut.floor, 4.0
@@ -288,7 +288,7 @@ def test_a_worker_killed_before_it_read_the_answer_to_a_call_sent_ahead_loses_an
     assert sorted(unread.runs(floor, set(unread.submitted))) == sorted([*unread.submitted, *unread.ran])
 
 
-def test_what_a_call_sent_ahead_brings_into_a_patient_drain_is_handed_back_and_never_begins(
+def test_what_a_claim_under_way_brings_into_a_patient_drain_is_handed_back_and_never_begins(
     cut: Cut,
 ) -> None:
     floor = cut.floor

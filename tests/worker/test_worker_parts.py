@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import signal
@@ -324,7 +323,6 @@ def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_i
     assert source.wait_s > 0
     assert source.unsure, "it has not heard that there is nothing"
     assert source.take_along([job], 1) is None
-    assert source.send_along([job], 1, lambda rows: None) is None
     assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
     monkeypatch.setattr(session, "lapsing", lambda: False)
     client.complete(job_ids=[job.id], tokens=[job.token])
@@ -432,241 +430,17 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     assert not source.unsure
 
 
-def next_ahead(session: Session, source: ClaimSource, reporter: Reporter, after: int) -> list[ActiveJob]:
-    """The same while others run: what was claimed so waits in the list."""
-    got: list[ActiveJob] = []
-
-    def arrived(rows: Any) -> None:
-        jobs = [ActiveJob(row) for row in rows]
-        session.table.add(*jobs)
-        got.extend(jobs)
-
-    reporter.ahead = lambda finished: source.send_along(finished, len(finished), arrived)
-    reporter.ahead_after, reporter.more = after, lambda: got
-    return got
-
-
-def end(reporter: Reporter, *jobs: ActiveJob) -> None:
-    """They end, and others are to be run."""
-    for job in jobs:
-        if not reporter.done(job, None, more_follow=True):
-            reporter.attend()
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_jobs_done_in_quick_succession_take_the_next_claim_along_while_others_run_and_slow_ones_do_not(
-    client: Client, tmp_path: Path, small: bool
-) -> None:
-    ids = client.submit(task="t", payloads=[{}] * 6)
-    counted = LossyClient(client, "_send", times=0)
-    session = session_of(counted, tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=2 if small else 3)
-    end(reporter, claimed(session, source), claimed(session, source))
-    reporter.start()
-    eventually(lambda: set(client.job_states(ids=ids[:2]).values()) == {"done"}, "both are reported")
-    eventually(lambda: len(session.table) == len(got), "what is reported has left the table")
-    assert (counted.calls, [job.id for job in got]) == ((1, ids[2:4]) if small else (0, []))
-    reporter.stop()
-
-
-def test_the_next_call_goes_out_before_the_answer_of_the_one_before_is_read(
-    client: Client, tmp_path: Path
-) -> None:
-    ids = client.submit(task="t", payloads=[{}] * 6)
-    session = session_of(client, tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    ahead, sent = reporter.ahead, []
-    assert ahead is not None
-
-    def noted(finished: Any) -> Any:
-        sent.append(len(got))
-        return ahead(finished)
-
-    reporter.ahead, reporter.along = noted, lambda finished: None
-    first, second = claimed(session, source), claimed(session, source)
-    end(reporter, first)
-    reporter.done(second, None)
-    assert (sent, [job.id for job in got]) == ([0, 0], ids[2:3])
-    got.clear()
-    assert not reporter.settle()
-    assert [job.id for job in got] == ids[3:4]
-    assert set(client.job_states(ids=ids[:2]).values()) == {"done"}
-    assert not source.unsure
-
-
-def test_an_answer_that_is_read_when_the_next_claim_is_under_way_does_not_settle_that_one(
-    client: Client, tmp_path: Path
-) -> None:
-    ids = client.submit(task="t", payloads=[{}] * 5)
-    session = session_of(client, tmp_path, prefetch=4)
-    keeper = LeaseKeeper(session)
-    source, reporter = ClaimSource(session, keeper, PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, second = claimed(session, source), claimed(session, source)
-    end(reporter, first)
-    reporter.done(second, None, more_follow=True)
-    reporter.attend()
-    assert [job.id for job in got] == ids[2:3]
-    source.settled()  # As the worker says of what the first brought.
-    assert reporter._away is not None
-    sent: Any = reporter._away[0]
-    sent._sent.receive()
-    for _ in range(5):
-        keeper.beat()
-    assert client.job(id=ids[3]).state == "running", "its claim is still to be read: nobody hands it back"
-    sent._sent._result = None  # It was carried out, and that is all that anybody knows.
-    got.clear()
-    reporter.flush()
-    assert [row.job_id for row in source.take(1)] == ids[3:4]
-    assert client.job(id=ids[4]).state == "pending"
-
-
 def test_what_is_done_while_others_wait_to_be_run_does_not_wait_for_them(
     client: Client, tmp_path: Path
 ) -> None:
     ids = client.submit(task="t", payloads=[{}, {}])
     session = session_of(client, tmp_path, prefetch=2)
     source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    first, second = (claimed(session, source) for _ in ids)
-    reporter.more = lambda: [second]
+    first, _second = (claimed(session, source) for _ in ids)
     reporter.start()
     try:
-        reporter.done(first, None)
+        reporter.done(first, None, more_follow=True)
         eventually(lambda: client.job(id=first.id).state == "done", "its thread reports it")
-    finally:
-        reporter.stop()
-
-
-@pytest.mark.parametrize("answered", [0, 1])
-def test_a_fault_while_a_call_goes_ahead_costs_no_job_and_no_claim(
-    client: Client, tmp_path: Path, answered: int
-) -> None:
-    ids = client.submit(task="t", payloads=[{}] * 3)
-    session = session_of(client, tmp_path, prefetch=3)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    first, second = (claimed(session, source) for _ in range(2))
-    got = next_ahead(session, source, reporter, 1)
-    well, sent = reporter.ahead, []
-
-    def ahead(finished: Any) -> Any:
-        if len(sent) == answered:
-            raise OSError(errno.EMFILE, "Too many open files")
-        sent.append(finished)
-        assert well is not None
-        return well(finished)
-
-    reporter.ahead = ahead
-    reporter.done(first, None, more_follow=True)
-    reporter.attend()
-    reporter.done(second, None, more_follow=True)
-    eventually(lambda: reporter._away is None or reporter._away[0].arrived, "the answer is there")
-    reporter.attend()
-    assert [job.id for job in got] == ids[2:][:answered], "what the answer brought is there to be run"
-    reporter.flush()
-    assert client.job_states(ids=ids[:2]) == dict.fromkeys(ids[:2], "done")
-
-
-def test_a_report_that_went_ahead_and_whose_reply_was_lost_is_made_alone_and_the_claim_found(
-    client: Client, tmp_path: Path
-) -> None:
-    ids = client.submit(task="t", payloads=[{}] * 3)
-    session = session_of(client, tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, second = claimed(session, source), claimed(session, source)
-    end(reporter, first)
-    assert reporter._away is not None
-    sent: Any = reporter._away[0]
-    sent._sent.receive()
-    sent._sent._result = None  # It was carried out, and that is all that anybody knows.
-    reporter.done(second, None)
-    assert (got, source.unsure) == ([], True)
-    assert client.job_states(ids=ids[:2]) == dict.fromkeys(ids[:2], "done")
-    assert len(session.table) == 0, "the last word about both was taken"
-    assert [row.job_id for row in source.take(1)] == ids[2:]
-    assert client.violations() == []
-
-
-def test_who_has_nothing_to_run_goes_on_with_what_the_call_under_way_brings(
-    client: Client, tmp_path: Path
-) -> None:
-    client.submit(task="t", payloads=[{}] * 3)
-    answered = threading.Event()
-
-    class Slow(LossyClient):
-        def __getattr__(self, name: str) -> Any:
-            if name == "complete":
-                assert answered.wait(10), "nobody waits for the rest of it"
-            return super().__getattr__(name)
-
-    session = session_of(Slow(client, "none", times=0), tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, second = claimed(session, source), claimed(session, source)
-    received, go_on = threading.Event(), threading.Event()
-    ahead = reporter.ahead
-    assert ahead is not None
-
-    class Held:
-        arrived = False
-
-        def __init__(self, under_way: Any) -> None:
-            self._under_way = under_way
-
-        def receive(self) -> bool:
-            received.set()
-            assert go_on.wait(10)
-            return bool(self._under_way.receive())
-
-        def read(self) -> Any:
-            return self._under_way.read()
-
-    reporter.ahead = lambda finished: Held(ahead(finished))
-    end(reporter, first)
-    reporter.start()
-    assert received.wait(10), "who runs jobs is at a long one: the thread sees to the call"
-    main = threading.Thread(target=reporter.done, args=(second, None))
-    main.start()
-    go_on.set()
-    main.join(10)
-    assert not main.is_alive()
-    assert len(got) == 1
-    got.clear()
-    answered.set()
-    eventually(lambda: client.job(id=second.id).state == "done", "its thread reports what is left")
-    reporter.stop()
-
-
-def test_a_call_that_goes_out_while_the_thread_is_about_to_look_is_seen_to_although_no_job_ends_any_more(
-    client: Client, tmp_path: Path
-) -> None:
-    client.submit(task="t", payloads=[{}] * 3)
-    session = session_of(client, tmp_path, prefetch=4)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
-    got = next_ahead(session, source, reporter, after=1)
-    first, _long = claimed(session, source), claimed(session, source)
-    looked, go_on = threading.Event(), threading.Event()
-
-    class Held(threading.Event):
-        """The thread stands still between its two looks."""
-
-        def wait(self, timeout: float | None = None) -> bool:
-            looked.set()
-            assert go_on.wait(10)
-            return super().wait(timeout)
-
-    reporter._stop = Held()
-    reporter.start()
-    try:
-        assert not reporter.done(first, None, more_follow=True)
-        assert looked.wait(10), "it was called"
-        reporter.attend()
-        assert reporter._away is not None
-        go_on.set()
-        eventually(lambda: got, "what the call brings is there while the long one runs", 5)
-        eventually(lambda: len(session.table) == 2, "and what it reported is not held any more", 5)
     finally:
         reporter.stop()
 

@@ -10,9 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangq.client import calls
 from gangq.client.rows import Claim
-from gangq.client.sent import Sent, send
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
@@ -20,7 +18,7 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from gangq.client.rows import CompletedAndClaimed, Outcome
+    from gangq.client.rows import Outcome
     from gangq.worker.jobs import ActiveJob
     from gangq.worker.lanes import Lane
 
@@ -33,8 +31,6 @@ this is for a notification that was lost: a reconnected listener has every loop 
 """
 PACE_S = 0.05
 """Empty claims come no closer together, however many notifications arrive: any login may send them."""
-_OUTCOME = 0
-"""A column of an answer."""
 
 
 class ClaimSource:
@@ -153,51 +149,29 @@ class ClaimSource:
         """
         if self._request is not None or self._session.lapsing():
             return None
-        request = self._open(most)
+        request = self._request = uuid.uuid4()
+        self._most = most
+        self._claiming.set()
         try:
-            answer = self._session.client.complete_and_claim(**self._along(finished, self._may_sleep()))
+            answer = self._session.client.complete_and_claim(
+                incarnation=self._session.incarnation,
+                job_ids=[one.id for one in finished],
+                tokens=[one.token for one in finished],
+                results=[one.result for one in finished],
+                strict=False,
+                request_id=request,
+                max_jobs=most,
+                quiet=True,
+                **self._offer(self._may_sleep()),
+            )
         except GangqError as problem:
-            self._not_along(request, problem)
+            log.info("not_along", extra={"error": str(problem), "request": str(request)})
             return None
         self._asleep = not answer.claims and self._may_sleep()
         # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
         if answer.claims:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
-
-    def send_along(
-        self, finished: Sequence[ActiveJob], most: int, arrived: Callable[[Sequence[Claim]], None]
-    ) -> AlongUnderWay | None:
-        """The same while other jobs wait to be run, its answer to be read later; what was claimed is then handed to
-        ``arrived``. For light jobs only. None: it could not be sent, or nobody knows.
-        """
-        if self._request is not None or self._session.lapsing():
-            return None
-        request = self._open(most)
-        try:
-            sent = send(self._session.client, calls.complete_and_claim(**self._along(finished, sleep=False)))
-        except GangqError as problem:
-            self._not_along(request, problem)
-            return None
-        return AlongUnderWay(self, sent, request, arrived)
-
-    def _open(self, most: int) -> uuid.UUID:
-        self._request, self._most = uuid.uuid4(), most
-        self._claiming.set()
-        return self._request
-
-    def _along(self, finished: Sequence[ActiveJob], sleep: bool) -> dict[str, Any]:
-        return {
-            "incarnation": self._session.incarnation,
-            "job_ids": [one.id for one in finished],
-            "tokens": [one.token for one in finished],
-            "results": [one.result for one in finished],
-            "strict": False,
-            "request_id": self._request,
-            "max_jobs": self._most,
-            "quiet": True,
-            **self._offer(sleep),
-        }
 
     def _offer(self, sleep: bool) -> dict[str, Any]:
         """What this worker has for the jobs it asks for. Only placed ones need a port or a model."""
@@ -210,10 +184,6 @@ class ClaimSource:
         if self.lane == "placed" or not self._hears():
             return False
         return self.lane == "light" or self._sleeps()
-
-    @staticmethod
-    def _not_along(request: uuid.UUID, problem: GangqError) -> None:
-        log.info("not_along", extra={"error": str(problem), "request": str(request)})
 
     @property
     def unsure(self) -> bool:
@@ -249,53 +219,7 @@ class ClaimSource:
             if row.rank == 0 and row.master_port is not None:
                 self._ports.give(row.master_port)
 
-    def _answered(self, request: uuid.UUID, rows: Sequence[Claim] = ()) -> None:
-        """This request is settled; perhaps it was before, and another is open by now."""
-        if self._request == request:
-            self._settle_request(rows)
-
     def settled(self) -> None:
         """What :meth:`take` returned is in the job table now."""
         if self._request is None:
             self._claiming.clear()
-
-
-class AlongUnderWay:
-    """A report that is under way together with a claim. For one thread at a time."""
-
-    def __init__(
-        self,
-        source: ClaimSource,
-        sent: Sent[CompletedAndClaimed],
-        request: uuid.UUID,
-        arrived: Callable[[Sequence[Claim]], None],
-    ) -> None:
-        self._source = source
-        self._sent = sent
-        self._request = request
-        self._arrived = arrived
-
-    @property
-    def arrived(self) -> bool:
-        """Whether to :meth:`receive` takes no time."""
-        return self._sent.arrived
-
-    def receive(self) -> bool:
-        """Wait for the answer. Whether it brought jobs, so that the next call may go before it is :meth:`read`."""
-        self._sent.receive()
-        # What was claimed comes after what became of the jobs reported.
-        if self._sent.failed or self._sent.column(_OUTCOME, last=1) != [b"claimed"]:
-            return False
-        self._source._answered(self._request)
-        return True
-
-    def read(self) -> Sequence[Outcome] | None:
-        """What became of the jobs reported, what was claimed being handed on; None: no answer, or a refusal."""
-        try:
-            answer = self._sent.answer()
-        except GangqError as problem:
-            self._source._not_along(self._request, problem)
-            return None
-        self._source._answered(self._request, answer.claims)
-        self._arrived(answer.claims)
-        return answer.outcomes

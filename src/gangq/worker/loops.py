@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
-from gangq.worker.claims import AlongUnderWay, ClaimSource
+from gangq.worker.claims import ClaimSource
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.loops")
 
-_FEW = 16
 _DOUBT_S = 1.0
 """How long to wait before looking again whether the driver answers."""
 _FULL_S = 1.0
@@ -126,13 +125,7 @@ class MainLoop:
         self._waiting = waiting
         self._prefetch = prefetch
         self._once = once
-        # Of small jobs the first few are enough to begin with, and sooner there: the next call brings the others.
-        self._few = max(prefetch // 4, min(prefetch, _FEW))
-        # Not more than half, so that one half runs while the other is reported and claimed.
-        self._half = (prefetch + 1) // 2
-        reporter.along, reporter.more = self._along, lambda: waiting
-        if prefetch > 1:
-            reporter.ahead, reporter.ahead_after = self._ahead, self._half
+        reporter.along = self._along
 
     def run(self) -> None:
         """Claim and run until the worker stops."""
@@ -147,11 +140,9 @@ class MainLoop:
                 claims.wait()
                 continue
             waiting.extend(jobs)
-            settled = False
-            while waiting or not settled:  # A drain may take away what a call under way has just brought.
-                self._run_waiting()
-                self._inline.rest()
-                settled = self._reporter.settle()
+            self._run_waiting()
+            self._inline.rest()
+            self._reporter.flush()
 
     def _run_waiting(self) -> None:
         waiting = self._waiting
@@ -168,20 +159,11 @@ class MainLoop:
     def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         if not self._intake.claiming:
             return None
-        most = self._few if self._reporter.flowing else self._prefetch
-        answer = self._claims.take_along(finished, most)
+        answer = self._claims.take_along(finished, self._prefetch)
         if answer is None:
             return None
         self._waiting.extend(self._intake.add(self._claims, answer[1]))
         return answer[0]
-
-    def _ahead(self, finished: Sequence[ActiveJob]) -> AlongUnderWay | None:
-        if not self._intake.claiming:
-            return None
-        return self._claims.send_along(finished, self._half, self._arrived)
-
-    def _arrived(self, rows: Sequence[Claim]) -> None:
-        self._waiting.extend(self._intake.add(self._claims, rows))
 
 
 class ChildLoop:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gangq.client.encoding import dumps, note_for
 from gangq.errors import (
@@ -41,9 +40,6 @@ log = logging.getLogger("gangq.worker.reporter")
 
 _FLUSH_S = 0.01
 """Between two looks of the thread. What it finds at one and finds unmoved at the next has waited 20 ms at most."""
-_LOOK_EVERY = 16
-"""After how many jobs to look again whether an answer has come: a look costs as much as a tenth of a small job."""
-_NEVER = sys.maxsize
 _TEXT_CHARS = 16_000
 
 
@@ -68,32 +64,11 @@ Along = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
 """Reports these jobs done together with a claim. One try; None: it has not been said, or nobody knows."""
 
 
-class UnderWay(Protocol):
-    """A report that went along with a claim, and whose answer is not read yet."""
-
-    @property
-    def arrived(self) -> bool:
-        """Whether to receive it takes no time."""
-
-    def receive(self) -> bool:
-        """Wait for the answer; whether it brought jobs and the next report may go before this is read."""
-
-    def read(self) -> Sequence[Outcome] | None:
-        """What :data:`Along` returns; what was claimed is there to be run now."""
-
-
-Ahead = Callable[[Sequence[ActiveJob]], UnderWay | None]
-"""Sends what :data:`Along` says and does not wait; None: it was not sent, or nobody knows."""
-
-
 class Reporter:
     """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken.
 
-    Of jobs that are done in quick succession (a prefetch of small ones) the word goes out with that of others, and
-    one call is under way at a time: who ran the jobs of one claim sends their report and the next claim
-    (:attr:`ahead`), runs those of the claim before, and reads the answer when there is one. So the server works
-    while handlers run, and no two threads take turns for the interpreter. What that leaves unsaid or unread because
-    a handler takes longer, a thread here sees to, within 20 ms. A job that ends pays an append and a comparison.
+    Jobs of one claim that are done in quick succession are reported together, with the next claim. A thread reports
+    those that wait for a slow one, within 20 ms.
     """
 
     def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
@@ -103,34 +78,14 @@ class Reporter:
         self._finished: deque[ActiveJob] = deque()
         self.held = HeldReports(session.wake)
         """The jobs that have ended and of which it could not be said yet."""
-        self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self._waiters = 0
-        """Who waits for the turn: mostly nobody, and then there is nothing to notify."""
-        self._sending = False
-        """Somebody sends, waits or reads. A call that is :attr:`_away` has nobody who does."""
-        self._away: tuple[UnderWay, list[ActiveJob]] | None = None
-        self._look_at = _NEVER
-        """How many have to be finished for who runs jobs to :meth:`attend` to the calls."""
-        self._moves = 0
-        """Grows with everything that is sent or read."""
+        self._sending = threading.Lock()
+        self._sent = 0
+        """How many batches have been sent."""
         self._called = threading.Event()
-        self._asleep = True
-        """The thread has to be called; else it is about to look by itself."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
         self.along: Along | None = None
         """How to report what is done together with the next claim, which saves a round trip and a commit."""
-        self.ahead: Ahead | None = None
-        """The same while other jobs still run."""
-        self.flowing = False
-        """Jobs are small: the last claim had one gone ahead before it."""
-        self.ahead_after = _NEVER
-        """How many have to be done before a call goes ahead. Where the thread here looks sooner, these are no small
-        jobs, and none goes.
-        """
-        self.more: Callable[[], object] = bool
-        """Whether jobs have been claimed that wait to be run."""
 
     def start(self) -> None:
         """Start the thread that flushes results of a batch while its next job runs."""
@@ -144,156 +99,35 @@ class Reporter:
 
     # -- done ------------------------------------------------------------------------------------------------
 
-    def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> bool:
+    def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> None:
         """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms; else at
-        once, and the next claim may go along with it. False: :meth:`attend` has something to do.
+        once, and the next claim may go along with it.
         """
         job.result = result
         self._finished.append(job)
-        if more_follow:
-            if self._asleep:
-                if self._away is None:
-                    self._look_at = self.ahead_after
-                self._call()
-            return len(self._finished) < self._look_at or not self._worth_attending()
-        self._flush(self.along, self.more)
-        return True
+        if not more_follow:
+            self._flush(self.along)
+        elif not self._called.is_set():
+            self._called.set()
 
     def done_in_child(self, job: ActiveJob, result: Any, along: Along | None) -> None:
         """A job that ran beside the main thread is done. For the thread that ran it; waits for the answer."""
         job.result = result
         self._say_done([job], along)
 
-    def _worth_attending(self) -> bool:
-        away = self._away
-        if away is not None and not away[0].arrived:
-            self._look_at = len(self._finished) + _LOOK_EVERY
-            return False
-        return self.ahead is not None
-
-    def attend(self) -> None:
-        """See to the call under way, if it was answered, and to the next. For who runs the jobs; may take a while.
-
-        Whatever goes wrong here is no fault of the job that has just ended: the thread sees to what is left.
-        """
-        with self._lock:
-            if self._sending:
-                self._look_at = len(self._finished) + _LOOK_EVERY
-                return
-            self._sending = True
-        try:
-            if self._away is not None:
-                self._arrive(go_on=True)
-            else:
-                self._go_ahead()
-        except Exception:
-            log.exception("results_fault")
-        finally:
-            self._sent()
-
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""
         self._flush(None)
 
-    def settle(self) -> bool:
-        """The same, unless the call under way brings :attr:`more` to run. False then: the rest is reported later."""
-        return self._flush(None, self.more)
-
-    def _flush(self, along: Along | None, unless: Callable[[], object] = bool) -> bool:
-        """Send what is finished once the call under way is over; False where there is something else to do first."""
-        with self._lock:
-            while not unless() and self._sending:
-                self._waiters += 1
-                try:
-                    self._turn.wait()
-                finally:
-                    self._waiters -= 1
-            if unless():
-                # What is finished must not wait for the next job's end.
-                self._see_to_the_rest()
-                return False
-            self._sending = True
-        try:
-            if self._away is not None:
-                self._arrive(go_on=along is not None)
-                if unless():
-                    return False
-            self._send(along)
-            if along is not None and self.ahead is not None:
-                # What was claimed now may be gone ahead of. The server has nothing to do until then.
-                self._look_at = _LOOK_EVERY if self.flowing else self.ahead_after
-                self.flowing = False
-        finally:
-            self._sent()
-        return True
-
-    def _sent(self) -> None:
-        self._moves += 1
-        with self._lock:
-            self._sending = False
-            if self._waiters:
-                self._turn.notify_all()
-        self._see_to_the_rest()
-
-    def _see_to_the_rest(self) -> None:
-        if self._asleep and (self._finished or self._away is not None):
-            self._call()
-
-    def _call(self) -> None:
-        self._asleep = False
-        self._called.set()
-
-    def _go_ahead(self) -> None:
-        """Send what is finished, and do not wait."""
-        self._look_at = _NEVER
-        batch = self._take_finished()
-        under_way: UnderWay | None = None
-        try:
-            under_way = self.ahead(batch) if batch and self.ahead is not None else None
-        finally:
-            if under_way is None:
-                self._finished.extendleft(reversed(batch))
-        if under_way is not None:
-            self._away = under_way, batch
-            # Sooner it would be a smaller one, and its price is that of a call more than that of its jobs.
-            self._look_at = self.ahead_after
-            self.flowing = True
-
-    def _arrive(self, *, go_on: bool) -> None:
-        """Wait for the answer under way. With ``go_on`` the next call goes first, then this is read: the server need
-        not wait for that.
-        """
-        assert self._away is not None
-        under_way, batch = self._away
-        brought = under_way.receive()
-        self._away = None
-        self._look_at = _NEVER
-        if go_on and brought:
-            try:
-                self._go_ahead()
-            except Exception:
-                # What has been answered must be read, whatever becomes of the next call.
-                log.exception("results_fault")
-        outcomes: Sequence[Outcome] | None = None
-        try:
-            outcomes = under_way.read()
-        finally:
-            if outcomes is None:
-                # The same is said alone: it may be repeated.
-                self._finished.extendleft(reversed(batch))
-        if outcomes is not None:
-            self._hear(outcomes, batch)
-            self._forget(batch)
-        with self._turn:
-            self._turn.notify_all()  # Who waits for the rest of this call may have something to run now.
+    def _flush(self, along: Along | None) -> None:
+        with self._sending:
+            self._sent += 1
+            batch = self._take_finished()
+            if batch:
+                self._say_done(batch, along)
 
     def _take_finished(self) -> list[ActiveJob]:
         return [self._finished.popleft() for _ in range(len(self._finished))]
-
-    def _send(self, along: Along | None) -> None:
-        batch = self._take_finished()
-        if batch:
-            self._say_done(batch, along)
 
     def _say_done(self, batch: Sequence[ActiveJob], along: Along | None) -> None:
         try:
@@ -502,20 +336,15 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._asleep = True
-            # First this, then a look: who finishes a job does it the other way round, so one sees the other.
-            if not self._finished and self._away is None:
-                self._called.wait()
-            self._asleep = False
-            self._called.clear()
-            moves = self._moves
+            self._called.wait()
             signs.alive()
+            sent = self._sent
             if self._stop.wait(_FLUSH_S):
                 return
-            if moves == self._moves and not self._sending:
-                # Whoever runs jobs is at one that takes its time.
-                self.flowing = False
-                try:
-                    self._flush(None)
-                except Exception:
-                    log.exception("results_fault")
+            if sent != self._sent:
+                continue  # Whoever runs jobs is quick, and sends the next batch itself.
+            self._called.clear()
+            try:
+                self._flush(None)
+            except Exception:
+                log.exception("results_fault")

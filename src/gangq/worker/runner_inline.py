@@ -306,9 +306,7 @@ class InlineRunner:
             result = dumps_result(result, f"the result of task {job.claim.task!r}")
         if not more_follow:
             self.rest()
-        if not self._reporter.done(job, result, more_follow=more_follow):
-            self.rest()
-            self._reporter.attend()
+        self._reporter.done(job, result, more_follow=more_follow)
 
 
 class HandlerUnfit(TypeError):
