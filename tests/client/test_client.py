@@ -9,8 +9,6 @@ import logging
 import os
 import re
 import select
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,16 +27,15 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from gangq import schema
-from gangq.client import AsyncClient, Client, calls, rows
+from gangq.client import AsyncClient, Client, calls, core, rows
 from gangq.client.encoding import dumps
 from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
-from gangq.client.sent import send
 from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.sync import Connection
 from gangq.embedded import Server
 from gangq.errors import (
     Busy,
     DatabaseUnreachable,
-    GangqError,
     InvalidInput,
     NotAllowed,
     NotFound,
@@ -676,11 +673,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The backends of connections that were tried before they were lent."""
     tried: list[int] = []
 
-    def try_it(conn: psycopg.Connection[Any]) -> None:
-        tried.append(conn.info.backend_pid)
-        conn.execute("")
+    def try_it(conn: Connection, used_at: float) -> bool:
+        found = doubtful(conn, used_at)
+        if found:
+            tried.append(conn.info.backend_pid)
+        return found
 
-    monkeypatch.setattr("gangq.client.core.ask", try_it)
+    doubtful = core.doubtful
+    monkeypatch.setattr("gangq.client.core.doubtful", try_it)
     return tried
 
 
@@ -735,124 +735,27 @@ def test_a_client_of_asyncio_does_not_lend_a_connection_just_ended_either(
     asyncio.run(attempt())
 
 
-def test_who_waits_for_an_answer_is_hung_up_on_and_nobody_else(dsn: str, db: psycopg.Connection[Any]) -> None:
-    with Client(dsn, max_size=3) as client, client.connection() as lent, ThreadPoolExecutor() as pool:
-        with client.connection() as one, client.connection() as other:
-            idle = {one.info.backend_pid, other.info.backend_pid}
-        with db.transaction():
-            db.execute("lock table gangq.jobs in access exclusive mode")
-            asking = pool.submit(client.jobs)
-            eventually(lambda: client.lines.hang_up(0.2) == 1)
-            with pytest.raises(DatabaseUnreachable):
-                asking.result(10)
-        assert client.lines.hang_up(0) == 0
-        assert lent.execute("select 1").fetchone() == (1,)
-        # The one that was idle meanwhile leads the same way. Those made since are trusted.
-        assert not {backend(client), backend(client)} & idle
-
-
 def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_back(dsn: str) -> None:
     got = []
     with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
         with client.connection() as conn:
             ours = conn.info.backend_pid
             waits = pool.submit(lambda: got.append(("waits", backend(client))))
-            eventually(lambda: client._pool._waiting)
+            eventually(lambda: client._pool.get_stats()["requests_waiting"])
         got.append(("again", backend(client)))
         waits.result(10)
     assert got == [("waits", ours), ("again", ours)]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client: client.heartbeat(incarnation=1),
-        lambda client: client.claim(incarnation=1),
-        lambda client: client.suspect(incarnation=1, job_id=1, token=1, class_="stall"),
-    ],
-    ids=["heartbeat", "claim", "suspect"],
-)
-def test_what_cannot_wait_goes_before_all_others_who_wait_for_the_only_connection(
-    dsn: str, call: Callable[[Client], object]
-) -> None:
-    got = []
-    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
-
-        def soon() -> None:
-            with pytest.raises((NotFound, StaleToken)):
-                call(client)
-            got.append("soon")
-
-        with client.connection():
-            pool.submit(lambda: got.append(backend(client)))
-            eventually(lambda: len(client._pool._waiting) == 1)
-            pool.submit(soon)
-            eventually(lambda: len(client._pool._waiting) == 2)
-        eventually(lambda: len(got) == 2)
-    assert got[0] == "soon"
-
-
-def test_who_stops_waiting_for_the_only_connection_is_not_handed_it(dsn: str) -> None:
-    class Enough(Exception):
-        pass
-
-    def enough(*_: object) -> None:
-        raise Enough
-
-    with Client(dsn, max_size=1) as client, ThreadPoolExecutor() as pool:
-        held, free = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with client.connection():
-                held.set()
-                eventually(lambda: bool(client._pool._waiting))
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-                free.wait(10)
-
-        former = signal.signal(signal.SIGUSR1, enough)
-        try:
-            holder = pool.submit(hold)
-            assert held.wait(10)
-            with pytest.raises(Enough):
-                backend(client)
-        finally:
-            signal.signal(signal.SIGUSR1, former)
-        free.set()
-        holder.result(10)
-        assert backend(client)
-
-
-def test_a_call_amid_another_of_its_thread_does_not_wait_for_it(dsn: str) -> None:
-    with Client(dsn, max_size=1) as client:
-        with client.connection() as conn:
-            ours = conn.info.backend_pid
-            with client.connection() as other:  # As from the handler of a signal.
-                assert other.info.backend_pid != ours
-            assert other.closed
-            assert conn.execute("select 1").fetchone() == (1,)
-        assert backend(client) == ours
-
-
-def test_a_client_that_is_closed_while_one_waits_for_its_only_connection_closes_it_too(dsn: str) -> None:
-    client = Client(dsn, max_size=1)
-    with ThreadPoolExecutor() as pool:
-        with client.connection() as conn:
-            waits = pool.submit(backend, client)
-            eventually(lambda: client._pool._waiting)
-            client.close()
-        with pytest.raises(DatabaseUnreachable):
-            waits.result(10)
-    assert conn.closed
-
-
-def test_a_client_that_is_closed_closes_its_only_connection_once_the_call_on_it_is_over(dsn: str) -> None:
-    client = Client(dsn, max_size=1)
-    with client.connection() as conn:
-        client.close()
-        assert conn.execute("select 1").fetchone() == (1,)
-    assert conn.closed
-    assert client.job_states(ids=[]) == {}
-    client.close()
+def test_those_that_were_idle_when_a_connection_fell_silent_are_not_lent_again(dsn: str) -> None:
+    with Client(dsn, min_size=2, max_size=2, timeout_s=2) as client:
+        with client.connection() as one, client.connection() as other:
+            idle = {one.info.backend_pid, other.info.backend_pid}
+        with psycopg.connect(dsn) as locker:
+            locker.execute("lock table gangq.jobs in access exclusive mode")
+            with pytest.raises(DatabaseUnreachable, match=r"no answer came in 2 s"):
+                client.jobs()
+        assert not {backend(client), backend(client)} & idle
 
 
 def test_empty_objects_and_lists_of_the_database_are_nobody_elses(client: Client) -> None:
@@ -894,22 +797,6 @@ def test_a_submission_arrives_as_it_was_said_however_many_came_before(dsn: str) 
             assert (job.due_at, job.budget_s, job.labels) == (due, 1.5, {"a": "b"})
             with pytest.raises(InvalidInput, match="cpus is -1"):
                 client.submit(task="t", cpus=-1)
-
-
-def test_a_connection_keeps_a_cursor_for_each_of_few_statements_and_none_once_it_is_closed(dsn: str) -> None:
-    with Client(dsn, max_size=1) as client:
-        options = [{"gpus": 1}, {"priority": 1}, {"memory_mb": 1}, {"cpus": 1}, {"max_trips": 1}]
-        for number in range(2 ** len(options)):
-            said = {k: v for bit, o in enumerate(options) if number >> bit & 1 for k, v in o.items()}
-            (id,) = client.submit(task="t", **said)
-            job = client.job(id=id)
-            assert {name: getattr(job, name) for name in ("gpus", "priority", "memory_mb")} == {
-                name: said.get(name, 0) for name in ("gpus", "priority", "memory_mb")
-            }
-        with client.connection() as connection:
-            assert 0 < len(connection._kept) <= 16
-    assert connection.closed
-    assert connection._kept == {}
 
 
 def test_words_and_numbers_of_an_enumeration_are_what_they_stand_for(dsn: str) -> None:
@@ -1006,16 +893,16 @@ def test_a_connection_takes_no_longer_to_make_than_others_may_wait_for_it(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = []
-    connect = psycopg.Connection.connect
+    connect = Connection.connect
     monkeypatch.setattr(
-        psycopg.Connection,
+        Connection,
         "connect",
         lambda *args, **more: limits.append(more["connect_timeout"]) or connect(*args, **more),
     )
     for given in ("2", "0", "-1", "60"):
         with Client(dsn, max_size=1, timeout_s=3, connect_timeout=given) as client:
             client.job_states(ids=[])
-    assert limits == [2, 3, 3, 3]
+    assert limits == [2, 2, 3, 3, 3, 3, 3, 3], "one that says why it fails, and the pool's"
     for given in ("soon", "2.5"):
         with pytest.raises(InvalidInput, match="connect_timeout"):
             Client(dsn, connect_timeout=given)
@@ -1137,32 +1024,13 @@ def test_the_async_client_too_goes_on_without_prepared_statements(
     assert caplog.text.count("going on without them") == 1
 
 
-def test_a_report_sent_ahead_behind_a_pooler_is_refused_once_and_then_goes_unprepared(dsn: str) -> None:
-    with Client(dsn, max_size=1, prepare=True) as client:
-        incarnation = register(client)
-
-        def claim() -> object:
-            query = calls.claim(incarnation=incarnation, request_id=uuid.uuid4())
-            with client.connection() as conn:
-                conn.execute("deallocate all", prepare=False)
-            return send(client, query).answer()
-
-        refused = 0
-        for _ in range(20):
-            try:
-                claim()
-            except GangqError:
-                refused += 1
-        assert refused == 1
-
-
 def test_two_clients_never_call_their_prepared_statements_alike(dsn: str) -> None:
     names = []
     for _ in range(2):
         with Client(dsn, max_size=1, prepare=True) as client:
             for _ in range(8):
                 client.submit(task="t")
-                send(client, calls.submit(task="t")).answer()
+                client.schema_version()
             with client.connection() as conn:
                 names.append({name for (name,) in conn.execute("select name from pg_prepared_statements")})
     assert all(len(found) >= 2 for found in names)

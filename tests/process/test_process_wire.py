@@ -226,7 +226,7 @@ def small(ctx):
 """
 )
 PREFETCH = 22
-REPORT_AND_CLAIM = (b"gangq.complete_and_claim(", b"\x00\x00\x00\x0222")
+REPORT_AND_CLAIM = (b"gangq.complete_and_claim(", b"\x00\x00\x00\x02\x00\x16")
 """A report of all that has run together with the next claim, of which PREFETCH is asked."""
 
 

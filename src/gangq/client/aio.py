@@ -16,15 +16,16 @@ from psycopg.abc import PQGen
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from gangq.client import calls, core
+from gangq.client.base import Attempts, BaseClient
 from gangq.client.calls import Query, Steps
-from gangq.errors import DatabaseUnreachable, GangqError
+from gangq.errors import GangqError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Pooled(psycopg.AsyncConnection[Any]):
-    """A connection that knows when it was made or last used: time.time()."""
+class AsyncConnection(psycopg.AsyncConnection[Any]):
+    """`gangq.client.sync.Connection` for asyncio."""
 
     deadline: core.Deadline | None = None
 
@@ -36,13 +37,22 @@ class _Pooled(psycopg.AsyncConnection[Any]):
 
     async def wait(self, gen: PQGen[R], *args: Any, **more: Any) -> R:
         """As psycopg's, for no longer than the deadline; then the connection is closed."""
-        if self.deadline is None:
-            return await super().wait(gen, *args, **more)
+        if self.deadline is not None:
+            gen = self.deadline.limit(gen)
         try:
-            return await super().wait(self.deadline.limit(gen), *args, **more)
+            answer = await super().wait(gen, *args, **more)
         except core.NoAnswer:
             self.pgconn.finish()
             raise
+        self.used_at = time.time()
+        return answer
+
+
+async def run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
+    """Send one query over a connection."""
+    async with conn.cursor(row_factory=query.factory) as cursor:
+        await cursor.execute(query.text.encode(), query.params)
+        return query.read(await cursor.fetchall())
 
 
 def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
@@ -54,7 +64,7 @@ def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P],
     return method
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """`Client` for asyncio: the same constructor, the same methods, awaited. Close it before its event loop
     ends.
 
@@ -62,31 +72,8 @@ class AsyncClient:
     AsyncConnection or AsyncSession.
     """
 
-    def __init__(
-        self,
-        dsn: str | None = None,
-        *,
-        min_size: int = 1,
-        max_size: int = 4,
-        timeout_s: float = 60.0,
-        connect_s: float = 10.0,
-        max_idle_s: float = 10.0,
-        prepare: bool | None = None,
-        **parameters: Any,
-    ) -> None:
-        self.target = core.target(dsn, parameters, prepare)
-        self.timeout_s = timeout_s
-        self._connect_s = min(connect_s, timeout_s)
-        self._prepare = self.target.prepare
-        self._silent_at = 0.0
-        self._sizes = (min(min_size, max_size), max_size)
-        self._max_idle_s = max_idle_s
-        self._lock: asyncio.Lock | None = None
-        self._pool: AsyncConnectionPool[_Pooled] | None = None
-        self._home: tuple[int, asyncio.AbstractEventLoop | None] = (os.getpid(), None)
-
-    def __repr__(self) -> str:
-        return f"<AsyncClient of {self.target}>"
+    _pool: AsyncConnectionPool[AsyncConnection] | None
+    _opening: asyncio.Lock
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -98,13 +85,13 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; calls in progress finish. A later call connects again."""
-        pool, self._pool, self._lock = self._pool, None, None
+        pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
 
-    async def connect_listener(self) -> psycopg.AsyncConnection[Any]:
+    async def connect_listener(self) -> AsyncConnection:
         """Return a new connection of its own, autocommit, for LISTEN; the caller closes it."""
-        return await self._connect(self.target.conninfo)
+        return await self._connect()
 
     @contextlib.asynccontextmanager
     async def connection(self, where: str = "") -> AsyncIterator[psycopg.AsyncConnection[Any]]:
@@ -115,50 +102,27 @@ class AsyncClient:
             except psycopg.Error as e:
                 raise self.target.failed(e, where) from e
 
-    @contextlib.asynccontextmanager
-    async def _lent(self) -> AsyncIterator[_Pooled]:
-        pool = await self._open()
-        try:
-            conn = await pool.getconn()
-        except (PoolTimeout, PoolClosed):
-            raise await self._no_connection() from None
-        if not self._prepare:
-            conn.prepare_threshold = None
-        try:
-            yield conn
-        finally:
-            conn.deadline = None
-            if conn.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE and not conn.closed:
-                with contextlib.suppress(psycopg.Error):
-                    await conn.rollback()
-            conn.used_at = time.time()
-            await pool.putconn(conn)
-
     async def execute(self, query: Query[R]) -> R:
         """Run one description of `gangq.client.calls`; the methods below do just this."""
         if query.steps is not None:
             return await self._in_steps(query.steps())
-        if query.connection is None:
-            deadline = core.Deadline(self.timeout_s)
+        if query.connection is not None:
+            given: Any = query.connection
+            if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
+                given = await given.connection()
+            conn = core.unwrap(given, psycopg.AsyncConnection)
             try:
-                return await self._run_once(query, deadline)
-            except psycopg.Error as e:
-                if query.repeatable and core.answer_lost(e) and not deadline.is_over:
-                    return await self._again(query, deadline, e)
-                if not self._unprepared(e):
-                    raise self.target.failed(e, query.name) from e
-            try:
-                return await self._run_once(query, deadline)
+                return await run(conn, query)
             except psycopg.Error as e:
                 raise self.target.failed(e, query.name) from e
-        given: Any = query.connection
-        if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
-            given = await given.connection()
-        conn = core.unwrap(given, psycopg.AsyncConnection)
-        try:
-            return await self._run(conn, query)
-        except psycopg.Error as e:
-            raise self.target.failed(e, query.name) from e
+        attempts = Attempts(self, query)
+        while True:
+            try:
+                async with self._lent() as lent:
+                    lent.deadline = attempts.begin()
+                    return await run(lent, query)
+            except (psycopg.Error, GangqError) as e:
+                attempts.failed(e)
 
     async def _in_steps(self, steps: Steps[R]) -> R:
         answer: Any = None
@@ -170,93 +134,57 @@ class AsyncClient:
                 return result
             answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
 
-    async def _run_once(self, query: Query[R], deadline: core.Deadline) -> R:
-        async with self._lent() as conn:
-            conn.deadline = deadline
-            try:
-                return await self._run(conn, query)
-            except core.NoAnswer:
-                self._silent_at = time.time()
-                raise
-
-    async def _again(self, query: Query[R], deadline: core.Deadline, lost: psycopg.Error) -> R:
-        """Send a call again whose answer was lost."""
-        self._silent_at = time.time()  # What breaks one connection breaks those that are idle.
+    @contextlib.asynccontextmanager
+    async def _lent(self) -> AsyncIterator[AsyncConnection]:
+        pool = await self._open()
         try:
-            return await self._run_once(query, deadline)
-        except (psycopg.Error, GangqError) as e:
-            # Nor does a refusal say what came of the first call: it may still be under way.
-            raise self.target.failed(lost, query.name) from e
+            conn = await pool.getconn()
+        except (PoolTimeout, PoolClosed):
+            raise await self._no_connection() from None
+        if not self._prepare:
+            conn.prepare_threshold = None
+        try:
+            yield conn
+        finally:
+            conn.deadline = None
+            await pool.putconn(conn)
 
-    def _unprepared(self, error: psycopg.Error) -> bool:
-        """Whether the call may be repeated because only its prepared statement was refused; none is used again."""
-        if error.sqlstate not in core.PREPARED_STATEMENT_TROUBLE or not self.target.prepare:
-            return False
-        if self._prepare:
-            self._prepare = False
-            core.log_unprepared(self.target)
-        return True
-
-    async def _check(self, conn: _Pooled) -> None:
-        if conn.used_at < self._silent_at:
-            await conn.close()
-            raise psycopg.OperationalError("connections of its age have fallen silent")
-        if core.doubtful(conn, conn.used_at):
-            conn.deadline = core.Deadline(self._connect_s)
-            try:
-                await AsyncConnectionPool.check_connection(conn)
-            finally:
-                conn.deadline = None
-
-    @staticmethod
-    async def _run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
-        async with conn.cursor(row_factory=query.factory) as cursor:
-            await cursor.execute(query.text.encode(), query.params)
-            return query.read(await cursor.fetchall())
-
-    async def _open(self) -> AsyncConnectionPool[_Pooled]:
+    async def _open(self) -> AsyncConnectionPool[AsyncConnection]:
         home = (os.getpid(), asyncio.get_running_loop())
         if self._home != home:
-            # Forked, or another event loop: the pool's tasks do not run here, and its sockets are not ours.
-            self._pool, self._lock, self._home = None, None, home
-        self._lock = self._lock or asyncio.Lock()
-        async with self._lock:
+            self._pool, self._home, self._opening = None, home, asyncio.Lock()
+        async with self._opening:
             if self._pool is None:
                 # The pool would try in the background until the timeout and then not say why.
-                limit_s = core.connect_limit_s(self.target, self._connect_s)
-                await (await self._connect(self.target.conninfo, connect_timeout=limit_s)).close()
+                await (await self._connect()).close()
                 pool = AsyncConnectionPool(
-                    self.target.conninfo,
-                    connection_class=_Pooled,
-                    kwargs=self.target.kwargs,
-                    min_size=self._sizes[0],
-                    max_size=self._sizes[1],
-                    max_idle=self._max_idle_s,
-                    timeout=self._connect_s,
-                    # See Client: a long outage must not be followed by a long wait.
-                    reconnect_timeout=self._connect_s,
-                    check=self._check,
-                    num_workers=2,
-                    name="gangq-async-client",
-                    open=False,
+                    connection_class=AsyncConnection, check=self._check, open=False, **self._pool_args
                 )
                 await pool.open()
                 self._pool = pool
             return self._pool
 
-    async def _connect(self, conninfo: str, **more: Any) -> psycopg.AsyncConnection[Any]:
+    async def _check(self, conn: AsyncConnection) -> None:
+        if self._doubts(conn):
+            conn.deadline = core.Deadline(self._connect_s)
+            try:
+                await conn.execute("")
+            finally:
+                conn.deadline = None
+
+    async def _connect(self, **more: Any) -> AsyncConnection:
         try:
-            return await psycopg.AsyncConnection.connect(conninfo, **self.target.kwargs, **more)
+            return await AsyncConnection.connect(**{**self._connect_args, **more})
         except psycopg.Error as e:
             raise self.target.unreachable(e) from e
 
     async def _no_connection(self) -> GangqError:
         """Why the pool had none: ask the server itself, since the pool does not tell."""
         try:
-            await (await self._connect(self.target.conninfo, connect_timeout=3)).close()
+            await (await self._connect(connect_timeout=3)).close()
         except GangqError as e:
             return e
-        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self._connect_s))
+        return self._exhausted()
 
     submit = _verb(calls.submit)
     submit_gang = _verb(calls.submit_gang)

@@ -49,9 +49,6 @@ class Query(Generic[R]):
     read: Callable[[list[Any]], R]
     connection: object | None = field(default=None, compare=False)
     factory: Any = field(default=dict_row, compare=False)
-    first: bool = field(default=False, compare=False)
-    often: bool = field(default=False, compare=False)
-    """Perhaps thousands of times a second: worth keeping a cursor for."""
     repeatable: bool = field(default=False, compare=False)
     """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = field(default=None, compare=False)
@@ -317,7 +314,6 @@ def submit(
         _firsts,
         connection,
         tuple_row,
-        often=True,
         repeatable=request_id is not None,
     )
 
@@ -537,7 +533,7 @@ def heartbeat(
     with its "uuid"; the latest of each is kept. `durable` False: the commit does not wait for the disk, nor does
     anything else in that transaction. Raises `IncarnationEnded`.
     """
-    query = _rows(
+    return _rows(
         "heartbeat",
         rows.Instruction,
         incarnation=incarnation,
@@ -547,8 +543,6 @@ def heartbeat(
         readings=None if readings is None else dumps([dict(r) for r in readings], "readings"),
         durable=durable,
     )
-    # Behind a dozen others, each of which waits two seconds for a locked row, it would come after its lease.
-    return replace(query, first=True)
 
 
 def claim(
@@ -569,7 +563,7 @@ def claim(
     The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
     bound. `sleep`: when there is no light job, put it on the list of those to wake. Raises `IncarnationEnded`.
     """
-    query = _rows(
+    return _rows(
         "claim",
         rows.Claim,
         incarnation=incarnation,
@@ -580,8 +574,6 @@ def claim(
         model=model,
         lane=lane,
     )
-    # It waits for no row; the reports of jobs that others hold locked wait two seconds each, and come again.
-    return replace(query, first=True, often=True)
 
 
 def barrier(*, job_id: int, token: int, port: int | None = None) -> Query[list[rows.BarrierMember]]:
@@ -606,7 +598,7 @@ def complete(
     `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it, and says
     `busy` of one that somebody's open transaction holds, in place of waiting for it.
     """
-    query = _rows(
+    return _rows(
         "complete",
         rows.Outcome,
         connection,
@@ -615,7 +607,6 @@ def complete(
         results=_results(results, job_ids),
         strict=strict,
     )
-    return replace(query, often=True)
 
 
 def complete_and_claim(
@@ -658,7 +649,7 @@ def complete_and_claim(
             "lane": lane,
         },
     )
-    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row, often=True)
+    return Query("gangq.complete_and_claim", text, given, _completed_and_claimed, None, tuple_row)
 
 
 _outcome, _claim = rows.maker(rows.Outcome), rows.maker(rows.Claim)
@@ -828,7 +819,7 @@ def suspect(
     Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
     be carried out. Raises `StaleToken`.
     """
-    query = _scalar(
+    return _scalar(
         "suspect",
         incarnation=incarnation,
         job_id=job_id,
@@ -838,8 +829,6 @@ def suspect(
         notify=notify,
         convicted=convicted,
     )
-    # Whoever asks kills the job where he hears nothing for two seconds.
-    return replace(query, first=True)
 
 
 def predecessor(*, worker: str) -> Query[list[rows.Predecessor]]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
 import logging
 import math
 import os
 import random
 import select
-import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.abc import Buffer, PQGen
-from psycopg.adapt import AdaptersMap, Loader
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, translate
@@ -44,19 +39,6 @@ _client_log = logging.getLogger("gangq.client")
 R = TypeVar("R")
 
 
-class _Loader(Loader):
-    """JSON as it comes in answers: as psycopg's own would read it."""
-
-    def load(self, data: Buffer) -> Any:
-        text = bytes(data)
-        # Most payloads, labels and lists of devices are one of these two, and asking costs a tenth of parsing.
-        if text == b"{}":
-            return {}
-        if text == b"[]":
-            return []
-        return json.loads(text)
-
-
 NOTE = "GQ100"
 """The SQLSTATE of notices that are for people to read."""
 
@@ -76,11 +58,6 @@ def log_warnings() -> Callable[[psycopg.errors.Diagnostic], None]:
             noted.add(text)
 
     return log
-
-
-_adapters = AdaptersMap(psycopg.adapters)
-for _type in ("json", "jsonb"):
-    _adapters.register_loader(_type, _Loader)
 
 
 @dataclass(frozen=True)
@@ -104,7 +81,6 @@ class Target:
         return {
             "autocommit": True,
             "prepare_threshold": 5 if self.prepare else None,
-            "context": _adapters,
         }
 
     @property
@@ -191,7 +167,7 @@ class NoAnswer(psycopg.OperationalError):
 
 
 class Deadline:
-    """When a call that began now has to have its answer."""
+    """When a call that is sent now has to have its answer."""
 
     __slots__ = ("_at", "_seconds")
 
@@ -257,83 +233,11 @@ def log_unprepared(where: Target) -> None:
     )
 
 
-class Lines:
-    """The connections on which an answer is being waited for. Thread-safe.
-
-    TCP notices a line on which nobody acknowledges. A proxy or a host that hangs acknowledges and never
-    answers, and over a Unix socket nothing is noticed at all: a call would then wait for ever, unless
-    somebody hangs up.
-    """
-
-    def __init__(self) -> None:
-        self._since: dict[psycopg.Connection[Any], float] = {}
-        self._lock = threading.Lock()
-        self.hung_up_at = 0.0
-        """When a line was last found silent (time.time(); 0: never). Those that were idle then lead the same
-        way: each would cost its next user the same time.
-        """
-
-    def expecting(self, connection: psycopg.Connection[Any]) -> _Expecting:
-        """Within, an answer on `connection` is waited for."""
-        return _Expecting(self, connection)
-
-    def expect(self, connection: psycopg.Connection[Any]) -> None:
-        """An answer on `connection` is waited for from now on."""
-        with self._lock:
-            self._since[connection] = time.monotonic()
-
-    def answered(self, connection: psycopg.Connection[Any]) -> None:
-        """Until now: it has come, or will not."""
-        with self._lock:
-            del self._since[connection]
-
-    def hang_up(self, after_s: float) -> int:
-        """Cut the connections whose answer has been waited for longer than `after_s`; return how many.
-
-        The calls on them fail as after any cut line: whether they were carried out is not known.
-        """
-        now = time.monotonic()
-        with self._lock:
-            silent = [connection for connection, since in self._since.items() if now - since > after_s]
-            for connection in silent:
-                with contextlib.suppress(OSError, psycopg.Error):
-                    _cut(connection)
-            if silent:
-                self.hung_up_at = time.time()
-        return len(silent)
-
-
-class _Expecting:
-    """An instance is one wait for an answer. No generator: there is one for every call."""
-
-    __slots__ = ("_connection", "_lines")
-
-    def __init__(self, lines: Lines, connection: psycopg.Connection[Any]) -> None:
-        self._lines = lines
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._lines.expect(self._connection)
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.answered(self._connection)
-
-
-def _cut(connection: psycopg.Connection[Any]) -> None:
-    # Not close(): the connection belongs to the thread that waits; the end of the stream wakes it.
-    number = connection.fileno()
-    with socket.socket(fileno=os.dup(number)) as line:
-        # libpq may have closed it meanwhile, and the number be another file's: if it is still the
-        # connection's, then so was what was copied.
-        if connection.fileno() == number:
-            line.shutdown(socket.SHUT_RDWR)
-
-
 def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], used_at: float) -> bool:
     """Whether a pooled connection last used at `used_at` (time.time()) has to be tried before it is lent.
 
-    A server that goes away says goodbye, and a connection that nobody reads then has something to read. Only
-    a line that was cut in silence needs asking, which costs a round trip: done once it was idle for 1 s.
+    A server that goes away says so, and a connection that nobody reads then has something to read. Only
+    a connection that was cut in silence needs asking, which costs a round trip: done once it was idle for 1 s.
     Raises psycopg's OperationalError where it is known to be broken.
     """
     # Not the monotonic clock: that stands still while the machine sleeps, and the server does not.
@@ -342,11 +246,6 @@ def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-def ask(connection: psycopg.Connection[Any]) -> None:
-    """Have the server answer, one round trip. Raises psycopg's OperationalError where it does not."""
-    connection.execute("")
 
 
 def connect_limit_s(where: Target, wait_s: float) -> int:

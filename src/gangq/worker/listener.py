@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -23,7 +23,7 @@ from gangq.worker.retry import backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
-    from psycopg import Connection
+    from gangq.client.sync import Connection
 
 log = logging.getLogger("gangq.worker.listener")
 
@@ -57,7 +57,7 @@ class Listener:
         self._handlers = handlers
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._connection: Connection[Any] | None = None
+        self._connection: Connection | None = None
         self.deaf = False
         """True when LISTEN is accepted and nothing arrives: a transaction pooler stands in between."""
         self._thread = threading.Thread(target=self._run, name="gangq-listener", daemon=True)
@@ -93,14 +93,14 @@ class Listener:
             self._stop.wait(60.0 if self.deaf else next(waits))
 
     def _listen(self) -> None:
-        lines = self._session.client.lines
+        answer_s = self._session.terms.answer_s
         connection = self._session.client.connect_listener()
         with self._lock:
             self._connection = connection
         with contextlib.closing(connection):
             if self._stop.is_set():
                 return
-            with lines.expecting(connection):
+            with connection.within(answer_s):
                 connection.execute(f'listen "{self._channel}"'.encode())
                 connection.execute(f'listen "{WAKE_CHANNEL}"'.encode())
             # From another connection: a pooler in transaction mode delivers to a connection what it sends itself.
@@ -109,7 +109,7 @@ class Listener:
             self.deaf = not self._hears_hello(connection)
             if self.deaf:
                 # Of no use to anybody, and it stays on the pooler's connection, which is most likely this one still.
-                with lines.expecting(connection):
+                with connection.within(answer_s):
                     connection.execute("unlisten *")
                 log.warning(
                     "listener_deaf",
@@ -125,19 +125,17 @@ class Listener:
                 self._dispatch(connection, _PROBE_S)
                 signs.alive()
                 # A half-open connection looks like silence; only asking tells the two apart.
-                with lines.expecting(connection):
+                with connection.within(answer_s):
                     connection.execute("select 1")
 
-    def _hears_hello(self, connection: Connection[Any]) -> bool:
+    def _hears_hello(self, connection: Connection) -> bool:
         until = time.monotonic() + _SELF_TEST_S
         while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
             if _HELLO in self._dispatch(connection, left, stop_after=1):
                 return True
         return self._stop.is_set()
 
-    def _dispatch(
-        self, connection: Connection[Any], timeout: float, stop_after: int | None = None
-    ) -> set[str]:
+    def _dispatch(self, connection: Connection, timeout: float, stop_after: int | None = None) -> set[str]:
         heard: set[str] = set()
         until = time.monotonic() + timeout
         while (left := until - time.monotonic()) > 0:

@@ -41,7 +41,6 @@ from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lanes import Lane, choose
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
-from gangq.worker.lines import LineWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
 from gangq.worker.loops import ChildLoop, Intake, MainLoop, NothingLeft
@@ -64,6 +63,8 @@ log = logging.getLogger("gangq.worker")
 _SOCKET_PATH_MAX = 100
 _JOIN_S = 2.0
 _CONNECTION_S = 3.0
+_ANSWER_S = 30.0
+"""How long an answer may take until the worker has registered."""
 
 
 class Worker:
@@ -154,8 +155,6 @@ class Worker:
         surroundings = Surroundings.here()
         closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
         self._directory = directory = _private_directory()
-        lines = LineWatch(self.client.lines)
-        lines.start()
         self._liveness.start()
         self._sampler.start()
         # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
@@ -163,13 +162,12 @@ class Worker:
         gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
-            code = self._incarnations(directory, lines, surroundings)
+            code = self._incarnations(directory, surroundings)
             return ExitCode.LOST if code == 0 and self._homeless else code
         finally:
             gc.unfreeze()
             self._liveness.stop()
             self._sampler.stop()
-            lines.stop()
             self._ports.close()
             if in_main:
                 self._signals.stop()
@@ -184,7 +182,7 @@ class Worker:
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
-    def _incarnations(self, directory: Path, lines: LineWatch, surroundings: Surroundings) -> int:
+    def _incarnations(self, directory: Path, surroundings: Surroundings) -> int:
         model: str | None = None
         first = True
         while True:
@@ -202,7 +200,7 @@ class Worker:
                 dsn=self.client.target.conninfo,
                 lease_s=session.terms.lease_s,
             )
-            lines.answer_s = session.terms.answer_s
+            self.client.timeout_s = session.terms.answer_s
             with self._threads(session, surroundings) as (serve, held):
                 serve()
                 self._settle(session, held)
@@ -471,6 +469,7 @@ def run_worker(
             # Its calls take turns: each is short, and a fleet of thousands needs as many connections as it has
             # workers, twice that with those that listen.
             max_size=1,
+            timeout_s=_ANSWER_S,
             connect_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],
         )

@@ -1,0 +1,130 @@
+"""What `Client` and `AsyncClient` share: their options, and what becomes of a call that failed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import psycopg
+
+from gangq.client import core
+from gangq.client.calls import Query
+from gangq.errors import DatabaseUnreachable, GangqError
+
+
+class BaseClient:
+    """The options of a client, and what it has learned of its connections."""
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        min_size: int = 1,
+        max_size: int = 4,
+        timeout_s: float = 60.0,
+        connect_s: float = 10.0,
+        max_idle_s: float = 10.0,
+        prepare: bool | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.target = core.target(dsn, parameters, prepare)
+        self.timeout_s = timeout_s
+        self._connect_s = min(connect_s, timeout_s)
+        self._prepare = self.target.prepare
+        self._sizes = (min(min_size, max_size), max_size)
+        self._max_idle_s = max_idle_s
+        self._silent_at = 0.0
+        """When a connection was last found silent (time.time()). Those that were idle then may be cut too."""
+
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._home: object = os.getpid()
+        """Where the pool was made. Its threads or tasks run nowhere else, and its sockets belong to that process."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.target}>"
+
+    @property
+    def _connect_args(self) -> dict[str, Any]:
+        return {
+            "conninfo": self.target.conninfo,
+            **self.target.kwargs,
+            "connect_timeout": core.connect_limit_s(self.target, self._connect_s),
+        }
+
+    @property
+    def _pool_args(self) -> dict[str, Any]:
+        kwargs = self._connect_args
+        return {
+            "conninfo": kwargs.pop("conninfo"),
+            "kwargs": kwargs,
+            "min_size": self._sizes[0],
+            "max_size": self._sizes[1],
+            "max_idle": self._max_idle_s,
+            "timeout": self._connect_s,
+            # Given up soon, because its delay doubles: the next call then starts a new attempt at once, and a long
+            # outage is not followed by a long wait.
+            "reconnect_timeout": self._connect_s,
+            "num_workers": 1 if self._sizes[1] == 1 else 2,
+            "name": "gangq-client",
+        }
+
+    def _doubts(self, conn: Any) -> bool:
+        """Whether a connection of the pool has to be tried before it is lent; raises where it must not be."""
+        if conn.used_at < self._silent_at:
+            conn.pgconn.finish()
+            raise psycopg.OperationalError("connections of its age have fallen silent")
+        return core.doubtful(conn, conn.used_at)
+
+    def _exhausted(self) -> GangqError:
+        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self._connect_s))
+
+
+class Attempts:
+    """The attempts at one call: how long they may take together, and whether there is another one."""
+
+    def __init__(self, client: BaseClient, query: Query[Any]) -> None:
+        self._client = client
+        self._query = query
+        self._deadline: core.Deadline | None = None
+        self._lost: psycopg.Error | None = None
+        self._refused = False
+
+    def begin(self) -> core.Deadline:
+        """The call is about to be sent."""
+        self._deadline = self._deadline or core.Deadline(self._client.timeout_s)
+        return self._deadline
+
+    def failed(self, problem: psycopg.Error | GangqError) -> None:
+        """Return if the call is to be made again; raise its error otherwise."""
+        client, query = self._client, self._query
+        if self._lost is not None:
+            # Nor does a refusal say what came of the first call: it may still be under way.
+            raise client.target.failed(self._lost, query.name) from problem
+        if isinstance(problem, GangqError):
+            raise problem
+        if isinstance(problem, core.NoAnswer) or core.answer_lost(problem):
+            client._silent_at = time.time()  # What breaks one connection breaks those that are idle.
+        over = self._deadline is not None and self._deadline.is_over
+        if query.repeatable and core.answer_lost(problem) and not over:
+            self._lost = problem
+        elif self._is_unprepared(problem):
+            self._refused = True
+        else:
+            raise client.target.failed(problem, query.name) from problem
+
+    def _is_unprepared(self, problem: psycopg.Error) -> bool:
+        """Whether only its prepared statement was refused; none is used again."""
+        client = self._client
+        if (
+            self._refused
+            or problem.sqlstate not in core.PREPARED_STATEMENT_TROUBLE
+            or not client.target.prepare
+        ):
+            return False
+        if client._prepare:
+            client._prepare = False
+            core.log_unprepared(client.target)
+        return True
