@@ -1,24 +1,23 @@
 """What submit returns: handles that wait for a job or gang, fetch what came of it, and stop it.
 
-Each method is written once as a generator of steps (a query, or a pause); `Handle` runs them, `AsyncHandle`
+Each method is written once as a generator of steps (a query, or seconds to wait); `Handle` runs them, `AsyncHandle`
 awaits them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from gangq.client import Client, calls, core
-from gangq.client.calls import Query
+from gangq.client import Client
 from gangq.client.encoding import note_of
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
+from gangq.client.verb import Steps, Verb, show_answer
+from gangq.client.verbs import Verbs
 from gangq.errors import (
     WHO_READS,
     GangqError,
@@ -46,29 +45,12 @@ _LAST_POLL_S = 0.5
 _OUTAGE_TOLERATED_S = 300.0
 
 
-@dataclass(frozen=True)
-class Pause:
-    """A step: wait this many seconds."""
-
-    seconds: float
-
-
-Steps = Generator[Query[Any] | Pause, Any, R]
-
-
-def _ask(query: Query[R]) -> Steps[R]:
-    answer: R = yield query
-    return answer
-
-
-def _poll(
-    states: Callable[..., Query[dict[int, str]]], kind: str, id: int, timeout: float | None
-) -> Steps[str]:
+def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: float | None) -> Steps[str]:
     deadline = None if timeout is None else time.monotonic() + timeout
     delay, state, lost_at = _FIRST_POLL_S, "not seen yet", None
     while True:
         try:
-            found = yield states(ids=[id])
+            found = yield from states(ids=[id])
             lost_at = None
         except GangqError as e:
             lost_at = lost_at or time.monotonic()
@@ -91,7 +73,7 @@ def _poll(
             raise WaitTimeout(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
         # Half of it random: a thousand waiters must not ask in step.
         pause = delay * random.uniform(0.5, 1.0)
-        yield Pause(pause if left is None else min(pause, left))
+        yield pause if left is None else min(pause, left)
         delay = min(delay * 1.5, _LAST_POLL_S)
 
 
@@ -131,7 +113,7 @@ def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
     `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
     waited out.
     """
-    return (yield from _poll(calls.job_states, "job", handle.id, timeout))
+    return (yield from _poll(Verbs.job_states, "job", handle.id, timeout))
 
 
 def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
@@ -141,7 +123,7 @@ def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
     it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
     """
     state = yield from wait(handle, timeout)
-    job: JobRow = yield calls.job(id=handle.id)
+    job = yield from Verbs.job(id=handle.id)
     if state == "done":
         return _stored(job)
     if state == "failed":
@@ -155,14 +137,14 @@ def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[
     """Why it was cancelled: in the words of who did it, else `otherwise`. A member is cancelled with its gang."""
     gang_id = ended.id if isinstance(ended, GangRow) else ended.gang_id
     job_id = ended.id if gang_id is None else None
-    events: list[EventRow] = yield calls.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
+    events = yield from Verbs.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
     said = [event.reason for event in events if event.reason]
     return said[-1] if said else otherwise
 
 
 def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
     """Cancel the job; return its state now: `preempting` while it is being stopped."""
-    changed = yield calls.cancel(job_ids=[handle.id], reason=reason)
+    changed = yield from Verbs.cancel(job_ids=[handle.id], reason=reason)
     return str(changed[0].state)
 
 
@@ -171,7 +153,7 @@ def retry(handle: _HasId) -> Steps[str]:
 
     `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
     """
-    changed = yield calls.retry(job_ids=[handle.id])
+    changed = yield from Verbs.retry(job_ids=[handle.id])
     return str(changed[0].state)
 
 
@@ -182,12 +164,12 @@ def state(handle: _HasId) -> Steps[str]:
 
 def row(handle: _HasId) -> Steps[JobRow]:
     """Return the job as `gangq.jobs` shows it."""
-    return (yield from _ask(calls.job(id=handle.id)))
+    return (yield from Verbs.job(id=handle.id))
 
 
 def events(handle: _HasId) -> Steps[list[EventRow]]:
     """Return what happened to the job out of the ordinary, in order."""
-    return (yield from _ask(calls.events(job_id=handle.id, limit=None)))
+    return (yield from Verbs.events(job_id=handle.id, limit=None))
 
 
 def logs(handle: _HasId) -> Steps[str]:
@@ -197,7 +179,7 @@ def logs(handle: _HasId) -> Steps[str]:
     threads too; what a subprocess or a C library wrote is in the worker's own output only.
     """
     _may_read((yield from row(handle)), "the output")
-    kept = yield from _ask(calls.logs(job_id=handle.id))
+    kept = yield from Verbs.logs(job_id=handle.id)
     latest = max((chunk.token for chunk in kept), default=0)
     return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
 
@@ -211,7 +193,7 @@ def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
     `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
     waited out.
     """
-    return (yield from _poll(calls.gang_states, "gang", handle.id, timeout))
+    return (yield from _poll(Verbs.gang_states, "gang", handle.id, timeout))
 
 
 def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any]]:
@@ -221,7 +203,7 @@ def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any
     `ResultNotStored`, as `result` of a job does.
     """
     ended = yield from gang_wait(handle, timeout)
-    gang: GangRow = yield calls.gang(id=handle.id)
+    gang = yield from Verbs.gang(id=handle.id)
     members = yield from _members(handle)
     if ended == "done":
         return [_stored(member) for member in members]
@@ -244,13 +226,13 @@ def gang_result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
 
 def gang_cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
     """Cancel the gang; return its state now: `draining` while its members are being stopped."""
-    yield calls.cancel(gang_ids=[handle.id], reason=reason)
+    yield from Verbs.cancel(gang_ids=[handle.id], reason=reason)
     return (yield from gang_state(handle))
 
 
 def gang_retry(handle: _HasId) -> Steps[str]:
     """Run a failed or cancelled gang again under the same id; return its state now."""
-    yield calls.retry(gang_ids=[handle.id])
+    yield from Verbs.retry(gang_ids=[handle.id])
     return (yield from gang_state(handle))
 
 
@@ -261,17 +243,17 @@ def gang_state(handle: _HasId) -> Steps[str]:
 
 def gang_row(handle: _HasId) -> Steps[GangRow]:
     """Return the gang as `gangq.gangs` shows it."""
-    return (yield from _ask(calls.gang(id=handle.id)))
+    return (yield from Verbs.gang(id=handle.id))
 
 
 def gang_events(handle: _HasId) -> Steps[list[EventRow]]:
     """Return every event of the gang, in order."""
-    return (yield from _ask(calls.events(gang_id=handle.id, limit=None)))
+    return (yield from Verbs.events(gang_id=handle.id, limit=None))
 
 
 def gang_timeline(handle: _HasId) -> Steps[list[TimelineRow]]:
     """Return the gang's life in order, by epoch."""
-    return (yield from _ask(calls.timeline(gang_id=handle.id)))
+    return (yield from Verbs.timeline(gang_id=handle.id))
 
 
 def gang_logs(handle: _HasId) -> Steps[list[str]]:
@@ -283,7 +265,7 @@ def gang_logs(handle: _HasId) -> Steps[list[str]]:
 
 
 def _members(handle: _HasId) -> Steps[list[JobRow]]:
-    found = yield from _ask(calls.jobs(gang_id=handle.id, limit=None))
+    found = yield from Verbs.jobs(gang_id=handle.id, limit=None)
     return sorted(found, key=lambda member: member.rank or 0)
 
 
@@ -312,21 +294,7 @@ class _Sync(_HasId):
         self._client = client
 
     def _run(self, steps: Steps[R]) -> R:
-        answer, error = None, None
-        while True:
-            try:
-                step = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as end:
-                value: R = end.value
-                return value
-            answer, error = None, None
-            if isinstance(step, Pause):
-                time.sleep(step.seconds)
-                continue
-            try:
-                answer = self._client().execute(step)
-            except GangqError as e:
-                error = e
+        return self._client().execute(steps)
 
 
 class _Async(_HasId):
@@ -335,40 +303,28 @@ class _Async(_HasId):
         self._client = client
 
     async def _run(self, steps: Steps[R]) -> R:
-        answer, error = None, None
-        while True:
-            try:
-                step = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as end:
-                value: R = end.value
-                return value
-            answer, error = None, None
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                continue
-            try:
-                answer = await self._client().execute(step)
-            except GangqError as e:
-                error = e
+        return await self._client().execute(steps)
 
 
 def _now(steps: Callable[Concatenate[_HasId, P], Steps[R]]) -> Callable[Concatenate[_Sync, P], R]:
+    show_answer(steps)
+
     @functools.wraps(steps)
     def method(self: _Sync, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._run(steps(self, *args, **kwargs))
 
-    method.__signature__ = core.same_parameters(steps, skip=1)  # type: ignore[attr-defined]
     return method
 
 
 def _later(
     steps: Callable[Concatenate[_HasId, P], Steps[R]],
 ) -> Callable[Concatenate[_Async, P], Coroutine[Any, Any, R]]:
+    show_answer(steps)
+
     @functools.wraps(steps)
     async def method(self: _Async, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(steps(self, *args, **kwargs))
 
-    method.__signature__ = core.same_parameters(steps, skip=1)  # type: ignore[attr-defined]
     return method
 
 

@@ -82,7 +82,7 @@ def test_its_query_for_hosts_without_gangq_names_whom_to_restart(
         (claim,) = client.claim(incarnation=row.incarnation)
         client.complete(job_ids=[claim.job_id], tokens=[claim.token])
     clock.advance(31)
-    assert client.flag_dead_workers() == 2
+    assert client.call("flag_dead_workers") == 2
     (query,) = re.findall(r'psql -At "\$GANGQ_DSN" -c "([^"]+)"', HANGS)
     found = db.execute(query.replace("$(hostname)", socket.gethostname()).encode()).fetchall()
     assert found == [{"substring": "7", "bounce": "go"}]

@@ -27,11 +27,13 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from gangq import schema
-from gangq.client import AsyncClient, Client, calls, core, rows
+from gangq.client import AsyncClient, Client, core, rows
 from gangq.client.encoding import dumps
 from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
 from gangq.client.sync import Connection
+from gangq.client.verb import InSteps, Query, Verb, View
+from gangq.client.verbs import Verbs
 from gangq.embedded import Server
 from gangq.errors import (
     Busy,
@@ -47,11 +49,7 @@ from gangq.errors import (
     WrongIsolation,
 )
 
-VERBS = [
-    name
-    for name, f in vars(calls).items()
-    if inspect.isfunction(f) and not name.startswith("_") and f.__module__ == calls.__name__
-]
+VERBS: list[str] = [name for name, found in vars(Verbs).items() if isinstance(found, Verb)]
 SECRET = "s3cret/pa:ss@word"
 
 
@@ -75,7 +73,7 @@ def test_both_clients_have_every_verb_with_the_same_parameters(name: str) -> Non
     assert inspect.signature(sync) == inspect.signature(aio)
     assert inspect.iscoroutinefunction(aio)
     assert not inspect.iscoroutinefunction(sync)
-    assert sync.__doc__ == aio.__doc__ == getattr(calls, name).__doc__
+    assert sync.__doc__ == aio.__doc__ == getattr(Verbs, name).__doc__
 
 
 def test_both_clients_have_the_same_public_surface() -> None:
@@ -104,11 +102,10 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
     for name in VERBS:
         if name not in found:
             continue
-        ours = inspect.signature(getattr(calls, name)).parameters.keys() - {"connection"}
-        if "arguments" in ours:  # Those of the verb that a job calls.
-            called = inspect.signature(getattr(calls, name.replace("_child", "")))
-            ours = ours - {"arguments"} | called.parameters.keys() - {"connection"}
-        sent = {a.rstrip("_"): spelled.get(kind := calls._type_of(name, a), kind) for a in ours}
+        verb = getattr(Verbs, name)
+        if isinstance(verb, InSteps):
+            continue
+        sent = {a.rstrip("_"): spelled.get(kind := of.type, kind) for a, of in verb.types.items()}
         theirs = {argument: kind for argument, kind in found[name].items() if argument not in hidden}
         assert sent == theirs, name
         checked += 1
@@ -137,30 +134,48 @@ def test_every_setting_is_a_column_that_is_no_key_and_not_made_by_others(
     }
 
 
-def test_what_a_submission_leaves_unsaid_the_database_fills_in_as_its_signature_says(
+ALWAYS_SENT = {("tick", "decides"), ("watch_terms", "device_class"), ("learn_gap", "device_class")}
+
+
+def test_what_is_to_be_said_always_is_sent() -> None:
+    assert Verbs.tick().params == {"decides": True}
+    assert Verbs.watch_terms(task="t").params == {"task": "t", "device_class": ""}
+    assert Verbs.watch_terms(task="t", device_class="x").params == {"task": "t", "device_class": "x"}
+    assert Verbs.learn_gap(task="t", longest_s=1, beats=2).params["device_class"] == ""
+
+
+def test_what_a_call_leaves_unsaid_the_database_fills_in_as_its_signature_says(
     db: psycopg.Connection[Any],
 ) -> None:
-    theirs = {
-        row["name"]: db.execute(f"select {row['expression']} as value").fetchone()["value"]
-        for row in db.execute(
-            "select proargnames[n] as name, pg_get_function_arg_default(oid, n) as expression "
-            "from pg_proc cross join generate_series(1, pronargs) as n where oid = 'gangq.submit'::regproc"
-        ).fetchall()
-        if row["expression"] is not None
-    }
-    parameters = inspect.signature(calls.submit).parameters.values()
-    ours = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
-    assert sent(task="t", **ours) == ({"task", "request_id", "options"}, {"wake"})
-    assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == {
-        name: theirs[name] for name in ours
-    }
-    other = {name: "other" if name == "queue" else [{}, {}] if name == "payloads" else 1 for name in ours}
-    assert sent(task="t", **other) == ({"task", "request_id", "options", *ours}, {"wake"})
+    checked = 0
+    for name in VERBS:
+        verb = getattr(Verbs, name)
+        defaults = {
+            row["name"]: db.execute(f"select {row['expression']} as value").fetchone()["value"]
+            for row in db.execute(
+                "select proargnames[n] as name, pg_get_function_arg_default(oid, n) as expression "
+                "from pg_proc cross join generate_series(1, pronargs) as n "
+                "where pronamespace = 'gangq'::regnamespace and proname = %s",
+                (name,),
+            )
+            if row["expression"] is not None
+        }
+        for argument in [] if isinstance(verb, (InSteps, View)) else verb.types:
+            ours = verb.parameters[argument].default
+            if ours is inspect.Parameter.empty or (name, argument) in ALWAYS_SENT:
+                continue
+            theirs = defaults[argument.rstrip("_")]
+            assert ours is None or (list(ours) if isinstance(ours, tuple) else ours) == theirs, (
+                name,
+                argument,
+            )
+            checked += 1
+    assert checked > 50
 
 
 def sent(**given: Any) -> tuple[set[str], set[str]]:
     """The arguments and the options that a submission sends."""
-    params = calls.submit(**given).params
+    params = Verbs.submit(**given).params
     return set(params), set(json.loads(params.get("options", "{}")))
 
 
@@ -170,7 +185,7 @@ def test_an_option_that_is_usual_is_not_sent() -> None:
     connection = object()
     assert sent(task="t", connection=connection, **usual) == ({"task"}, set())
     assert sent(task="t", connection=connection, cpus=0)[1] == {"cpus"}
-    gang = calls.submit_gang(task="t", size=2, connection=connection, balanced=False, preemptible=True)
+    gang = Verbs.submit_gang(task="t", size=2, connection=connection, balanced=False, preemptible=True)
     assert gang.params == {"task": "t", "size": 2}
 
 
@@ -186,7 +201,7 @@ def test_an_option_that_is_usual_is_not_sent() -> None:
 )
 def test_an_option_that_is_no_json_is_refused_by_name_before_it_is_sent(options: Any, named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
-        calls.submit(task="t", **options)
+        Verbs.submit(task="t", **options)
 
 
 def test_the_database_refuses_an_option_that_there_is_not(client: Client) -> None:
@@ -235,7 +250,6 @@ def test_every_option_is_one_of_the_sql_function(
         lambda c: c.waiting(queue="q", limit=1),
         lambda c: c.timeline(gang_id=1),
         lambda c: c.drains(gang_id=1, limit=1),
-        lambda c: c.capacity(queue="q"),
         lambda c: c.violations(),
         lambda c: c.retention(class_="none"),
         lambda c: c.events(job_id=1, gang_id=1, kind="k", after_id=1, limit=1),
@@ -318,7 +332,7 @@ def test_a_failed_attempt_keeps_its_error_and_a_trip_and_a_release_are_told_apar
     error = {"type": "ValueError", "message": "no"}
     assert client.fail(job_id=one.job_id, token=one.token, error=error) == "failed"
     assert client.job(id=one.job_id).error == error
-    assert isinstance(client.requeue(job_id=two.job_id, token=two.token, error=error), str)
+    assert isinstance(client.call("requeue", job_id=two.job_id, token=two.token, error=error), str)
     assert client.release(job_ids=[three.job_id], tokens=[three.token])[0].outcome == "released"
     assert isinstance(client.tick(force=True), rows.TickReport)
     assert all(isinstance(reason, rows.Reason) for reason in client.explain_job(job_id=three.job_id))
@@ -346,11 +360,9 @@ def test_a_gang_is_submitted_reserved_claimed_and_explained(client: Client) -> N
     assert client.violations() == []
 
 
-def test_devices_and_capacity_are_read_with_their_types(client: Client) -> None:
+def test_devices_are_read_with_their_types(client: Client) -> None:
     offered = [{"uuid": "GPU-1", "index": 0, "vram_mb": 24576, "model": "x", "source": "declared"}]
     register(client, slots=2, devices=offered, memory_mb=1024, cpus=2.5)
-    (capacity,) = client.capacity()
-    assert (type(capacity.memory_mb), type(capacity.cpus), capacity.free_gpus) == (int, float, 1)
     (device,) = client.devices()
     assert (device.uuid, device.state) == ("GPU-1", "free")
     client.quarantine(device_uuid="GPU-1", reason="hot")
@@ -372,13 +384,11 @@ def test_hosts_are_cordoned_drained_and_left(client: Client) -> None:
     (found,) = client.cordoned(kind="host", name=worker.host)
     assert (found.state, found.jobs, found.deadline, found.workers) == ("draining", [job], deadline, 1)
     assert client.workers()[0].cordoned == "fan"
-    assert client.capacity()[0].cordoned == 1
-    assert client.displace_job(job_id=job) is True
+    assert client.call("displace_job", job_id=job) is True
     assert client.ack_preempted(job_id=job, token=claim.token) == "pending"
     assert client.cordoned()[0].state == "drained"
     client.uncordon(host=worker.host)
     assert client.cordoned() == []
-    assert client.time_out() == 0
 
 
 # Errors
@@ -444,9 +454,9 @@ def test_claim_in_a_serializable_session_is_refused(dsn: str) -> None:
         worker = register(client)
         with psycopg.connect(dsn) as conn:
             conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
-            query = calls.claim(incarnation=worker)
+            query = Verbs.claim(incarnation=worker)
             with pytest.raises(WrongIsolation):
-                client.execute(calls.Query(query.name, query.text, query.params, query.read, conn))
+                client.execute(Query(query.name, query.text, query.params, query.read, conn))
 
 
 @pytest.mark.parametrize(
@@ -714,7 +724,7 @@ def test_a_connection_that_the_server_has_just_ended_is_not_lent(
         asked.clear()
         db.execute("select pg_terminate_backend(%s)", (ours,))
         eventually(lambda: bool(select.select([socket], [], [], 0)[0]))
-        assert client.execute(calls.job_states(ids=[])) == {}
+        assert client.execute(Verbs.job_states(ids=[])) == {}
         assert asked[0] == ours
         assert backend(client) != ours
 
@@ -1170,8 +1180,8 @@ def test_what_the_database_warns_of_is_logged_once_where_the_tick_runs(
     client.configure(flag_after_s=0.05)
     time.sleep(0.1)
     with caplog.at_level(logging.WARNING, "gangq.server"):
-        assert client.flag_dead_workers() == 1
-        assert client.flag_dead_workers() == 0
+        assert client.call("flag_dead_workers") == 1
+        assert client.call("flag_dead_workers") == 0
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gangq.server"]
     assert line.startswith("DEAD WORKER gone on host h")
 
@@ -1184,4 +1194,43 @@ def test_a_look_without_a_limit_is_at_a_thousand_and_none_is_all(client: Client)
     first = client.events()
     assert len(first) == 1000
     assert len(client.events(limit=None)) == 1000 + len(client.events(after_id=first[-1].id, limit=None))
-    assert "limit 1000" in calls.gangs().text
+    assert "limit 1000" in Verbs.gangs().text
+
+
+def test_a_function_without_a_method_is_called_by_its_name(
+    client: Client, db: psycopg.Connection[Any]
+) -> None:
+    gang = client.submit_gang(task="t", size=2)
+    incarnation = register(client, devices=[], slots=2)
+    with pytest.raises(
+        InvalidInput, match=r"no SQL function gangq\.nothing: in psql, \\df gangq\.\* lists them"
+    ):
+        client.call("nothing")
+    with pytest.raises(
+        InvalidInput, match=r"gangq\.time_out has no argument 'least'; its arguments are most"
+    ):
+        client.call("time_out", least=1)
+    with pytest.raises(NotSerializable, match=r"error has object at \$\.a"):
+        client.call("requeue", job_id=1, token=1, error={"a": object()})
+    with pytest.raises(StaleToken):
+        client.call("requeue", job_id=gang.job_ids[0], token=1, error={"a": 1}, front=None)
+    assert client.call("reserve_gang", gang_id=gang.gang_id, incarnations=[incarnation] * 2) is True
+    claims = client.call("claim", incarnation=incarnation, max_jobs=2, ports=[29500, 29501])
+    assert [claim["job_id"] for claim in claims] == gang.job_ids
+
+    async def attempt() -> None:
+        async with AsyncClient(client.target.conninfo) as aio:
+            assert await aio.call("time_out", most=1) == 0
+
+    asyncio.run(attempt())
+
+
+def test_help_shows_a_verb_as_it_is_called(client: Client) -> None:
+    shown = inspect.signature(client.fail)
+    assert list(shown.parameters) == ["job_id", "token", "error", "retryable", "cause", "connection"]
+    assert inspect.signature(client.job).return_annotation == "rows.JobRow"
+    assert "Raises `StaleToken`" in inspect.getdoc(AsyncClient.fail)
+    with pytest.raises(TypeError, match="missing a required argument: 'token'"):
+        client.fail(job_id=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tokne'"):
+        client.jobs(tokne=1)  # type: ignore[call-arg]

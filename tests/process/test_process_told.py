@@ -110,7 +110,7 @@ def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(f
         eventually(lambda: saved() >= 3, "a checkpoint is there", PATIENCE_S)
     for job in gang.job_ids:
         eventually(lambda job=job: "start" in _printed(floor, job), f"job {job} has begun", PATIENCE_S)
-    assert floor.client.preempt_gang(gang_id=gang.gang_id, reason="something better")
+    assert floor.client.call("preempt_gang", gang_id=gang.gang_id, reason="something better")
     eventually(lambda: floor.client.gang(id=gang.gang_id).state == "done", "it is done", PATIENCE_S)
     row = floor.client.gang(id=gang.gang_id)
     assert (row.epoch, row.preemptions) == (2, 1)

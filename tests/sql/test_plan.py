@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ Row = dict[str, Any]
 
 
 def plan(q: Q, *changes: Any) -> list[Row]:
-    return [asdict(row) for row in in_steps(q.db, plan_steps(list(changes)))]
+    return [row._asdict() for row in in_steps(q.db, plan_steps(list(changes)))]
 
 
 def edited(q: Q, *changes: Row) -> Board:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from drive import NOT_ALLOWED, Q, gpus, refused
 
-from gangq.client import calls
 from gangq.client.rows import ReplayRow
-from gangq.client.sync import run
+from gangq.client.sync import in_steps, run
+from gangq.client.verbs import Verbs
 
 Row = dict[str, Any]
 
@@ -20,7 +20,7 @@ def passes(q: Q) -> list[Row]:
 
 
 def replay(q: Q, since: datetime | None = None, until: datetime | None = None) -> list[ReplayRow]:
-    return run(q.db, calls.replay(since=since, until=until))
+    return in_steps(lambda query: run(q.db, query), iter(Verbs.replay(since=since, until=until)))
 
 
 @pytest.fixture

@@ -120,7 +120,6 @@ def test_an_idle_worker_is_small_and_carries_nothing_it_does_not_use(client: Cli
     worker = settled(client, fleet.start())
     job = until_state(client, client.submit(task="modules")[0], "done")
     unused = {
-        "psycopg_pool",
         "gangq.client.aio",
         "gangq.embedded",
         "rich",

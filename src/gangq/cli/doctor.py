@@ -16,7 +16,8 @@ from gangq.cli import checks, output, queries
 from gangq.cli.checks import Check, some
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.client import Client, calls
+from gangq.client import Client
+from gangq.client.verbs import Verbs
 from gangq.errors import EmbeddedError, GangqError, NotAllowed, SchemaMismatch
 
 _LISTEN_S = 3.0
@@ -258,7 +259,7 @@ def _violations(client: Client, facts: dict[str, Any]) -> Check:
     try:
         with client.connection("gangq.violations") as conn, conn.transaction():
             conn.execute("select set_config('statement_timeout', %s, true)", (f"{_RULES_S:g}s",))
-            found = client.execute(replace(calls.violations(), connection=conn))
+            found = client.execute(replace(Verbs.violations(), connection=conn))
     except GangqError as e:
         if not isinstance(e.__cause__, psycopg.errors.QueryCanceled):
             raise

@@ -94,16 +94,25 @@ def job_output(text: str) -> None:
 
 
 def to_json(value: object) -> str:
-    """One line of JSON. Dataclasses become objects, times ISO 8601, intervals seconds.
+    """One line of JSON. Rows and dataclasses become objects, times ISO 8601, intervals seconds.
 
     What no terminal should see is escaped as JSON does it: a reader gets the same string.
     """
-    line = json.dumps(value, default=_plain, ensure_ascii=False)
+    line = json.dumps(_objects(value), default=_plain, ensure_ascii=False)
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
 
 
 def _escaped(character: str) -> str:
     return json.dumps(character)[1:-1] if ord(character) != 0x7F else "\\u007f"
+
+
+def _objects(value: Any) -> Any:
+    """The value with objects in place of rows: to json they are lists."""
+    if isinstance(value, dict):
+        return {key: _objects(item) for key, item in value.items()}
+    if hasattr(value, "_asdict"):
+        return _objects(value._asdict())
+    return [_objects(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: object) -> object:

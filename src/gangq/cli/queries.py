@@ -1,6 +1,6 @@
 """Questions that only the command line asks: output and events beyond a position, and what `doctor` looks at.
 
-They are `Query`s like those of `gangq.client.calls`, over the same views and the server's own catalogs.
+They are `Query`s like those of `gangq.client.verbs`, over the same views and the server's own catalogs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from psycopg.rows import args_row
 
 from gangq.client import rows
-from gangq.client.calls import Query
 from gangq.client.rows import EventRow, LogRow, TripRow
+from gangq.client.verb import Query
 
 Position = tuple[int, int]
 """How far a job's output is known: its attempt's token, and the number of the piece."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from gangq.client.rows import TaskRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
-_NOTHING_SET = TaskRow("", *[None] * (len(fields(TaskRow)) - 1))
+_NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
 _COLUMNS = [
     Column("task", lambda t: t.task),

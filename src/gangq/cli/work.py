@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,9 +17,9 @@ from gangq.cli import parsing, queries
 from gangq.cli.output import Column, gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.client import calls
 from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
+from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -255,7 +254,7 @@ def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
         raise click.UsageError(
             f'--spec {file.name} must be a JSON object, e.g. {{"task": "train", "size": 4}}'
         )
-    known = {*inspect.signature(calls.submit_gang).parameters, *SubmitGangOptions.__annotations__} - {
+    known = {*Verbs.submit_gang.parameters, *SubmitGangOptions.__annotations__} - {
         "options",
         "connection",
         "due_at",

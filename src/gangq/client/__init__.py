@@ -1,4 +1,4 @@
-"""The client: one method per SQL function, sync and async over one shared description (`calls`)."""
+"""The client: one method per SQL function, sync and async from one declaration (`verbs`)."""
 
 from typing import TYPE_CHECKING, Any
 

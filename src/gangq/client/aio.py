@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from gangq.client import calls, core
+from gangq.client import core
 from gangq.client.base import Attempts, BaseClient
-from gangq.client.calls import Query, Steps
+from gangq.client.verb import Query, Steps
+from gangq.client.verbs import Verbs
 from gangq.errors import GangqError
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -55,16 +54,7 @@ async def run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
         return query.read(await cursor.fetchall())
 
 
-def _verb(build: Callable[P, Query[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    @functools.wraps(build)
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.execute(build(*args, **kwargs))
-
-    method.__signature__ = core.same_parameters(build)  # type: ignore[attr-defined]
-    return method
-
-
-class AsyncClient(BaseClient):
+class AsyncClient(Verbs, BaseClient):
     """`Client` for asyncio: the same constructor, the same methods, awaited. Close it before its event loop
     ends.
 
@@ -102,8 +92,10 @@ class AsyncClient(BaseClient):
             except psycopg.Error as e:
                 raise self.target.failed(e, where) from e
 
-    async def execute(self, query: Query[R]) -> R:
-        """Run one description of `gangq.client.calls`; the methods below do just this."""
+    async def execute(self, query: Query[R] | Steps[R]) -> R:
+        """Carry out a query of `gangq.client.verbs`, or several in steps; the verbs do just this."""
+        if not isinstance(query, Query):
+            return await self._in_steps(query)
         if query.steps is not None:
             return await self._in_steps(query.steps())
         if query.connection is not None:
@@ -126,13 +118,18 @@ class AsyncClient(BaseClient):
 
     async def _in_steps(self, steps: Steps[R]) -> R:
         answer: Any = None
+        problem: GangqError | None = None
         while True:
             try:
-                step = steps.send(answer)
+                step = steps.send(answer) if problem is None else steps.throw(problem)
             except StopIteration as end:
                 result: R = end.value
                 return result
-            answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
+            answer = problem = None
+            try:
+                answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
+            except GangqError as e:
+                problem = e
 
     @contextlib.asynccontextmanager
     async def _lent(self) -> AsyncIterator[AsyncConnection]:
@@ -185,85 +182,3 @@ class AsyncClient(BaseClient):
         except GangqError as e:
             return e
         return self._exhausted()
-
-    submit = _verb(calls.submit)
-    submit_gang = _verb(calls.submit_gang)
-    submit_child = _verb(calls.submit_child)
-    submit_child_gang = _verb(calls.submit_child_gang)
-    cancel = _verb(calls.cancel)
-    retry = _verb(calls.retry)
-    set_priority = _verb(calls.set_priority)
-    set_queue = _verb(calls.set_queue)
-    configure = _verb(calls.configure)
-    set_task = _verb(calls.set_task)
-    register_worker = _verb(calls.register_worker)
-    heartbeat = _verb(calls.heartbeat)
-    claim = _verb(calls.claim)
-    barrier = _verb(calls.barrier)
-    complete = _verb(calls.complete)
-    complete_and_claim = _verb(calls.complete_and_claim)
-    fail = _verb(calls.fail)
-    requeue = _verb(calls.requeue)
-    release = _verb(calls.release)
-    ack_preempted = _verb(calls.ack_preempted)
-    save_checkpoint = _verb(calls.save_checkpoint)
-    load_checkpoint = _verb(calls.load_checkpoint)
-    append_log = _verb(calls.append_log)
-    retire_worker = _verb(calls.retire_worker)
-    watch_terms = _verb(calls.watch_terms)
-    learn_gap = _verb(calls.learn_gap)
-    trip = _verb(calls.trip)
-    suspect = _verb(calls.suspect)
-    predecessor = _verb(calls.predecessor)
-    report_dead = _verb(calls.report_dead)
-    unproven = _verb(calls.unproven)
-    report_stuck = _verb(calls.report_stuck)
-    bounce = _verb(calls.bounce)
-    bounced = _verb(calls.bounced)
-    quarantine = _verb(calls.quarantine)
-    unquarantine = _verb(calls.unquarantine)
-    cordon = _verb(calls.cordon)
-    uncordon = _verb(calls.uncordon)
-    set_taints = _verb(calls.set_taints)
-    board = _verb(calls.board)
-    apply = _verb(calls.apply)
-    reserve_gang = _verb(calls.reserve_gang)
-    reserve_members = _verb(calls.reserve_members)
-    rollback_gang = _verb(calls.rollback_gang)
-    preempt_gang = _verb(calls.preempt_gang)
-    displace_job = _verb(calls.displace_job)
-    shrink_gang = _verb(calls.shrink_gang)
-    complete_drain = _verb(calls.complete_drain)
-    reap_expired = _verb(calls.reap_expired)
-    flag_dead_workers = _verb(calls.flag_dead_workers)
-    promote_due = _verb(calls.promote_due)
-    time_out = _verb(calls.time_out)
-    tick = _verb(calls.tick)
-    explain_gang = _verb(calls.explain_gang)
-    explain_job = _verb(calls.explain_job)
-    explain_now = _verb(calls.explain_now)
-    plan = _verb(calls.plan)
-    replay = _verb(calls.replay)
-    schema_version = _verb(calls.schema_version)
-    jobs = _verb(calls.jobs)
-    gangs = _verb(calls.gangs)
-    job = _verb(calls.job)
-    gang = _verb(calls.gang)
-    job_states = _verb(calls.job_states)
-    gang_states = _verb(calls.gang_states)
-    workers = _verb(calls.workers)
-    devices = _verb(calls.devices)
-    waiting = _verb(calls.waiting)
-    timeline = _verb(calls.timeline)
-    drains = _verb(calls.drains)
-    capacity = _verb(calls.capacity)
-    violations = _verb(calls.violations)
-    events = _verb(calls.events)
-    trips = _verb(calls.trips)
-    flagged = _verb(calls.flagged)
-    cordoned = _verb(calls.cordoned)
-    evidence = _verb(calls.evidence)
-    logs = _verb(calls.logs)
-    queues = _verb(calls.queues)
-    tasks = _verb(calls.tasks)
-    retention = _verb(calls.retention)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from gangq.client import core
-from gangq.client.calls import Query
+from gangq.client.verb import Query
 from gangq.errors import DatabaseUnreachable, GangqError
 
 

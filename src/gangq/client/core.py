@@ -304,14 +304,3 @@ def _inside(wrapper: Any) -> Any:
     if callable(inner) and not inspect.iscoroutinefunction(inner):  # SQLAlchemy Session
         return inner()
     return None if callable(inner) else inner
-
-
-def same_parameters(build: Callable[..., Any], skip: int = 0) -> inspect.Signature:
-    """Return the signature of a method made from `build`, less its first `skip` parameters: for help()."""
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    given = inspect.signature(build)
-    answer = given.return_annotation
-    for wrapper in ("Query[", "Steps["):
-        if isinstance(answer, str) and answer.startswith(wrapper):
-            answer = answer[len(wrapper) : -1]
-    return given.replace(parameters=[me, *list(given.parameters.values())[skip:]], return_annotation=answer)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gangq.client.aio import AsyncClient
-from gangq.client.calls import Query
 from gangq.client.rows import GangSubmitted
 from gangq.client.sync import Client
+from gangq.client.verb import Query, Steps
 from gangq.context import Context
 from gangq.errors import InvalidInput
 
@@ -44,9 +44,9 @@ class JobClient(Client):
         super().__init__()
         self.context = context
 
-    def execute(self, query: Query[R]) -> R:
-        """Run one description of `gangq.client.calls`."""
-        if query.connection is not None:
+    def execute(self, query: Query[R] | Steps[R]) -> R:
+        """Carry out one query of `gangq.client.verbs`."""
+        if not isinstance(query, Query) or query.connection is not None:
             return super().execute(query)
         _refuse_others(query)
         return _through_worker(self.context, query)
@@ -59,9 +59,9 @@ class AsyncJobClient(AsyncClient):
         super().__init__()
         self.context = context
 
-    async def execute(self, query: Query[R]) -> R:
-        """Run one description of `gangq.client.calls`."""
-        if query.connection is not None:
+    async def execute(self, query: Query[R] | Steps[R]) -> R:
+        """Carry out one query of `gangq.client.verbs`."""
+        if not isinstance(query, Query) or query.connection is not None:
             return await super().execute(query)
         _refuse_others(query)
         ask: Callable[[Context, Query[R]], R] = _through_worker

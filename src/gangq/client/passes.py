@@ -6,12 +6,13 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gangq.client.calls import Steps, apply, board
 from gangq.client.rows import ReplayRow
+from gangq.client.verb import Steps
+from gangq.client.verbs import Verbs
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -53,7 +54,7 @@ def run_passes() -> Steps[bool]:
 
 def run_pass() -> Steps[Passed]:
     """Read the board, decide, and carry it out."""
-    text = yield board()
+    text = yield from Verbs.board()
     seen = Board.from_json(json.loads(text))
     decided = decide(seen)
     about: dict[str, Any] = {"digest": hashlib.md5(text.encode()).hexdigest(), "asked": seen.asked}
@@ -63,7 +64,7 @@ def run_pass() -> Steps[Passed]:
     for n, part in enumerate(parts, 1):
         failed = any(one.refused and one.refused.gate == "error" for one in part)
         more = {"board": text} if failed or (seen.recorded and n == 1) else {}
-        report = yield apply(
+        report = yield from Verbs.apply(
             pass_=seen.pass_number,
             decisions=told(seen, part),
             part=n,
@@ -116,8 +117,7 @@ def again(written: ReplayedPass) -> ReplayRow:
     count = sum(1 + len(one.get("alike", ())) for one in then.values())
     row = ReplayRow(at=written.at, digest=written.digest or "", decisions=count, same=None, difference=None)
     if written.board is None:
-        return replace(
-            row,
+        return row._replace(
             difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
         )
     seen = Board.from_json(written.board)
@@ -130,10 +130,10 @@ def again(written: ReplayedPass) -> ReplayRow:
         if then.get(name) != now.get(name)
     ]
     if not apart:
-        return replace(row, same=True)
+        return row._replace(same=True)
     n, was, is_now = apart[0]
-    return replace(
-        row, same=False, difference=f"decision {n} of {count} was {_said(was)} and is {_said(is_now)}"
+    return row._replace(
+        same=False, difference=f"decision {n} of {count} was {_said(was)} and is {_said(is_now)}"
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gangq.client.calls import Query, Steps, board
 from gangq.client.encoding import dumps
 from gangq.client.rows import PlanRow, Reason
+from gangq.client.verb import Query, Steps
+from gangq.client.verbs import Verbs
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -20,7 +21,7 @@ from gangq.placement.whatif import edit
 
 def plan_steps(changes: Sequence[Mapping[str, Any]]) -> Steps[list[PlanRow]]:
     """Decide on the board as it is and as it would be."""
-    text = yield board()
+    text = yield from Verbs.board()
     seen = Board.from_json(json.loads(text))
     previews = yield _preview(changes, [kind.id for kind in seen.kinds])
     edited = edit(seen, changes, previews)
@@ -145,7 +146,7 @@ def explain_now_steps(stored: Query[list[Reason]]) -> Steps[list[Reason]]:
     ask = next((str((r.numbers or {}).get("ask")) for r in reasons if r.gate == "state"), "")
     if all(r.gate not in ("start", "unblock") for r in reasons):
         return reasons
-    text = yield board()
+    text = yield from Verbs.board()
     seen = Board.from_json(json.loads(text))
     decision = next((one for one in decide(seen) if one.ask == ask), None)
     kept = [

@@ -1,4 +1,4 @@
-"""What the database answers, as frozen dataclasses: one per SQL function that returns rows, one per view.
+"""What the database answers, as named tuples: one per SQL function that returns rows, one per view.
 
 Field names are column names, and every call selects exactly these: a newer schema may add columns and reorder
 them under a running process. Times are timezone-aware, by the database's clock; memory is in MiB; a name that
@@ -7,53 +7,24 @@ ends in `_s` is seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+import functools
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 
-def _as(expression: str) -> Any:
-    """A column selected by an expression, mostly a cast: numeric (a sum of bigint too) would arrive as
-    Decimal.
-    """
-    return field(metadata={"sql": expression})
-
-
-_columns: dict[Any, str] = {}
-
-
+@functools.cache
 def columns(row: Any) -> str:
-    """Return the select list of a row type."""
-    if row not in _columns:
-        _columns[row] = ", ".join(f.metadata.get("sql", f.name) for f in fields(row))
-    return _columns[row]
-
-
-def maker(row: type[T]) -> Callable[[Sequence[Any]], T]:
-    """Return a function that makes a row of this type out of its fields' values, in their order.
-
-    A frozen dataclass sets each field through a call of its own; a claim's nineteen then cost as much as all else
-    that is done to read it.
-    """
-    names = tuple(f.name for f in fields(row))  # type: ignore[arg-type]
-    new = object.__new__
-
-    def make(values: Sequence[Any]) -> T:
-        one = new(row)
-        one.__dict__.update(zip(names, values))  # noqa: B905 - of one length: the select list is made of these names
-        return one
-
-    return make
+    """Return the select list of a row type: its fields, or the expressions that they are annotated with."""
+    hints = get_type_hints(row, include_extras=True)
+    # A sum of bigint is numeric, which would arrive as Decimal; a keyword of Python has an underscore behind it.
+    return ", ".join(getattr(hint, "__metadata__", [name.rstrip("_")])[0] for name, hint in hints.items())
 
 
 # Answers of functions ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GangSubmitted:
+class GangSubmitted(NamedTuple):
     """A gang just submitted: its id, its members by rank, and why no worker set could hold it now, if so."""
 
     gang_id: int
@@ -61,8 +32,7 @@ class GangSubmitted:
     note: str | None
 
 
-@dataclass(frozen=True)
-class StateChange:
+class StateChange(NamedTuple):
     """State of a job, or of a gang (`job_id` None), after cancel, retry or set_priority."""
 
     job_id: int | None
@@ -70,8 +40,7 @@ class StateChange:
     state: str
 
 
-@dataclass(frozen=True)
-class Registration:
+class Registration(NamedTuple):
     """A worker's new incarnation, and the numbers it lives by. `withheld`: devices it offered and may not
     use.
     """
@@ -89,8 +58,7 @@ class Registration:
     registered_at: datetime
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """What to do with one claim: continue, preempt, cancel (stop, then ack_preempted) or lost (kill, say
     nothing)."""
 
@@ -102,8 +70,7 @@ class Instruction:
     epoch: int | None
 
 
-@dataclass(frozen=True)
-class Predecessor:
+class Predecessor(NamedTuple):
     """The latest incarnation of a name. `devices` are the UUIDs it saw that a driver vouched for; `exits_at` and
     `exit_code` belong to a trip whose process is not proven gone yet.
     """
@@ -122,8 +89,7 @@ class Predecessor:
     devices: list[str]
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
     a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded."""
 
@@ -146,11 +112,10 @@ class Claim:
     devices: list[dict[str, Any]]
     submitted_at: datetime
     light: bool
-    model: str | None = _as("model_needed as model")
+    model: Annotated[str | None, "model_needed"]
 
 
-@dataclass(frozen=True)
-class WatchTerms:
+class WatchTerms(NamedTuple):
     """What the watchdogs allow jobs of one task. `budget_gpu_s` is for jobs that hold devices; `learned`:
     nobody has set the stall timeout, so it comes from the gaps seen between beats and grows with them.
     """
@@ -165,8 +130,7 @@ class WatchTerms:
     learned: bool
 
 
-@dataclass(frozen=True)
-class BarrierMember:
+class BarrierMember(NamedTuple):
     """One member of this epoch of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin;
     of a running gang: this epoch is whole. `role_rank`: its rank among those of its role."""
 
@@ -185,8 +149,7 @@ class BarrierMember:
     role_rank: int
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a final call did for one job: done or released, repeated (said before, harmless), stale, or busy
     (somebody's open transaction holds it: nothing has changed, say it again).
     """
@@ -195,24 +158,34 @@ class Outcome:
     outcome: str
 
 
-@dataclass(frozen=True)
-class CompletedAndClaimed:
+class CompletedAndClaimed(NamedTuple):
     """What became of the finished jobs, and what was claimed in the same call."""
 
     outcomes: list[Outcome]
     claims: list[Claim]
 
+    @staticmethod
+    def select_list() -> str:
+        """What is selected: of what was finished only the columns that say so hold something."""
+        return f"outcome, {columns(Claim)}"
 
-@dataclass(frozen=True)
-class SavedCheckpoint:
+    @staticmethod
+    def of_rows(found: Sequence[Sequence[Any]]) -> CompletedAndClaimed:
+        """Tell the two kinds of rows apart."""
+        return CompletedAndClaimed(
+            [Outcome(row[1], row[0]) for row in found if row[0] != "claimed"],
+            [Claim._make(row[1:]) for row in found if row[0] == "claimed"],
+        )
+
+
+class SavedCheckpoint(NamedTuple):
     """The checkpoint to resume from."""
 
     step: int
     data: bytes
 
 
-@dataclass(frozen=True)
-class ApplyReport:
+class ApplyReport(NamedTuple):
     """`accepted`: no newer pass has begun; `outcomes` of what was not just to wait: done, stale, busy, or why it was
     refused; `again`: decide again soon.
     """
@@ -222,8 +195,7 @@ class ApplyReport:
     again: bool
 
 
-@dataclass(frozen=True)
-class TickReport:
+class TickReport(NamedTuple):
     """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
 
     `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
@@ -238,8 +210,7 @@ class TickReport:
     decide: bool
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """One gate between a gang or job and running: whether it is passed, why, with the numbers."""
 
     gate: str
@@ -248,8 +219,7 @@ class Reason:
     numbers: dict[str, Any] | None
 
 
-@dataclass(frozen=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """What the next pass would do with a gang, `before` and `after` the changes asked about: start, plan, wait, stop
     (others for it) or move; absent, placed, displaced or gone. `gang_id` None: one that the changes submit. `stop`:
     who is told to stop, g7 or j12.
@@ -273,8 +243,7 @@ class PlanRow:
     why: str
 
 
-@dataclass(frozen=True)
-class ReplayRow:
+class ReplayRow(NamedTuple):
     """A recorded pass run once more. `same`: it decides what it decided then; None: its board was not recorded."""
 
     at: datetime
@@ -284,8 +253,7 @@ class ReplayRow:
     difference: str | None
 
 
-@dataclass(frozen=True)
-class Unproven:
+class Unproven(NamedTuple):
     """An incarnation that ended by a trip, with `exit_code`, and is to be gone by `exits_at`; not yet proven."""
 
     incarnation: int
@@ -300,8 +268,7 @@ class Unproven:
 # Views ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class JobRow:
+class JobRow(NamedTuple):
     """A job as `gangq.jobs` shows it: the live row, else the latest ending.
 
     `submitter` is the role it was submitted in, `login` the login. `readable`: whether payload, result and error are
@@ -344,11 +311,10 @@ class JobRow:
     labels: dict[str, Any]
     parent: int | None
     max_trips: int
-    cpus: float = _as("cpus::float8 as cpus")
+    cpus: Annotated[float, "cpus::float8"]
 
 
-@dataclass(frozen=True)
-class GangRow:
+class GangRow(NamedTuple):
     """A gang as `gangq.gangs` shows it."""
 
     id: int
@@ -378,8 +344,7 @@ class GangRow:
     login: str
 
 
-@dataclass(frozen=True)
-class WorkerRow:
+class WorkerRow(NamedTuple):
     """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
 
     `quarantined`, `cordoned` (it or its host): why it is given nothing new; None: it is not.
@@ -420,13 +385,12 @@ class WorkerRow:
     login: str | None
     task_options: dict[str, dict[str, Any]] | None
     cgroups: bool | None
-    cpus: float = _as("cpus::float8 as cpus")
-    silent_s: float | None = _as("silent_s::float8 as silent_s")
-    lease_left_s: float | None = _as("lease_left_s::float8 as lease_left_s")
+    cpus: Annotated[float, "cpus::float8"]
+    silent_s: Annotated[float | None, "silent_s::float8"]
+    lease_left_s: Annotated[float | None, "lease_left_s::float8"]
 
 
-@dataclass(frozen=True)
-class DeviceRow:
+class DeviceRow(NamedTuple):
     """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn.
 
     `health`: ok, degraded, exiting (withheld until a worker that tripped is gone) or quarantined. `trips_day`
@@ -435,7 +399,7 @@ class DeviceRow:
 
     uuid: str
     host: str
-    index: int
+    index: int  # type: ignore[assignment]  # in place of the method of tuples
     vram_mb: int
     model: str
     source: str
@@ -450,8 +414,7 @@ class DeviceRow:
     read_at: datetime | None
 
 
-@dataclass(frozen=True)
-class TripRow:
+class TripRow(NamedTuple):
     """One trip. `outcome`: what became of the job; notify, held: nothing was stopped. `poison`: it tripped on
     two hosts. `evidence` is None for those who may not read payloads.
     """
@@ -472,11 +435,10 @@ class TripRow:
     trips: int | None
     poison: bool
     evidence: dict[str, Any] | None
-    class_: str | None = _as("class")
+    class_: str | None
 
 
-@dataclass(frozen=True)
-class FlaggedRow:
+class FlaggedRow(NamedTuple):
     """A worker silent while it holds `jobs`: what its host may restart (`bounce`)."""
 
     worker: str
@@ -486,11 +448,10 @@ class FlaggedRow:
     jobs: list[int]
     pid: int | None
     identity: dict[str, Any]
-    silent_s: float = _as("silent_s::float8 as silent_s")
+    silent_s: Annotated[float, "silent_s::float8"]
 
 
-@dataclass(frozen=True)
-class CordonRow:
+class CordonRow(NamedTuple):
     """A host or worker (`kind`) that is given nothing new. `state`: cordoned, draining, or drained once nothing is
     left there of `gangs` (with a member there) and solo `jobs`.
     """
@@ -508,8 +469,7 @@ class CordonRow:
     jobs: list[int]
 
 
-@dataclass(frozen=True)
-class EvidenceRow:
+class EvidenceRow(NamedTuple):
     """What a watchdog saw, at the instant of its event."""
 
     at: datetime
@@ -520,8 +480,7 @@ class EvidenceRow:
     data: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class WaitingRow:
+class WaitingRow(NamedTuple):
     """A job or gang that waits, and why; of a gang what the last pass found for its kind, and its planned start."""
 
     kind: str
@@ -537,8 +496,7 @@ class WaitingRow:
     starts_at: datetime | None
 
 
-@dataclass(frozen=True)
-class TimelineRow:
+class TimelineRow(NamedTuple):
     """One step in a gang's life. `actor`: the login that caused it, or "login as role"."""
 
     gang_id: int
@@ -554,8 +512,7 @@ class TimelineRow:
     actor: str | None
 
 
-@dataclass(frozen=True)
-class DrainRow:
+class DrainRow(NamedTuple):
     """One drain: members moved off, acknowledged, forced; `outcome` is None while it lasts."""
 
     gang_id: int
@@ -571,8 +528,7 @@ class DrainRow:
     ended_at: datetime | None
 
 
-@dataclass(frozen=True)
-class CapacityRow:
+class CapacityRow(NamedTuple):
     """What the workers of a queue on a host offer, and what of it is free. `cordoned`: of these workers, how many
     are given nothing new.
     """
@@ -585,14 +541,13 @@ class CapacityRow:
     gpus: int
     free_gpus: int
     cordoned: int
-    memory_mb: int = _as("memory_mb::bigint as memory_mb")
-    free_memory_mb: int = _as("free_memory_mb::bigint as free_memory_mb")
-    cpus: float = _as("cpus::float8 as cpus")
-    free_cpus: float = _as("free_cpus::float8 as free_cpus")
+    memory_mb: Annotated[int, "memory_mb::bigint"]
+    free_memory_mb: Annotated[int, "free_memory_mb::bigint"]
+    cpus: Annotated[float, "cpus::float8"]
+    free_cpus: Annotated[float, "free_cpus::float8"]
 
 
-@dataclass(frozen=True)
-class ViolationRow:
+class ViolationRow(NamedTuple):
     """A broken invariant; there is never one."""
 
     rule: str
@@ -600,8 +555,7 @@ class ViolationRow:
     detail: str | None
 
 
-@dataclass(frozen=True)
-class RetentionRow:
+class RetentionRow(NamedTuple):
     """What is kept of one table, `part_of`, in one class (short, long, forever): `partitions` of a day each, `bytes`
     with indexes, the `oldest` day and when that is dropped (`next_drop`; None: never). `keep` None: for ever.
     `missing`: which of today and tomorrow lack a partition; `no_default`: nothing would catch their rows.
@@ -615,11 +569,10 @@ class RetentionRow:
     next_drop: datetime | None
     missing: list[date]
     no_default: bool
-    class_: str = _as("class")
+    class_: str
 
 
-@dataclass(frozen=True)
-class EventRow:
+class EventRow(NamedTuple):
     """One event, in the order of `id`. `actor`: the login that caused it, or "login as role"."""
 
     id: int
@@ -636,8 +589,7 @@ class EventRow:
     actor: str | None
 
 
-@dataclass(frozen=True)
-class LogRow:
+class LogRow(NamedTuple):
     """A piece of an attempt's output, in the order of `seq`."""
 
     job_id: int
@@ -647,8 +599,7 @@ class LogRow:
     chunk: str
 
 
-@dataclass(frozen=True)
-class QueueRow:
+class QueueRow(NamedTuple):
     """A queue: the defaults its jobs inherit at submit, what it may hold, and what it and its children hold and
     have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path. `others`:
     who may act on the work of others in it; `ceilings`: the highest priority by role.
@@ -688,11 +639,10 @@ class QueueRow:
     used_memory_mb: int
     waiting_gangs: int
     waiting_jobs: int
-    used_cpus: float = _as("used_cpus::float8 as used_cpus")
+    used_cpus: Annotated[float, "used_cpus::float8"]
 
 
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(NamedTuple):
     """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
     learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.
     """

@@ -37,8 +37,8 @@ from gangq.watchdogs.verdicts import Suspicion, Trip, error_of, sentence
 from gangq.watchdogs.voice import voice
 
 if TYPE_CHECKING:
-    from gangq.client.calls import Query
     from gangq.client.core import Target
+    from gangq.client.verb import Query
 
 says = voice("gangq.watchdogs.trip")
 
@@ -160,10 +160,10 @@ class TripPath:
         Raises:
             StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
         """
-        from gangq.client import calls
+        from gangq.client.verbs import Verbs
 
         def query() -> Query[str]:
-            return calls.trip(
+            return Verbs.trip(
                 incarnation=self._incarnation,
                 job_id=job_id,
                 token=token,
@@ -185,10 +185,10 @@ class TripPath:
         Raises:
             StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
         """
-        from gangq.client import calls
+        from gangq.client.verbs import Verbs
 
         def query() -> Query[str]:
-            return calls.suspect(
+            return Verbs.suspect(
                 incarnation=self._incarnation,
                 job_id=job_id,
                 token=token,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gangq.client.encoding import dumps_result
@@ -212,7 +211,7 @@ def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping
         ids = client.submit_child(job_id=job.id, token=job.token, arguments=arguments)
         return {"job_ids": ids, "gang_id": None, "note": None}
     if verb == "submit_gang":
-        return asdict(client.submit_child_gang(job_id=job.id, token=job.token, arguments=arguments))
+        return client.submit_child_gang(job_id=job.id, token=job.token, arguments=arguments)._asdict()
     raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
 
 

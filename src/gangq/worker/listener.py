@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from gangq.client.calls import Query
+from gangq.client.verb import Query
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
 from gangq.worker.retry import backoff

@@ -1,0 +1,418 @@
+"""What a declaration of a verb means: its SQL text, its casts and its answer come from the annotations.
+
+A verb is declared as a method of `gangq.client.verbs.Verbs`, by name and arguments of the SQL function or the view.
+Called on a client it is carried out; called on the class it only builds the `Query`. An argument left at None is not
+sent, so that the database's default holds and an older schema that lacks it still answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+from uuid import UUID
+
+from psycopg.rows import dict_row, tuple_row
+
+from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
+from gangq.client.options import as_json, encode_options, texts
+from gangq.client.rows import columns
+from gangq.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from gangq.client.aio import AsyncClient
+    from gangq.client.sync import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Steps = Generator["Query[Any] | float", Any, R]
+"""Yields a query to be sent its result, or seconds to wait; returns the result of all."""
+
+
+@dataclass(slots=True)  # Not frozen, which makes it cost twice as much: there is one for every call.
+class Query(Generic[R]):
+    """One statement to run: `read` makes the result out of the rows that `factory` (a row factory of psycopg) makes;
+    `connection` is the caller's own, if any.
+    """
+
+    name: str
+    text: str
+    params: Mapping[str, object]
+    read: Callable[[list[Any]], R]
+    connection: object | None = None
+    factory: Any = dict_row
+    repeatable: bool = False
+    """Carried out once however often it is sent: it has a request_id."""
+    steps: Callable[[], Steps[R]] | None = None
+    """Several statements, each a transaction of its own where there is no `connection`: run these instead."""
+
+    def __iter__(self) -> Steps[R]:
+        if self.steps is not None:
+            return (yield from self.steps())
+        answer: R = yield self
+        return answer
+
+
+# Types of arguments ------------------------------------------------------------------------------------------
+
+
+class Sql(NamedTuple):
+    """The SQL type of an argument, and what makes its value of Python's (None: it is sent as it is)."""
+
+    type: str
+    encode: Callable[[Any, str], object] | None = None
+
+
+def integers(values: Sequence[int], _what: str) -> str:
+    """Return an array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def _results(values: Sequence[object | None], what: str) -> list[str | None] | None:
+    # None at all are said by leaving them out: most jobs have none, and an array of them takes its time.
+    if all(value is None for value in values):
+        return None
+    return [
+        value if value is None or isinstance(value, Encoded) else dumps(value, f"{what}[{n}]")
+        for n, value in enumerate(values)
+    ]
+
+
+def aware(at: datetime, what: str) -> datetime:
+    """Return `at`. Raises `InvalidInput` if it has no time zone."""
+    if at.tzinfo is None:
+        raise InvalidInput(
+            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
+            "datetime.now(timezone.utc) + timedelta(...)"
+        )
+    return at
+
+
+def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
+    return dumps([dict(value) for value in values], what)
+
+
+def _settings(given: Mapping[str, object], what: str) -> str:
+    plain = {
+        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
+        for key, value in given.items()
+    }
+    return dumps(plain, what)
+
+
+def _options(given: Mapping[str, object], _what: str) -> str | None:
+    return as_json(encode_options(given))
+
+
+def _each_text(values: Sequence[str], what: str) -> list[str]:
+    return texts(values, what) or []
+
+
+def _awaited(after: Sequence[int | Awaited], _what: str) -> list[int] | None:
+    return awaited_ids(after)
+
+
+def _list(values: Sequence[int], _what: str) -> list[int]:
+    return list(values)
+
+
+def _storable(chunks: Sequence[str], _what: str) -> list[str]:
+    """Return texts without NUL characters, which PostgreSQL's text cannot hold."""
+    return [chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks]
+
+
+BigInt = Annotated[int, Sql("bigint")]
+Real = Annotated[float, Sql("real")]
+Numeric = Annotated[float, Sql("numeric")]
+Time = Annotated[datetime, Sql("timestamptz", aware)]
+Json = Annotated[object, Sql("jsonb", dumps)]
+Object = Annotated[Mapping[str, Any], Sql("jsonb", dumps)]
+Objects = Annotated[Sequence[Mapping[str, Any]], Sql("jsonb", _objects)]
+Payloads = Annotated[Sequence[object], Sql("jsonb[]", dumps_each)]
+Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
+BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
+Ids = Annotated[Sequence[int], Sql("bigint[]", _list)]
+State = Annotated[str | Sequence[str], Sql("text")]
+Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
+Texts = Annotated[Sequence[str], Sql("text[]", _each_text)]
+Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
+After = Annotated[Sequence[int | Awaited], Sql("bigint[]", _awaited)]
+
+_PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
+_OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
+
+
+def _sql(hint: Any) -> Sql:
+    """The type of an argument by its annotation, of a union by its first part."""
+    if get_origin(hint) is not Annotated and get_args(hint) and get_origin(hint) is not list:
+        hint = get_args(hint)[0]
+    found = getattr(hint, "__metadata__", None)
+    return found[0] if found else Sql(_PLAIN[hint])
+
+
+# Declarations ------------------------------------------------------------------------------------------------
+
+
+Before = Callable[[dict[str, Any], dict[str, Any], object], None]
+"""Changes what was given (arguments and options) before it is sent; is told the caller's connection."""
+Then = Callable[["Verb[..., Any]", Query[Any], Mapping[str, Any]], Steps[Any]]
+"""The steps of a verb whose call needs more than one statement: is given the first query and the arguments."""
+
+
+class Verb(Generic[P, R]):
+    """A declared verb. Called on `Verbs`, it builds its `Query`."""
+
+    def __init__(
+        self,
+        declared: Callable[Concatenate[Any, P], R],
+        before: Before | None = None,
+        then: Then | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        self.declared = declared
+        self.name = declared.__name__
+        self.__doc__ = declared.__doc__
+        self._before = before
+        self._then = then
+        self._repeatable = repeatable
+        self._texts: dict[tuple[str, ...], str] = {}
+
+    def __call__(self, *args: P.args, **given: P.kwargs) -> Query[R]:
+        """Build the query. Raises `InvalidInput`, `NotSerializable`; `TypeError` as any function does."""
+        query: Query[R] = self.build(*args, **given)
+        if self._then is not None:
+            query.steps = functools.partial(self._then, self, query, given)
+        return query
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The declared parameters, by name."""
+        named = inspect.signature(self.declared).parameters
+        return {name: named[name] for name in list(named)[1:]}
+
+    @functools.cached_property
+    def types(self) -> dict[str, Sql]:
+        """The SQL type of each argument but connection."""
+        hints = get_type_hints(self.declared, include_extras=True)
+        return {
+            name: _OF_MORE[name] if p.kind is p.VAR_KEYWORD else _sql(hints[name])
+            for name, p in self.parameters.items()
+            if name != "connection"
+        }
+
+    @functools.cached_property
+    def _answer(self) -> tuple[str, Callable[[list[Any]], Any], Any]:
+        """What is selected, how the result is read, and the row factory."""
+        hint = get_type_hints(self.declared)["return"]
+        many = get_origin(hint) is list
+        row = next((part for part in (hint, *get_args(hint)) if hasattr(part, "_fields")), None)
+        if row is not None and hasattr(row, "of_rows"):
+            return row.select_list(), row.of_rows, tuple_row
+        if row is not None:
+            make = row._make
+            return columns(row), list if many else _first, lambda _cursor: make
+        if get_origin(hint) is dict:
+            return "id, state", dict, tuple_row
+        if hint is type(None):
+            return "1", lambda _: None, tuple_row
+        # A function's column is called as the function; that name is what a table alias cannot take away.
+        return self.name, _column if many else _scalar, tuple_row
+
+    @functools.cached_property
+    def _known(self) -> tuple[frozenset[str], frozenset[str], str | None]:
+        """The arguments there are, those that must be given, and the name of all others."""
+        named = {name: p for name, p in self.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        more = next(iter(self.parameters.keys() - named.keys()), None)
+        needed = frozenset(name for name, p in named.items() if p.default is p.empty)
+        return frozenset(named), needed, more
+
+    def build(self, *args: Any, **given: Any) -> Query[Any]:
+        """Build the first, or only, query of a call."""
+        known, needed, more = self._known
+        if args or not needed <= given.keys() or (more is None and not given.keys() <= known):
+            inspect.signature(self.declared).bind(None, *args, **given)  # Which says what is wrong.
+        connection = given.pop("connection", None)
+        options = {}
+        if more is not None:
+            options = {name: given.pop(name) for name in [*given] if name not in known}
+        if self._before is not None:
+            self._before(given, options, connection)
+        if more is not None:
+            given[more] = options
+        types, params = self.types, {}
+        for name, value in given.items():
+            if value is not None:
+                encode = types[name].encode
+                value = value if encode is None else encode(value, name)
+                if value is not None:
+                    params[name] = value
+        _, read, factory = self._answer
+        return Query(
+            f"gangq.{self.name}", self._text(params), params, read, connection, factory, self._repeatable
+        )
+
+    def _text(self, params: Mapping[str, object]) -> str:
+        keys = tuple(params)
+        text = self._texts.get(keys)
+        if text is None:
+            text = self._texts[keys] = function_call(
+                self.name, self._answer[0], {key: self.types[key].type for key in keys}
+            )
+        return text
+
+    def method(self, awaited: bool) -> Callable[..., Any]:
+        """Return the method of a client that carries this out, with its name, parameters and docstring."""
+        if awaited:
+
+            @functools.wraps(self.declared)
+            async def method(client: Any, /, *args: Any, **given: Any) -> Any:
+                return await client.execute(self(*args, **given))
+        else:
+
+            @functools.wraps(self.declared)
+            def method(client: Any, /, *args: Any, **given: Any) -> Any:
+                return client.execute(self(*args, **given))
+
+        return method
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, client: None, kind: type) -> Verb[P, R]: ...
+        @overload
+        def __get__(self, client: Client, kind: type) -> Callable[P, R]: ...
+        @overload
+        def __get__(self, client: AsyncClient, kind: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+        def __get__(self, client: Any, kind: type) -> Any: ...
+
+
+class View(Verb[P, R]):
+    """A verb that reads a view. Each argument is a condition on the column of its name, and all that are given must
+    hold: `ids` is any of them, `since` is not before, `after_seq` is a `seq` beyond, several states are any of them.
+    """
+
+    def __init__(self, declared: Callable[Concatenate[Any, P], R], view: str | None, order: str) -> None:
+        super().__init__(declared)
+        self._view = view or self.name
+        self._order = order
+
+    def build(self, *args: Any, **given: Any) -> Query[Any]:
+        """Build the query."""
+        inspect.signature(self.declared).bind(None, *args, **given)
+        limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
+        params, conditions = {}, []
+        for name, value in given.items():
+            if value is not None:
+                params[name], condition = self._condition(name, value)
+                conditions.append(condition)
+        select, read, factory = self._answer
+        text = f"select {select} from gangq.{self._view}"  # noqa: S608 - names of this package only
+        text += f" where {' and '.join(conditions)}" if conditions else ""
+        text += f" order by {self._order}" if self._order else ""
+        text += f" limit {int(limit)}" if limit is not None else ""
+        return Query(f"gangq.{self._view}", text, params, read, factory=factory)
+
+    def _condition(self, name: str, value: Any) -> tuple[object, str]:
+        kind = self.types[name].type
+        if name == "ids":
+            return list(value), f"id = any (%({name})s::bigint[])"
+        if kind == "text" and not isinstance(value, str):
+            # Of one state an index knows the newest; of several it only knows which there are.
+            value = value[0] if len(value) == 1 else list(value)
+        if isinstance(value, list):
+            return value, f"{name} = any (%({name})s::text[])"
+        cast = "" if kind == "text" else f"::{kind}"
+        column, sign = name.rstrip("_"), "="
+        if name == "since":
+            column, sign = "at", ">="
+        elif name.startswith("after_"):
+            column, sign = name.removeprefix("after_"), ">"
+        return value, f"{column} {sign} %({name})s{cast}"
+
+
+class InSteps(Verb[P, R]):
+    """A verb that needs several statements: declared as the generator of its steps."""
+
+    def __init__(self, declared: Callable[Concatenate[Any, P], Steps[R]]) -> None:
+        show_answer(declared)
+        super().__init__(declared)  # type: ignore[arg-type]
+
+    def build(self, *args: Any, **given: Any) -> Query[Any]:
+        """Build the query."""
+        inspect.signature(self.declared).bind(None, *args, **given)
+        steps: Any = functools.partial(self.declared, None, *args, **given)
+        return Query(f"gangq.{self.name}", "", {}, list, steps=steps)
+
+
+def show_answer(steps: Callable[..., Steps[Any]]) -> None:
+    """Have help() say what a caller gets of a function that is written as the generator of its steps."""
+    answer = steps.__annotations__["return"]
+    if answer.startswith("Steps["):
+        steps.__annotations__["return"] = answer.removeprefix("Steps[").removesuffix("]")
+
+
+def verb(declared: Callable[Concatenate[Any, P], R]) -> Verb[P, R]:
+    """Declare a SQL function."""
+    return Verb(declared)
+
+
+def verb_with(
+    *, before: Before | None = None, then: Then | None = None, repeatable: bool = False
+) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
+    """Declare a SQL function of which more is to be said."""
+
+    def declare(declared: Callable[Concatenate[Any, P], R]) -> Verb[P, R]:
+        return Verb(declared, before, then, repeatable)
+
+    return declare
+
+
+def view(
+    order: str = "", view: str | None = None
+) -> Callable[[Callable[Concatenate[Any, P], R]], View[P, R]]:
+    """Declare a view [its name is the verb's]."""
+
+    def declare(declared: Callable[Concatenate[Any, P], R]) -> View[P, R]:
+        return View(declared, view, order)
+
+    return declare
+
+
+def in_steps(declared: Callable[Concatenate[Any, P], Steps[R]]) -> Verb[P, R]:
+    """Declare a verb of several statements."""
+    return InSteps(declared)
+
+
+def function_call(name: str, select: str, types: Mapping[str, str]) -> str:
+    """A call of a SQL function with these arguments: what is a keyword in Python has an underscore behind it."""
+    named = ", ".join(f"{key.rstrip('_')} => %({key})s::{kind}" for key, kind in types.items())
+    return f"select {select} from gangq.{name}({named})"  # noqa: S608 - names of this package and the catalog only
+
+
+def _first(found: list[Any]) -> Any:
+    return found[0] if found else None
+
+
+def _scalar(found: list[Any]) -> Any:
+    return found[0][0] if found else None
+
+
+def _column(found: list[Any]) -> list[Any]:
+    return [row[0] for row in found]
