@@ -757,6 +757,17 @@ def test_who_waits_for_the_only_connection_gets_it_before_the_one_that_gave_it_b
     assert got == [("waits", ours), ("again", ours)]
 
 
+def test_a_call_amid_another_of_its_thread_does_not_wait_for_it(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        with client.connection() as conn:
+            ours = conn.info.backend_pid
+            with client.connection() as other:  # As from the handler of a signal.
+                assert other.info.backend_pid != ours
+            assert other.closed
+            assert conn.execute("select 1").fetchone() == (1,)
+        assert backend(client) == ours
+
+
 def test_those_that_were_idle_when_a_connection_fell_silent_are_not_lent_again(dsn: str) -> None:
     with Client(dsn, min_size=2, max_size=2, timeout_s=2) as client:
         with client.connection() as one, client.connection() as other:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -635,7 +635,7 @@ def test_what_is_refused_for_one_flag_does_not_keep_the_others_waiting(refusal: 
             pass
 
         def flagged(self, host: str) -> list[FlaggedRow]:
-            return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
+            return [FLAG, FLAG._replace(worker="w2", incarnation=8)]
 
         def bounce(self, *, incarnation: int, **_: object) -> str:
             if incarnation == 7:
@@ -674,7 +674,7 @@ def test_a_refusal_of_one_outcome_does_not_keep_the_others_waiting() -> None:
             pass
 
         def flagged(self, host: str) -> list[FlaggedRow]:
-            return [FLAG, replace(FLAG, worker="w2", incarnation=8)]
+            return [FLAG, FLAG._replace(worker="w2", incarnation=8)]
 
         def bounce(self, **_: object) -> str:
             return "go"
@@ -730,7 +730,7 @@ _HERE = asdict(HostIdentity.here())
 )
 def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
     assert deaths.prove(junk, within_s=0.1, kill="w1") is None
-    with pretended(replace(FLAG, identity=junk)) as (database, _, _):
+    with pretended(FLAG._replace(identity=junk)) as (database, _, _):
         actions: list[Action] = []
         bouncer = Bouncer(
             database,

@@ -11,7 +11,6 @@ import pytest
 
 PRELUDE = """
 import ctypes, sys, time
-from dataclasses import fields
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -26,11 +25,11 @@ from gangq.worker.runner_inline import InlineRunner
 
 class Slow:
     "Whatever is called on it lasts until long after the first lease."
-    def __getattr__(self, name):
-        return lambda *_, **more: more.get("more_follow") or outlive() or name == "settle"
+    def __getattr__(self, _):
+        return lambda *_, **more: more.get("more_follow") or outlive()
 
 def job(number=1, task="t"):
-    return ActiveJob(Claim(**{f.name: None for f in fields(Claim)}
+    return ActiveJob(Claim(**dict.fromkeys(Claim._fields)
         | {"job_id": number, "token": number, "task": task, "payload": {}, "devices": []}))
 
 def hang(ctx):
@@ -103,14 +102,6 @@ def test_a_renewal_during_a_later_handler_counts_for_it() -> None:
 def test_telling_how_a_job_ended_may_outlast_the_lease(handler: str) -> None:
     follow = handler != "quick"
     assert run(f"runner.run(job(), {handler}, more_follow={follow}); outlive()") == 0
-
-
-def test_seeing_to_a_call_amid_a_batch_may_outlast_the_lease() -> None:
-    code = (
-        "runner._reporter = SimpleNamespace(done=lambda *_, **more: False, attend=outlive)\n"
-        "runner.run(job(1), quick, more_follow=True); outlive()"
-    )
-    assert run(code) == 0
 
 
 def test_a_job_that_may_not_start_any_more_may_be_handed_back_after_the_lease() -> None:

@@ -282,7 +282,7 @@ def retention(client: Client, facts: dict[str, Any]) -> Check:
     now = client.execute(queries.database_time())
     classes = [list(rows) for _, rows in itertools.groupby(kept, key=lambda row: row.class_)]
     detail = "; ".join(_kept(rows) for rows in classes)
-    numbers = [{name.rstrip("_"): value for name, value in vars(row).items()} for row in kept]
+    numbers = [{name.rstrip("_"): value for name, value in row._asdict().items()} for row in kept]
     lacking = [f"gangq.{row.part_of} of {day}" for row in kept for day in row.missing]
     lacking += [f"the default of gangq.{row.part_of}" for row in kept if row.no_default]
     late = [

@@ -86,7 +86,7 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
     client = session.client()
     client.set_task(task=name, forget=forget, **given)
     found = client.tasks(task=name)
-    changed = found[0] if found else TaskRow(**{**vars(_NOTHING_SET), "task": name})
+    changed = found[0] if found else _NOTHING_SET._replace(task=name)
     session.answer(changed, f"task {name}: {'changed' if found else 'has the numbers of the installation'}")
 
 

@@ -105,4 +105,4 @@ def headline(trip: TripRow) -> str:
 
 def as_view(trip: TripRow) -> dict[str, object]:
     """A trip with the names of the view: class is no name in Python."""
-    return {name.rstrip("_"): value for name, value in vars(trip).items()}
+    return {name.rstrip("_"): value for name, value in trip._asdict().items()}

@@ -39,6 +39,8 @@ class BaseClient:
         """When a connection was last found silent (time.time()). Those that were idle then may be cut too."""
 
         self._lock = threading.Lock()
+        self._busy: set[int] = set()
+        """The threads that have, or wait for, the only connection there may be."""
         self._pool: Any = None
         self._home: object = os.getpid()
         """Where the pool was made. Its threads or tasks run nowhere else, and its sockets belong to that process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -92,7 +93,8 @@ class Client(Verbs, BaseClient):
 
     - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
       What neither says comes from libpq's environment (PGHOST, ...).
-    - `min_size`, `max_size`: connections kept, and at most; with `max_size=1` calls take turns.
+    - `min_size`, `max_size`: connections kept, and at most; with `max_size=1` calls take turns (but a
+      call amid another of its own thread, as a signal's handler makes it, has one for itself).
     - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
     - `timeout_s`: how long the answer to a call may take; then `DatabaseUnreachable`, the connection is closed, and
       whether the call took effect is unknown. Before it is sent it may wait `connect_s` for a connection, and 3 s
@@ -161,20 +163,35 @@ class Client(Verbs, BaseClient):
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[Connection]:
+        me = threading.get_ident()
+        if me in self._busy:
+            # The handler of a signal, amid a call of its own thread that cannot end before it.
+            with self._connect() as own:
+                yield own
+            return
+        if self._sizes[1] == 1:
+            self._busy.add(me)
+        try:
+            pool = self._open()
+            conn = self._wait_for_one(pool)
+            try:
+                yield conn
+            finally:
+                conn.deadline = None
+                pool.putconn(conn)
+        finally:
+            self._busy.discard(me)
+
+    def _wait_for_one(self, pool: ConnectionPool[Connection]) -> Connection:
         from psycopg_pool import PoolClosed, PoolTimeout
 
-        pool = self._open()
         try:
             conn = pool.getconn()
         except (PoolTimeout, PoolClosed):
             raise self._no_connection() from None
         if not self._prepare:
             conn.prepare_threshold = None
-        try:
-            yield conn
-        finally:
-            conn.deadline = None
-            pool.putconn(conn)
+        return conn
 
     def _open(self) -> ConnectionPool[Connection]:
         with self._lock:

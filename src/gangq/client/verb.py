@@ -243,11 +243,15 @@ class Verb(Generic[P, R]):
         needed = frozenset(name for name, p in named.items() if p.default is p.empty)
         return frozenset(named), needed, more
 
-    def build(self, *args: Any, **given: Any) -> Query[Any]:
-        """Build the first, or only, query of a call."""
+    def _check(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
         known, needed, more = self._known
         if args or not needed <= given.keys() or (more is None and not given.keys() <= known):
             inspect.signature(self.declared).bind(None, *args, **given)  # Which says what is wrong.
+
+    def build(self, *args: Any, **given: Any) -> Query[Any]:
+        """Build the first, or only, query of a call."""
+        known, _, more = self._known
+        self._check(args, given)
         connection = given.pop("connection", None)
         options = {}
         if more is not None:
@@ -315,7 +319,7 @@ class View(Verb[P, R]):
 
     def build(self, *args: Any, **given: Any) -> Query[Any]:
         """Build the query."""
-        inspect.signature(self.declared).bind(None, *args, **given)
+        self._check(args, given)
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
         params, conditions = {}, []
         for name, value in given.items():
@@ -356,7 +360,7 @@ class InSteps(Verb[P, R]):
 
     def build(self, *args: Any, **given: Any) -> Query[Any]:
         """Build the query."""
-        inspect.signature(self.declared).bind(None, *args, **given)
+        self._check(args, given)
         steps: Any = functools.partial(self.declared, None, *args, **given)
         return Query(f"gangq.{self.name}", "", {}, list, steps=steps)
 
