@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 import time
@@ -12,6 +14,8 @@ import psycopg
 from gangq.client import core
 from gangq.client.verb import Query
 from gangq.errors import DatabaseUnreachable, GangqError
+
+log = logging.getLogger("gangq.client")
 
 
 class BaseClient:
@@ -50,11 +54,10 @@ class BaseClient:
 
     @property
     def _connect_args(self) -> dict[str, Any]:
-        return {
-            "conninfo": self.target.conninfo,
-            **self.target.kwargs,
-            "connect_timeout": core.connect_limit_s(self.target, self._connect_s),
-        }
+        # Making a connection takes no longer than a call may wait for one: whole seconds, at least 2.
+        most = max(2, math.ceil(self._connect_s))
+        limit = min(self.target.connect_timeout_s or most, most)
+        return {"conninfo": self.target.conninfo, **self.target.kwargs, "connect_timeout": limit}
 
     @property
     def _pool_args(self) -> dict[str, Any]:
@@ -81,7 +84,10 @@ class BaseClient:
         return core.doubtful(conn, conn.used_at)
 
     def _exhausted(self) -> GangqError:
-        return DatabaseUnreachable(core.exhausted(self.target, self._sizes[1], self._connect_s))
+        return DatabaseUnreachable(
+            f"none of the {self._sizes[1]} connections to {self.target} became free in {self._connect_s:g} s; the "
+            "server answers: use a larger max_size, or find what holds them"
+        )
 
 
 class Attempts:
@@ -128,5 +134,10 @@ class Attempts:
             return False
         if client._prepare:
             client._prepare = False
-            core.log_unprepared(client.target)
+            log.warning(
+                "prepared statements do not last on %s, as behind PgBouncer in transaction mode: going on without "
+                "them",
+                client.target,
+                extra={"event": "prepare_turned_off"},
+            )
         return True

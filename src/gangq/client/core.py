@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import os
 import random
 import select
@@ -34,7 +33,6 @@ _DEFAULTS: dict[str, Any] = {
 _TRUSTED_S = 1.0
 
 _server_log = logging.getLogger("gangq.server")
-_client_log = logging.getLogger("gangq.client")
 
 R = TypeVar("R")
 
@@ -224,15 +222,6 @@ def number_statements_apart(connection: psycopg.Connection[Any] | psycopg.AsyncC
         statements._prepared_idx = random.getrandbits(48)  # type: ignore[union-attr]
 
 
-def log_unprepared(where: Target) -> None:
-    """Say once for each client that it goes on without prepared statements."""
-    _client_log.warning(
-        "prepared statements do not last on %s, as behind PgBouncer in transaction mode: going on without them",
-        where,
-        extra={"event": "prepare_turned_off"},
-    )
-
-
 def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], used_at: float) -> bool:
     """Whether a pooled connection last used at `used_at` (time.time()) has to be tried before it is lent.
 
@@ -246,20 +235,6 @@ def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-def connect_limit_s(where: Target, wait_s: float) -> int:
-    """How long making a connection may take for a call that may wait `wait_s` for one: whole seconds, at least 2."""
-    most = max(2, math.ceil(wait_s))
-    return min(where.connect_timeout_s or most, most)
-
-
-def exhausted(where: Target, size: int, timeout_s: float) -> str:
-    """The message for a pool that had no free connection although the server answers."""
-    return (
-        f"none of the {size} connections to {where} became free in {timeout_s:g} s; the server answers: "
-        "use a larger max_size, or find what holds them"
-    )
 
 
 def unwrap(connection: object, kind: type[Any]) -> Any:

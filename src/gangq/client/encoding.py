@@ -233,16 +233,16 @@ class Awaited(Protocol):
         """The jobs that must be done."""
 
 
-def awaited_ids(after: Sequence[int | Awaited] | None) -> list[int] | None:
+def awaited_ids(after: Sequence[int | Awaited] | None, what: str = "after") -> list[int] | None:
     """Return the ids of the jobs that `after` names; None for none. Raises `InvalidInput`."""
     if isinstance(after, int | str) or not isinstance(after, Iterable | None):
-        raise InvalidInput(f"after is {after!r}: pass a list of handles or of ids of jobs")
+        raise InvalidInput(f"{what} is {after!r}: pass a list of handles or of ids of jobs")
     found: list[int] = []
     for one in after or ():
         ids = [one] if isinstance(one, int) and not isinstance(one, bool) else getattr(one, "job_ids", None)
         if not isinstance(ids, list):
             raise InvalidInput(
-                f"after holds {one!r}: pass handles of jobs or gangs, or ids of jobs, which are numbers"
+                f"{what} holds {one!r}: pass handles of jobs or gangs, or ids of jobs, which are numbers"
             )
         found += ids
     return found or None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gangq.client.encoding import Encoded, counted, dumps
+from gangq.client.encoding import counted, dumps
 from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput
 
@@ -112,7 +112,7 @@ def as_role(role: Role | Mapping[str, Any], position: int) -> Role:
     return Role(**role)
 
 
-def encode_roles(roles: Sequence[Role | Mapping[str, Any]] | None) -> Encoded | None:
+def encode_roles(roles: Sequence[Role | Mapping[str, Any]] | None) -> str | None:
     """Return roles as JSON text; None for none. Raises `InvalidInput`, `NotSerializable`."""
     if roles is None:
         return None
@@ -127,4 +127,4 @@ def encode_roles(roles: Sequence[Role | Mapping[str, Any]] | None) -> Encoded | 
         raise InvalidInput(
             f"two roles are called {twice!r}: names are unique in a gang; members alike are one role's count"
         )
-    return Encoded(dumps([role.as_json() for role in found], "roles"))
+    return dumps([role.as_json() for role in found], "roles")

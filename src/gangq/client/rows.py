@@ -528,25 +528,6 @@ class DrainRow(NamedTuple):
     ended_at: datetime | None
 
 
-class CapacityRow(NamedTuple):
-    """What the workers of a queue on a host offer, and what of it is free. `cordoned`: of these workers, how many
-    are given nothing new.
-    """
-
-    queue: str
-    host: str
-    workers: int
-    slots: int
-    free_slots: int
-    gpus: int
-    free_gpus: int
-    cordoned: int
-    memory_mb: Annotated[int, "memory_mb::bigint"]
-    free_memory_mb: Annotated[int, "free_memory_mb::bigint"]
-    cpus: Annotated[float, "cpus::float8"]
-    free_cpus: Annotated[float, "free_cpus::float8"]
-
-
 class ViolationRow(NamedTuple):
     """A broken invariant; there is never one."""
 

@@ -121,18 +121,6 @@ def _options(given: Mapping[str, object], _what: str) -> str | None:
     return as_json(encode_options(given))
 
 
-def _each_text(values: Sequence[str], what: str) -> list[str]:
-    return texts(values, what) or []
-
-
-def _awaited(after: Sequence[int | Awaited], _what: str) -> list[int] | None:
-    return awaited_ids(after)
-
-
-def _list(values: Sequence[int], _what: str) -> list[int]:
-    return list(values)
-
-
 def _storable(chunks: Sequence[str], _what: str) -> list[str]:
     """Return texts without NUL characters, which PostgreSQL's text cannot hold."""
     return [chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks]
@@ -148,12 +136,11 @@ Objects = Annotated[Sequence[Mapping[str, Any]], Sql("jsonb", _objects)]
 Payloads = Annotated[Sequence[object], Sql("jsonb[]", dumps_each)]
 Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
-Ids = Annotated[Sequence[int], Sql("bigint[]", _list)]
 State = Annotated[str | Sequence[str], Sql("text")]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
-Texts = Annotated[Sequence[str], Sql("text[]", _each_text)]
+Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
-After = Annotated[Sequence[int | Awaited], Sql("bigint[]", _awaited)]
+After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
 _OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
@@ -296,7 +283,7 @@ class Verb(Generic[P, R]):
 
         return method
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # What a client has of it.
 
         @overload
         def __get__(self, client: None, kind: type) -> Verb[P, R]: ...
@@ -323,7 +310,7 @@ class View(Verb[P, R]):
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
         params, conditions = {}, []
         for name, value in given.items():
-            if value is not None:
+            if value is not None and not (name == "state" and not value):
                 params[name], condition = self._condition(name, value)
                 conditions.append(condition)
         select, read, factory = self._answer
@@ -334,14 +321,15 @@ class View(Verb[P, R]):
         return Query(f"gangq.{self._view}", text, params, read, factory=factory)
 
     def _condition(self, name: str, value: Any) -> tuple[object, str]:
-        kind = self.types[name].type
+        kind, encode = self.types[name]
+        value = value if encode is None else encode(value, name)
         if name == "ids":
-            return list(value), f"id = any (%({name})s::bigint[])"
+            return value, "id = any (%(ids)s::bigint[])"
         if kind == "text" and not isinstance(value, str):
             # Of one state an index knows the newest; of several it only knows which there are.
-            value = value[0] if len(value) == 1 else list(value)
-        if isinstance(value, list):
-            return value, f"{name} = any (%({name})s::text[])"
+            if len(value) > 1:
+                return list(value), f"{name} = any (%({name})s::text[])"
+            value = value[0]
         cast = "" if kind == "text" else f"::{kind}"
         column, sign = name.rstrip("_"), "="
         if name == "since":

@@ -28,7 +28,6 @@ from gangq.client.verb import (
     BigInt,
     BigInts,
     Chunks,
-    Ids,
     Integers,
     Json,
     Numeric,
@@ -730,7 +729,7 @@ class Verbs:
     def jobs(
         self,
         *,
-        ids: Ids | None = None,
+        ids: BigInts | None = None,
         state: State | None = None,
         queue: str | None = None,
         task: str | None = None,
@@ -744,7 +743,7 @@ class Verbs:
     def gangs(
         self,
         *,
-        ids: Ids | None = None,
+        ids: BigInts | None = None,
         state: State | None = None,
         queue: str | None = None,
         limit: int | None = _LIMIT,
@@ -764,11 +763,11 @@ class Verbs:
         return _only((yield from Verbs.gangs(ids=[id])), "gang", id)
 
     @view(view="jobs")
-    def job_states(self, *, ids: Ids) -> dict[int, str]:
+    def job_states(self, *, ids: BigInts) -> dict[int, str]:
         """The state of each of these jobs that exists: what `wait` polls."""
 
     @view(view="gangs")
-    def gang_states(self, *, ids: Ids) -> dict[int, str]:
+    def gang_states(self, *, ids: BigInts) -> dict[int, str]:
         """The state of each of these gangs that exists."""
 
     @view("name, incarnation")
