@@ -136,11 +136,10 @@ def test_a_drain_that_takes_the_rest_of_the_batch_leaves_no_switch_on() -> None:
 
 def test_waiting_for_the_rest_of_a_gang_may_outlast_the_lease() -> None:
     code = (
-        "from dataclasses import replace\n"
         "from gangq.worker import runner_inline\n"
         "runner_inline.wait_for_go = lambda session, job, ports: outlive()\n"
         "runner.run(job(1), quick, more_follow=True)\n"
-        "runner.run(ActiveJob(replace(job(2).claim, gang_id=1)), hang)"
+        "runner.run(ActiveJob(job(2).claim._replace(gang_id=1)), hang)"
     )
     assert run(code) == 0
 
