@@ -49,7 +49,7 @@ from gangq.errors import (
     WrongIsolation,
 )
 
-VERBS: list[str] = [name for name, found in vars(Verbs).items() if isinstance(found, Verb)]
+VERBS: list[str] = [name for name in dir(Verbs) if isinstance(getattr(Verbs, name), Verb)]
 SECRET = "s3cret/pa:ss@word"
 
 
@@ -766,6 +766,21 @@ def test_a_call_amid_another_of_its_thread_does_not_wait_for_it(dsn: str) -> Non
             assert other.closed
             assert conn.execute("select 1").fetchone() == (1,)
         assert backend(client) == ours
+
+
+def test_a_client_that_is_closed_while_a_call_waits_for_a_connection_says_so(dsn: str) -> None:
+    client = Client(dsn, max_size=1)
+    with ThreadPoolExecutor() as pool:
+        with client.connection() as conn:
+            waits = pool.submit(backend, client)
+            eventually(lambda: client._pool.get_stats()["requests_waiting"])
+            client.close()
+            assert conn.execute("select 1").fetchone() == (1,)
+        with pytest.raises(DatabaseUnreachable, match="was closed while this call waited"):
+            waits.result(10)
+    assert conn.closed
+    assert client.job_states(ids=[]) == {}
+    client.close()
 
 
 def test_those_that_were_idle_when_a_connection_fell_silent_are_not_lent_again(dsn: str) -> None:

@@ -76,6 +76,7 @@ class AsyncClient(Verbs, BaseClient):
     async def close(self) -> None:
         """Close the connections; calls in progress finish. A later call connects again."""
         pool, self._pool = self._pool, None
+        self._closed = pool
         if pool is not None:
             await pool.close()
 
@@ -133,41 +134,57 @@ class AsyncClient(Verbs, BaseClient):
 
     @contextlib.asynccontextmanager
     async def _lent(self) -> AsyncIterator[AsyncConnection]:
-        pool = await self._open()
-        try:
-            conn = await pool.getconn()
-        except (PoolTimeout, PoolClosed):
-            raise await self._no_connection() from None
-        if not self._prepare:
-            conn.prepare_threshold = None
+        pool, conn = await self._borrow()
         try:
             yield conn
         finally:
             conn.deadline = None
             await pool.putconn(conn)
+            if conn.closed:
+                await self._drop(pool)
+
+    async def _borrow(self) -> tuple[AsyncConnectionPool[AsyncConnection], AsyncConnection]:
+        while True:
+            pool = await self._open()
+            try:
+                conn = await pool.getconn()
+            except PoolTimeout:
+                raise await self._no_connection() from None
+            except PoolClosed:
+                if pool is self._closed:
+                    raise self._closed_meanwhile() from None
+                continue  # Another call has found a connection of it broken.
+            if not self._prepare:
+                conn.prepare_threshold = None
+            try:
+                if core.doubtful(conn, conn.used_at):
+                    conn.deadline = core.Deadline(self._connect_s)
+                    await conn.execute("")
+                return pool, conn
+            except psycopg.Error:
+                await pool.putconn(conn)
+                await self._drop(pool)
+
+    async def _drop(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
+        # See Client.
+        if self._pool is pool:
+            self._pool = None
+        await pool.close(timeout=0.1)
 
     async def _open(self) -> AsyncConnectionPool[AsyncConnection]:
         home = (os.getpid(), asyncio.get_running_loop())
         if self._home != home:
             self._pool, self._home, self._opening = None, home, asyncio.Lock()
+        if self._pool is not None:
+            return self._pool
+        # The pool would try in the background until the timeout and then not say why.
+        await (await self._connect()).close()
         async with self._opening:
             if self._pool is None:
-                # The pool would try in the background until the timeout and then not say why.
-                await (await self._connect()).close()
-                pool = AsyncConnectionPool(
-                    connection_class=AsyncConnection, check=self._check, open=False, **self._pool_args
-                )
+                pool = AsyncConnectionPool(connection_class=AsyncConnection, open=False, **self._pool_args)
                 await pool.open()
                 self._pool = pool
             return self._pool
-
-    async def _check(self, conn: AsyncConnection) -> None:
-        if self._doubts(conn):
-            conn.deadline = core.Deadline(self._connect_s)
-            try:
-                await conn.execute("")
-            finally:
-                conn.deadline = None
 
     async def _connect(self, **more: Any) -> AsyncConnection:
         try:

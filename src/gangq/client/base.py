@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import threading
-import time
 from typing import Any
 
 import psycopg
@@ -39,13 +38,13 @@ class BaseClient:
         self._prepare = self.target.prepare
         self._sizes = (min(min_size, max_size), max_size)
         self._max_idle_s = max_idle_s
-        self._silent_at = 0.0
-        """When a connection was last found silent (time.time()). Those that were idle then may be cut too."""
 
         self._lock = threading.Lock()
         self._busy: set[int] = set()
         """The threads that have, or wait for, the only connection there may be."""
         self._pool: Any = None
+        self._closed: Any = None
+        """The pool that `close` closed."""
         self._home: object = os.getpid()
         """Where the pool was made. Its threads or tasks run nowhere else, and its sockets belong to that process."""
 
@@ -76,12 +75,8 @@ class BaseClient:
             "name": "gangq-client",
         }
 
-    def _doubts(self, conn: Any) -> bool:
-        """Whether a connection of the pool has to be tried before it is lent; raises where it must not be."""
-        if conn.used_at < self._silent_at:
-            conn.pgconn.finish()
-            raise psycopg.OperationalError("connections of its age have fallen silent")
-        return core.doubtful(conn, conn.used_at)
+    def _closed_meanwhile(self) -> GangqError:
+        return DatabaseUnreachable(f"the client of {self.target} was closed while this call waited")
 
     def _exhausted(self) -> GangqError:
         return DatabaseUnreachable(
@@ -113,8 +108,6 @@ class Attempts:
             raise client.target.failed(self._lost, query.name) from problem
         if isinstance(problem, GangqError):
             raise problem
-        if isinstance(problem, core.NoAnswer) or core.answer_lost(problem):
-            client._silent_at = time.time()  # What breaks one connection breaks those that are idle.
         over = self._deadline is not None and self._deadline.is_over
         if query.repeatable and core.answer_lost(problem) and not over:
             self._lost = problem

@@ -124,6 +124,7 @@ class Client(Verbs, BaseClient):
         """Close the connections; calls in progress finish. A later call connects again."""
         with self._lock:
             pool, self._pool = self._pool, None
+            self._closed = pool
         if pool is not None:
             pool.close()
 
@@ -172,45 +173,64 @@ class Client(Verbs, BaseClient):
         if self._sizes[1] == 1:
             self._busy.add(me)
         try:
-            pool = self._open()
-            conn = self._wait_for_one(pool)
+            pool, conn = self._borrow()
             try:
                 yield conn
             finally:
                 conn.deadline = None
                 pool.putconn(conn)
+                if conn.closed:
+                    self._drop(pool)
         finally:
             self._busy.discard(me)
 
-    def _wait_for_one(self, pool: ConnectionPool[Connection]) -> Connection:
+    def _borrow(self) -> tuple[ConnectionPool[Connection], Connection]:
         from psycopg_pool import PoolClosed, PoolTimeout
 
-        try:
-            conn = pool.getconn()
-        except (PoolTimeout, PoolClosed):
-            raise self._no_connection() from None
-        if not self._prepare:
-            conn.prepare_threshold = None
-        return conn
+        while True:
+            pool = self._open()
+            try:
+                conn = pool.getconn()
+            except PoolTimeout:
+                raise self._no_connection() from None
+            except PoolClosed:
+                if pool is self._closed:
+                    raise self._closed_meanwhile() from None
+                continue  # Another call has found a connection of it broken.
+            if not self._prepare:
+                conn.prepare_threshold = None
+            try:
+                if core.doubtful(conn, conn.used_at):
+                    with conn.within(self._connect_s):
+                        conn.execute("")
+                return pool, conn
+            except psycopg.Error:
+                pool.putconn(conn)
+                self._drop(pool)
+
+    def _drop(self, pool: ConnectionPool[Connection]) -> None:
+        """What broke one connection broke those that are idle. The next call says at once whether there is a server,
+        for which it would wait in this pool.
+        """
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+        pool.close(timeout=0.1)
 
     def _open(self) -> ConnectionPool[Connection]:
+        from psycopg_pool import ConnectionPool
+
         with self._lock:
             if self._home != os.getpid():
                 self._pool, self._home = None, os.getpid()
+            if self._pool is not None:
+                return self._pool
+        # The pool would try in the background until the timeout and then not say why.
+        self._connect().close()
+        with self._lock:
             if self._pool is None:
-                from psycopg_pool import ConnectionPool
-
-                # The pool would try in the background until the timeout and then not say why.
-                self._connect().close()
-                self._pool = ConnectionPool(
-                    connection_class=Connection, check=self._check, open=True, **self._pool_args
-                )
+                self._pool = ConnectionPool(connection_class=Connection, open=True, **self._pool_args)
             return self._pool
-
-    def _check(self, conn: Connection) -> None:
-        if self._doubts(conn):
-            with conn.within(self._connect_s):
-                conn.execute("")
 
     def _connect(self, **more: Any) -> Connection:
         try:

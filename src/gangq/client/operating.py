@@ -1,0 +1,239 @@
+# mypy: disable-error-code="empty-body"
+"""What an operator says, what decides, and why something waits.
+
+Declarations of verbs; see `gangq.client.verb`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Unpack
+
+from psycopg.rows import dict_row, tuple_row
+
+from gangq.client import rows
+from gangq.client.encoding import dumps, dumps_each
+from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.verb import (
+    BigInt,
+    BigInts,
+    Object,
+    Objects,
+    Query,
+    Steps,
+    Texts,
+    Time,
+    Verb,
+    always,
+    aware,
+    function_call,
+    in_steps,
+    verb,
+    verb_with,
+)
+from gangq.errors import InvalidInput
+
+_OF_FUNCTION = """
+  select proargnames[1:pronargs], array(select format_type(type, null) from unnest(proargtypes) as type),
+    proretset or prorettype = 'record'::regtype
+  from pg_proc where pronamespace = 'gangq'::regnamespace and prokind = 'f' and proname = %(name)s"""
+"""The names and types of its arguments, and whether it returns rows."""
+
+
+def _then_decide(
+    _verb: Verb[..., Any], first: Query[rows.TickReport], _given: Mapping[str, Any]
+) -> Steps[rows.TickReport]:
+    report = yield from replace(first, steps=None)
+    if not report.decide:
+        return report
+    from gangq.client.passes import run_passes
+
+    more = yield from run_passes()
+    return report._replace(again=report.again or more)
+
+
+class Operating:
+    """What an operator says, what decides, and why something waits."""
+
+    @verb
+    def set_queue(self, *, name: str, **settings: Unpack[QueueSettings]) -> None:
+        """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
+
+        A setting that is None is taken away where there may be none: `set_queue(name="gpu", budget_s=None)`. For
+        gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+        """
+
+    @verb
+    def configure(self, **settings: Unpack[InstallationSettings]) -> None:
+        """Change what holds for the whole installation. For gangq_admin.
+
+        Raises `InvalidInput`, `NotAllowed`, `WrongState`.
+        """
+
+    @verb
+    def set_task(self, *, task: str, forget: bool = False, **settings: Unpack[TaskSettings]) -> None:
+        """Set what the watchdogs allow the jobs of one task. A setting that is None is taken away.
+
+        `forget`: first drop what was set before and what was learned of its beats. For gangq_admin. Raises
+        `InvalidInput`, `NotAllowed`.
+        """
+
+    @verb
+    def quarantine(
+        self, *, device_uuid: str | None = None, worker: str | None = None, reason: str = "operator"
+    ) -> None:
+        """Keep a device, or a worker, from taking work. Raises `NotFound`, `WrongState` (device in use)."""
+
+    @verb
+    def set_taints(self, *, worker: str, taints: Texts) -> None:
+        """Set what an operator taints a worker with, beside its own taints; [] takes them off.
+
+        By name, also after a restart. A taint ("key" or "key=value") keeps off every job that does not tolerate it;
+        what runs goes on. For gangq_admin. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
+        """
+
+    @verb
+    def unquarantine(self, *, device_uuid: str | None = None, worker: str | None = None) -> None:
+        """Lift the quarantine of a device or worker. Raises `InvalidInput`, `NotFound`."""
+
+    @verb
+    def cordon(
+        self,
+        *,
+        host: str | None = None,
+        worker: str | None = None,
+        drain: bool = False,
+        deadline: Time | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Give a host, or a worker by name, nothing new until `uncordon`; members reserved there are still claimed.
+
+        `drain`: move away what runs there, and at the `deadline` (None: never) tell the rest to stop. Repeats are
+        harmless; what one leaves out stays as it was. For gangq_admin. Raises `InvalidInput`, `NotFound`.
+        """
+
+    @verb
+    def uncordon(self, *, host: str | None = None, worker: str | None = None) -> None:
+        """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
+
+    @in_steps
+    def board(self) -> Steps[str]:
+        """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
+        found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=tuple_row)
+        return str(found[0][0])
+
+    @verb
+    def apply(
+        self,
+        *,
+        pass_: BigInt,
+        decisions: Objects,
+        part: int | None = None,
+        last: bool | None = None,
+        seen: Object | None = None,
+        closes: BigInts = (),
+    ) -> rows.ApplyReport:
+        """Carry out what was decided on the board of this pass, each decision verified by itself, at most 50 that
+        place or stop something. `part`: 1 begins the pass, the others continue it; `last` ends it. `closes`: open
+        places that nothing of it uses. Raises `InvalidInput`, `WrongIsolation`.
+        """
+
+    @verb_with(before=always(decides=True), then=_then_decide)
+    def tick(
+        self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
+    ) -> rows.TickReport:
+        """Run all maintenance once, if nobody else does; then decide what starts where, if that is this caller's
+        turn. Raises `WrongIsolation`.
+
+        `turn`: the `next_turn` of the call before, which found a tick running. `decides`: false for maintenance
+        alone.
+        """
+
+    @verb
+    def explain_gang(self, *, gang_id: BigInt) -> list[rows.Reason]:
+        """Why a gang does or does not run: what the last pass found, and how old that is. Raises `NotFound`."""
+
+    @verb
+    def explain_job(self, *, job_id: BigInt) -> list[rows.Reason]:
+        """Why a job does or does not run: what the last pass found, or what a claim needs. Raises `NotFound`."""
+
+    @in_steps
+    def explain_now(
+        self, *, gang_id: int | None = None, job_id: int | None = None
+    ) -> Steps[list[rows.Reason]]:
+        """The same as `explain_gang` or `explain_job`, with a decision made now, without effects, in place of the
+        last pass's. Raises `NotFound`.
+        """
+        from gangq.client.plans import explain_now_steps
+
+        if gang_id is not None:
+            return (yield from explain_now_steps(Operating.explain_gang(gang_id=gang_id)))
+        if job_id is not None:
+            return (yield from explain_now_steps(Operating.explain_job(job_id=job_id)))
+        raise InvalidInput("explain_now: gang_id or job_id says which")
+
+    @in_steps
+    def plan(self, *, changes: Sequence[Mapping[str, object]] | None = None) -> Steps[list[rows.PlanRow]]:
+        """What the next pass would do after these changes, and without them: the same decision on another board,
+        without effects. A change is an object: `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`,
+        `slots`, `memory_mb`, `cpus`, `labels`, `queues`, `tasks`, `taints`, `host`), `{"remove_host": h}`,
+        `{"priority": {"gang": 7, "value": 50}}`, `{"cancel": {"gang": 7}}` or `{"job": 12}`, `{"quota": {"queue": q,
+        "maximum": {"gpus": 8}}}` (or `guaranteed`, `max_running_gangs`, `max_running_jobs`, `paused`), `{"submit":
+        {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
+        """
+        from gangq.client.plans import plan_steps
+
+        return (yield from plan_steps(list(changes or ())))
+
+    @in_steps
+    def replay(
+        self, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Steps[list[rows.ReplayRow]]:
+        """Decide on the recorded boards of a stretch of time once more, here, and compare. For gangq_admin."""
+        from gangq.client.passes import ReplayedPass, again
+
+        text = (
+            "select min(at) as at, min(digest) as digest, jsonb_agg(decisions order by at) as parts, "
+            "(array_agg(board) filter (where board is not null))[1] as board from gangq.passes "
+            "where at >= coalesce(%(since)s::timestamptz, '-infinity') "
+            "and at <= coalesce(%(until)s::timestamptz, 'infinity') "
+            "group by pass order by min(at)"
+        )
+        given = {"since": since and aware(since, "since"), "until": until and aware(until, "until")}
+        found = yield Query("gangq.passes", text, given, list)
+        return [again(ReplayedPass(**row)) for row in found]
+
+    @verb
+    def schema_version(
+        self,
+    ) -> str:
+        """Name of the newest applied migration."""
+
+    @in_steps
+    def call(self, name: str, /, **arguments: object) -> Steps[Any]:
+        """Call the SQL function `gangq.<name>` with arguments by its names for them, as psql does: for those that
+        have no method here. Returns its value, or for one that returns rows a list of dicts.
+
+        What goes into jsonb is any value that JSON can hold. Raises `InvalidInput` where there is no such function or
+        argument, `NotSerializable`, and what the function raises.
+        """
+        found = yield Query("gangq.call", _OF_FUNCTION, {"name": name}, list, factory=tuple_row)
+        if not found:
+            raise InvalidInput(f"there is no SQL function gangq.{name}: in psql, \\df gangq.* lists them")
+        types, rows_too = dict(zip(found[0][0] or (), found[0][1], strict=True)), found[0][2]
+        unknown = sorted(arguments.keys() - types.keys())
+        if unknown:
+            raise InvalidInput(
+                f"gangq.{name} has no argument {unknown[0]!r}; its arguments are {', '.join(types)}"
+            )
+        encoders: dict[str, Callable[[Any, str], object]] = {"jsonb": dumps, "jsonb[]": dumps_each}
+        given = {
+            key: encoders[types[key]](value, key) if types[key] in encoders and value is not None else value
+            for key, value in arguments.items()
+        }
+        text = function_call(name, "*" if rows_too else name, {key: types[key] for key in given})
+        factory = dict_row if rows_too else tuple_row
+        answer = yield Query(f"gangq.{name}", text, given, list, factory=factory)
+        return answer if rows_too else answer[0][0]

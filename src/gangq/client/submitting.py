@@ -1,0 +1,247 @@
+# mypy: disable-error-code="empty-body"
+"""Work enters and is called off: what a submitter says.
+
+Declarations of verbs; see `gangq.client.verb`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+from uuid import UUID
+
+from psycopg.rows import tuple_row
+
+from gangq.client import rows
+from gangq.client.encoding import dumps
+from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.verb import (
+    After,
+    BigInts,
+    Json,
+    Payloads,
+    Query,
+    Steps,
+    Time,
+    Verb,
+    function_call,
+    in_steps,
+    verb_with,
+)
+from gangq.errors import Busy, InvalidInput
+
+_BATCH = 500
+_PATIENCE_S = 2.0
+
+
+def new_request_id() -> str:
+    """A UUID of version 7: it begins with the time, so that those of one time are neighbours in the index.
+
+    Not from `random`: a forked process would draw its parent's numbers again, and its submissions would be taken for
+    repetitions.
+    """
+    drawn = os.urandom(9).hex()
+    return f"{time.time_ns() // 1_000_000:012x}7{drawn[:3]}8{drawn[3:]}"
+
+
+def _before_submit(given: dict[str, Any], options: dict[str, Any], connection: object) -> None:
+    # Our own connection commits at once: notify only if somebody sleeps now. In a caller's transaction that look
+    # would be stale by the time it commits, and the transaction itself says what came of it.
+    if connection is None:
+        options["wake"] = "sleepers"
+        given["request_id"] = given.get("request_id") or new_request_id()
+
+
+def _before_submit_gang(given: dict[str, Any], options: dict[str, Any], connection: object) -> None:
+    roles = options.get("roles")
+    if given.get("payload") is not None and options.get("payloads") is not None:
+        raise InvalidInput(
+            "both payload and payloads are given: payload for all ranks alike, or payloads for each"
+        )
+    if (given.get("size") is None) == (roles is None):
+        raise InvalidInput(
+            "a gang has either a size or roles: size=4 for members alike, or roles=[Role(...), ...]"
+        )
+    if roles is not None and options.get("min_size") is not None:
+        raise InvalidInput(
+            "both roles and min_size are given: give the roles that may have fewer members their own min"
+        )
+    if connection is None:
+        options["request_id"] = options.get("request_id") or new_request_id()
+
+
+def _in_batches(
+    verb: Verb[..., Any], first: Query[Any], given: Mapping[str, Any]
+) -> Steps[list[rows.StateChange]]:
+    """The whole list first, so that what is wrong with it is said before anything changes; then what was left."""
+    done: list[rows.StateChange] = []
+    asked, waiting = first, list[rows.StateChange]()
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        found: list[rows.StateChange] = yield replace(asked, steps=None)
+        changed = [one for one in found if one.state != "left"]
+        done += changed
+        waiting += [one for one in found if one.state == "left"]
+        if not waiting:
+            return done
+        if changed:
+            give_up = time.monotonic() + _PATIENCE_S
+        elif time.monotonic() > give_up:
+            total = len(set(given.get("job_ids", ()))) + len(set(given.get("gang_ids", ())))
+            raise Busy(
+                f"{first.name}: {len(waiting)} of {total} are held by other transactions; the others are done: "
+                "call it again with those"
+            )
+        else:
+            yield 0.05
+        batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
+        jobs = [one.job_id for one in batch if one.job_id is not None]
+        gangs = [one.gang_id for one in batch if one.job_id is None and one.gang_id is not None]
+        asked = verb.build(**{**given, "job_ids": jobs, "gang_ids": gangs})
+
+
+def _of_a_child(verb: Verb[..., Any], arguments: Mapping[str, object]) -> dict[str, object]:
+    """What a job sent, as arguments of the SQL function: it may send anything."""
+    known = verb.parameters.keys() - {"connection"}
+    unknown = sorted(arguments.keys() - known)
+    if unknown:
+        raise InvalidInput(f"{verb.name} has no argument {unknown[0]!r}")
+    options = arguments.get("options")
+    try:
+        options = json.loads(options) if isinstance(options, str) else options
+    except ValueError as problem:
+        raise InvalidInput(f"the options of {verb.name} are not JSON: {problem}") from problem
+    if not isinstance(options, dict | None):
+        raise InvalidInput(f"the options of {verb.name} are no JSON object")
+    options = options or {}
+    said = arguments if "request_id" in known else options
+    asked = {"request_id": said.get("request_id") or new_request_id()}
+    sent = {name: value for name, value in arguments.items() if value is not None}
+    if said is arguments:
+        return {**sent, **asked, "options": dumps(options, "options")}
+    return {**sent, "options": dumps({**options, **asked}, "options")}
+
+
+def _submit_child(
+    verb: Verb[..., Any], arguments: Mapping[str, object], job_id: int, token: int
+) -> Query[Any]:
+    given = {**_of_a_child(verb, arguments), "job_id": job_id, "token": token}
+    types = {name: verb.types[name].type if name in verb.types else "bigint" for name in given}
+    name = verb.name.replace("submit", "submit_child")
+    if name == "submit_child":
+        text = function_call(name, name, types)
+        return Query(
+            f"gangq.{name}", text, given, lambda found: [row[0] for row in found], None, tuple_row, True
+        )
+    text = function_call(name, rows.columns(rows.GangSubmitted), types)
+    return Query(
+        f"gangq.{name}", text, given, lambda found: rows.GangSubmitted(*found[0]), None, tuple_row, True
+    )
+
+
+class Submitting:
+    """Work enters and is called off: what a submitter says."""
+
+    @verb_with(before=_before_submit, repeatable=True)
+    def submit(
+        self,
+        *,
+        task: str,
+        queue: str | None = None,
+        payloads: Payloads = ({},),
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: Time | None = None,
+        after: After | None = None,
+        request_id: UUID | str | None = None,
+        connection: object | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[int]:
+        """Submit one job per payload; return their ids, in order. With `connection`, in its transaction.
+
+        `options`: see `gangq.client.options.SubmitOptions`. What is None is as the workers declare the task, then as
+        usual: queue default, priority 0, no needs.
+
+        `request_id`: a UUID, new for each submission; within an hour the same one returns the same ids and submits
+        nothing. Without `connection` a call has one by itself, and is sent again, once and before its time is up,
+        where its connection breaks before the answer. Pass your own to repeat a call yourself after
+        `DatabaseUnreachable`. Raises `InvalidInput`, `NotFound`, `TooLarge`, `WrongState` (the queue is draining),
+        `Busy` (a call with this `request_id` is under way), `WrongIsolation` (a `request_id` in a transaction that is
+        not READ COMMITTED).
+        """
+
+    @verb_with(before=_before_submit_gang, repeatable=True)
+    def submit_gang(
+        self,
+        *,
+        task: str | None = None,
+        size: int | None = None,
+        queue: str | None = None,
+        payload: Json | None = None,
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: Time | None = None,
+        after: After | None = None,
+        connection: object | None = None,
+        **options: Unpack[SubmitGangOptions],
+    ) -> rows.GangSubmitted:
+        """Submit a gang: members that start together or not at all; resources are per member.
+
+        - `size` members alike, or the option `roles`: ranks in their order, where what a role does not say is as
+          given here. `payload` goes to every member, or the option `payloads` one to each rank.
+        - `options`: see `gangq.client.options.SubmitGangOptions`.
+        - What is None is as the workers declare the task, then as usual; roles have each one's task's.
+
+        With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or
+        all hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
+        """
+
+    @in_steps
+    def submit_child(self, *, job_id: int, token: int, arguments: Mapping[str, object]) -> Steps[list[int]]:
+        """Submit jobs for a job that this worker runs, on behalf of its submitter; return their ids.
+
+        `arguments`: those of the SQL function submit. Raises `StaleToken`, and what `submit` raises.
+        """
+        ids: list[int] = yield from _submit_child(Submitting.submit, arguments, job_id, token)
+        return ids
+
+    @in_steps
+    def submit_child_gang(
+        self, *, job_id: int, token: int, arguments: Mapping[str, object]
+    ) -> Steps[rows.GangSubmitted]:
+        """Submit a gang for a job that this worker runs; see `submit_child`, and the SQL function submit_gang."""
+        gang: rows.GangSubmitted = yield from _submit_child(Submitting.submit_gang, arguments, job_id, token)
+        return gang
+
+    @verb_with(then=_in_batches)
+    def cancel(
+        self,
+        *,
+        job_ids: BigInts = (),
+        gang_ids: BigInts = (),
+        reason: str | None = None,
+        connection: object | None = None,
+    ) -> list[rows.StateChange]:
+        """Cancel jobs and gangs; running ones are told to stop first. Raises `NotFound`, and `Busy` for what another
+        transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own unless `connection` is
+        given.
+        """
+
+    @verb_with(then=_in_batches)
+    def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
+        """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
+        `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
+        transaction of its own.
+        """
+
+    @verb_with(then=_in_batches)
+    def set_priority(
+        self, *, priority: int, job_ids: BigInts = (), gang_ids: BigInts = ()
+    ) -> list[rows.StateChange]:
+        """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`, and `Busy`
+        for what another transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own.
+        """

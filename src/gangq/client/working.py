@@ -1,0 +1,273 @@
+# mypy: disable-error-code="empty-body"
+"""What a worker, its watchdogs and its host say.
+
+Declarations of verbs; see `gangq.client.verb`.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+from uuid import UUID
+
+from gangq.client import rows
+from gangq.client.options import RegisterOptions
+from gangq.client.verb import (
+    BigInt,
+    BigInts,
+    Chunks,
+    Integers,
+    Numeric,
+    Object,
+    Objects,
+    Real,
+    Results,
+    Texts,
+    always,
+    verb,
+    verb_with,
+)
+
+
+class Working:
+    """What a worker, its watchdogs and its host say."""
+
+    @verb
+    def register_worker(
+        self,
+        *,
+        name: str,
+        host: str,
+        queues: Texts,
+        slots: int | None = None,
+        memory_mb: BigInt = 0,
+        cpus: Numeric = 0,
+        devices: Objects = (),
+        **options: Unpack[RegisterOptions],
+    ) -> rows.Registration:
+        """Register a start of a worker; every later word of it carries the incarnation this returns.
+
+        `slots` [one for each device, at least 1]: how many placed jobs run at once. `options`: see
+        `gangq.client.options.RegisterOptions`.
+        Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
+        """
+
+    @verb
+    def heartbeat(
+        self,
+        *,
+        incarnation: BigInt,
+        job_ids: BigInts = (),
+        tokens: BigInts = (),
+        beats: Results | None = None,
+        readings: Objects | None = None,
+        durable: bool | None = None,
+    ) -> list[rows.Instruction]:
+        """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim.
+
+        `beats` is aligned with `job_ids`; None: no news. `readings`: one mapping per device that this worker offers,
+        with its "uuid"; the latest of each is kept. `durable` False: the commit does not wait for the disk, nor does
+        anything else in that transaction. Raises `IncarnationEnded`.
+        """
+
+    @verb
+    def claim(
+        self,
+        *,
+        incarnation: BigInt,
+        request_id: UUID | str | None = None,
+        max_jobs: int = 1,
+        ports: Integers = (),
+        sleep: bool = False,
+        model: str | None = None,
+        lane: str | None = None,
+    ) -> list[rows.Claim]:
+        """Take up to `max_jobs`, within the slots of each lane: members reserved here, what has an open place here,
+        then light jobs.
+
+        `lane`: only that one, "placed" (members and places) or "light". `model`: what this worker has loaded.
+
+        The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
+        bound. `sleep`: when there is no light job, put it on the list of those to wake. Raises `IncarnationEnded`.
+        """
+
+    @verb
+    def barrier(self, *, job_id: BigInt, token: BigInt, port: int | None = None) -> list[rows.BarrierMember]:
+        """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain.
+
+        `port`: where others find this member, which has become rank 0 while it ran. Raises `WrongState` when that
+        port serves another gang of this host.
+        """
+
+    @verb
+    def complete(
+        self,
+        *,
+        job_ids: BigInts,
+        tokens: BigInts,
+        results: Results | None = None,
+        strict: bool = True,
+        connection: object | None = None,
+    ) -> list[rows.Outcome]:
+        """Finish jobs as done. With `connection`, in its transaction. `results` is aligned with `job_ids`.
+
+        `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it, and says
+        `busy` of one that somebody's open transaction holds, in place of waiting for it.
+        """
+
+    @verb
+    def complete_and_claim(
+        self,
+        *,
+        incarnation: BigInt,
+        job_ids: BigInts,
+        tokens: BigInts,
+        results: Results | None = None,
+        strict: bool = True,
+        request_id: UUID | str | None = None,
+        max_jobs: int = 1,
+        ports: Integers = (),
+        sleep: bool = False,
+        model: str | None = None,
+        quiet: bool = False,
+        lane: str | None = None,
+    ) -> rows.CompletedAndClaimed:
+        """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
+
+        The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
+        nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing:
+        say the two apart. A placed job that is done here fills its place again, if that is still open. `quiet`:
+        `outcomes` leaves out the jobs that are done by this call.
+        """
+
+    @verb
+    def fail(
+        self,
+        *,
+        job_id: BigInt,
+        token: BigInt,
+        error: Object | None = None,
+        retryable: bool = True,
+        cause: str = "error",
+        connection: object | None = None,
+    ) -> str:
+        """Report a failed attempt; return the new state. `cause` is "error" or "port_taken" (uncharged).
+
+        `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
+        """
+
+    @verb
+    def release(self, *, job_ids: BigInts, tokens: BigInts, reason: str | None = None) -> list[rows.Outcome]:
+        """Hand jobs back uncharged; outcomes are released, repeated or stale."""
+
+    @verb
+    def ack_preempted(self, *, job_id: BigInt, token: BigInt) -> str:
+        """Confirm that the work is gone, after preempt or cancel; return the new state. Raises `StaleToken`."""
+
+    @verb
+    def save_checkpoint(
+        self, *, job_id: BigInt, token: BigInt, step: BigInt, data: bytes, epoch: int | None = None
+    ) -> None:
+        """Store the state at `step`. Raises `TooLarge`, `StaleToken`.
+
+        `epoch`: the one a member knows of; where every member saves its part, one of an older epoch is not kept.
+        """
+
+    @verb
+    def load_checkpoint(self, *, job_id: BigInt, token: BigInt) -> rows.SavedCheckpoint | None:
+        """Return the checkpoint this attempt resumes from, or None. Raises `StaleToken`."""
+
+    @verb
+    def append_log(self, *, job_ids: BigInts, tokens: BigInts, seqs: Integers, chunks: Chunks) -> None:
+        """Store output, aligned lists; stale pairs are dropped. NUL characters are replaced: text cannot hold
+        them.
+        """
+
+    @verb
+    def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
+        """Stop as asked: `final` False takes nothing new, True is gone and what it held is free, uncharged."""
+
+    @verb_with(before=always(device_class=""))
+    def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
+        """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
+
+    @verb_with(before=always(device_class=""))
+    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Real, beats: BigInt) -> None:
+        """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
+        how many beats were seen. Raises `InvalidInput`.
+        """
+
+    @verb
+    def trip(
+        self,
+        *,
+        incarnation: BigInt,
+        job_id: BigInt,
+        token: BigInt,
+        code: int,
+        error: Object,
+        evidence: Object | None = None,
+        devices: Texts = (),
+        exit_in_s: Real | None = None,
+        class_: str | None = None,
+    ) -> str:
+        """Stop a job as a watchdog; return what came of it.
+
+        `code` is the exit code, `error` as for `fail`, `evidence` what was seen (for those who may read
+        payloads), `devices` the UUIDs to blame of those the job holds. `exit_in_s`: the whole worker process is
+        gone within so many seconds whatever happens, so its incarnation ends now; None: the work is proven dead
+        and the worker lives on. `class_`: as `notify_only` knows it; None: that of the code.
+
+        Returns pending, scheduled, failed, preempted (its gang drains) or cancelled; notify or held: nothing was
+        stopped, go on; repeated. Raises `StaleToken`, `InvalidInput`.
+        """
+
+    @verb
+    def suspect(
+        self,
+        *,
+        incarnation: BigInt,
+        job_id: BigInt,
+        token: BigInt,
+        class_: str,
+        evidence: Object | None = None,
+        notify: bool | None = None,
+        convicted: bool | None = None,
+    ) -> str:
+        """Put a doubt about a job on record, with its evidence; nothing is stopped.
+
+        `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
+        its class not one that only reports. `convicted`: the caller stops it now unless the answer is held.
+        Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
+        be carried out. Raises `StaleToken`.
+        """
+
+    @verb
+    def predecessor(self, *, worker: str) -> list[rows.Predecessor]:
+        """The latest incarnation of this name, ended or not; a list of one, or empty."""
+
+    @verb
+    def report_dead(self, *, worker: str, incarnation: BigInt, evidence: Object) -> int:
+        """Say that every process this incarnation started is gone; return how many jobs that freed."""
+
+    @verb
+    def unproven(self, *, worker: str) -> list[rows.Unproven]:
+        """Incarnations of this worker that ended by a trip and are not yet proven gone: `report_dead` them."""
+
+    @verb
+    def report_stuck(self, *, worker: str, incarnation: BigInt, evidence: Object) -> int:
+        """Say that a process of this incarnation survived SIGKILL; return how many devices that withholds.
+
+        The worker is quarantined by name. Raises `InvalidInput` without evidence, `NotFound`.
+        """
+
+    @verb
+    def bounce(self, *, incarnation: BigInt, host: str, report_only: bool = False) -> str:
+        """Ask whether this host may restart its flagged worker: "go", or why not.
+
+        heard, replaced, too_often, fleet (too many are flagged at once), taken, unknown. `report_only`: leave no
+        trace. After "go", say how it went with `bounced`.
+        """
+
+    @verb
+    def bounced(self, *, incarnation: BigInt, ok: bool, detail: Object | None = None) -> None:
+        """Say how a restart went; `ok`: a new incarnation of that worker is heard. Raises `NotFound`."""
