@@ -1,4 +1,4 @@
-"""Submitting from inside a job: the client of an App that was given no database there.
+"""SubmitterVerbs from inside a job: the client of an App that was given no database there.
 
 A job's process learns no DSN. It submits through its worker, which does so in the job's name.
 """

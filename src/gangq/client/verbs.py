@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 
-from gangq.client.looking import Looking
-from gangq.client.operating import Operating
-from gangq.client.submitting import Submitting
+from gangq.client.operator_verbs import OperatorVerbs
+from gangq.client.submitter_verbs import SubmitterVerbs
 from gangq.client.verb import Verb
-from gangq.client.working import Working
+from gangq.client.views import Views
+from gangq.client.worker_verbs import WorkerVerbs
 
 
-class Verbs(Submitting, Working, Operating, Looking):
+class Verbs(SubmitterVerbs, WorkerVerbs, OperatorVerbs, Views):
     """The methods of both clients."""
 
     def __init_subclass__(cls) -> None:

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="empty-body"
-"""Work enters and is called off: what a submitter says.
+"""Verbs of submitters: work enters, and is called off.
 
-Declarations of verbs; see `gangq.client.verb`.
+What a declaration means is in `gangq.client.verb`.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _submit_child(
     )
 
 
-class Submitting:
-    """Work enters and is called off: what a submitter says."""
+class SubmitterVerbs:
+    """Verbs of submitters: work enters, and is called off."""
 
     @verb_with(before=_before_submit, repeatable=True)
     def submit(
@@ -206,7 +206,7 @@ class Submitting:
 
         `arguments`: those of the SQL function submit. Raises `StaleToken`, and what `submit` raises.
         """
-        ids: list[int] = yield from _submit_child(Submitting.submit, arguments, job_id, token)
+        ids: list[int] = yield from _submit_child(SubmitterVerbs.submit, arguments, job_id, token)
         return ids
 
     @in_steps
@@ -214,7 +214,9 @@ class Submitting:
         self, *, job_id: int, token: int, arguments: Mapping[str, object]
     ) -> Steps[rows.GangSubmitted]:
         """Submit a gang for a job that this worker runs; see `submit_child`, and the SQL function submit_gang."""
-        gang: rows.GangSubmitted = yield from _submit_child(Submitting.submit_gang, arguments, job_id, token)
+        gang: rows.GangSubmitted = yield from _submit_child(
+            SubmitterVerbs.submit_gang, arguments, job_id, token
+        )
         return gang
 
     @verb_with(then=_in_batches)

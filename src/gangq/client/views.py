@@ -1,7 +1,7 @@
 # mypy: disable-error-code="empty-body"
-"""What there is: the views, and single rows of them.
+"""Verbs that read the views.
 
-Declarations of verbs; see `gangq.client.verb`.
+What a declaration means is in `gangq.client.verb`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _only(found: list[T], what: str, id: int) -> T:
     return found[0]
 
 
-class Looking:
-    """What there is: the views, and single rows of them."""
+class Views:
+    """Verbs that read the views."""
 
     @view("id desc")
     def jobs(
@@ -68,12 +68,12 @@ class Looking:
     @in_steps
     def job(self, *, id: int) -> Steps[rows.JobRow]:
         """The job with this id. Raises `NotFound`."""
-        return _only((yield from Looking.jobs(ids=[id])), "job", id)
+        return _only((yield from Views.jobs(ids=[id])), "job", id)
 
     @in_steps
     def gang(self, *, id: int) -> Steps[rows.GangRow]:
         """The gang with this id. Raises `NotFound`."""
-        return _only((yield from Looking.gangs(ids=[id])), "gang", id)
+        return _only((yield from Views.gangs(ids=[id])), "gang", id)
 
     @view(view="jobs")
     def job_states(self, *, ids: BigInts) -> dict[int, str]:

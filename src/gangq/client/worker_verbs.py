@@ -1,7 +1,7 @@
 # mypy: disable-error-code="empty-body"
-"""What a worker, its watchdogs and its host say.
+"""Verbs of workers, their watchdogs and their hosts.
 
-Declarations of verbs; see `gangq.client.verb`.
+What a declaration means is in `gangq.client.verb`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gangq.client.verb import (
 )
 
 
-class Working:
-    """What a worker, its watchdogs and its host say."""
+class WorkerVerbs:
+    """Verbs of workers, their watchdogs and their hosts."""
 
     @verb
     def register_worker(

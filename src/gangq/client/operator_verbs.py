@@ -1,7 +1,7 @@
 # mypy: disable-error-code="empty-body"
-"""What an operator says, what decides, and why something waits.
+"""Verbs of operators, of the decision, and of explanations.
 
-Declarations of verbs; see `gangq.client.verb`.
+What a declaration means is in `gangq.client.verb`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _then_decide(
     return report._replace(again=report.again or more)
 
 
-class Operating:
-    """What an operator says, what decides, and why something waits."""
+class OperatorVerbs:
+    """Verbs of operators, of the decision, and of explanations."""
 
     @verb
     def set_queue(self, *, name: str, **settings: Unpack[QueueSettings]) -> None:
@@ -169,9 +169,9 @@ class Operating:
         from gangq.client.plans import explain_now_steps
 
         if gang_id is not None:
-            return (yield from explain_now_steps(Operating.explain_gang(gang_id=gang_id)))
+            return (yield from explain_now_steps(OperatorVerbs.explain_gang(gang_id=gang_id)))
         if job_id is not None:
-            return (yield from explain_now_steps(Operating.explain_job(job_id=job_id)))
+            return (yield from explain_now_steps(OperatorVerbs.explain_job(job_id=job_id)))
         raise InvalidInput("explain_now: gang_id or job_id says which")
 
     @in_steps
