@@ -257,13 +257,14 @@ class Verb(Generic[P, R]):
             self._before(given, options, connection)
         if more is not None:
             given[more] = options
-        types, params = self.types, {}
-        for name, value in given.items():
+        params = {}
+        # In the declared order, however they were given: the same arguments are one prepared statement.
+        for name, sql in self.types.items():
+            value = given.get(name)
+            if value is not None and sql.encode is not None:
+                value = sql.encode(value, name)
             if value is not None:
-                encode = types[name].encode
-                value = value if encode is None else encode(value, name)
-                if value is not None:
-                    params[name] = value
+                params[name] = value
         _, read, factory = self._answer
         return Query(
             f"gangq.{self.name}", self._text(params), params, read, connection, factory, self._repeatable
