@@ -1,44 +1,51 @@
 -- The small helpers every verb uses: the clock, the caller, errors, keys, tokens, events, wake-ups.
 -- Takes no locks.
 --
--- The verbs that run often set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans their
--- statements anew at every call, because arrays of unknown length make a custom plan look cheaper; at one job a call
--- that planning is more than half of the whole cost. tests/sql/test_plans.py holds the generic plans to account.
--- Those that find jobs by id or key also set enable_seqscan = off: a session that made its plans while the queue was
--- nearly empty would keep them, and scan the whole table, long after it has grown.
--- Whatever runs with its owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a scan,
--- takes a few rows for very many, and a server that can compile queries did so at every call: over a second for a pass of placement.
+-- The verbs that run often set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans
+-- their statements anew at every call, because arrays of unknown length make a custom plan look
+-- cheaper; at one job a call that planning is more than half of the whole cost.
+-- tests/sql/test_plans.py holds the generic plans to account. Those that find jobs by id or key
+-- also set enable_seqscan = off: a session that made its plans while the queue was nearly empty
+-- would keep them, and scan the whole table, long after it has grown. Whatever runs with its
+-- owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a
+-- scan, takes a few rows for very many, and a server that can compile queries did so at every call:
+-- over a second for a pass of placement.
 
 --
--- Whose names count. A function with its owner's rights, and every PL/pgSQL function, runs with search_path = pg_catalog, pg_temp,
--- whatever the caller's is: an empty path would look for types in pg_temp first. A plain SQL function in quotes is inlined, and its
--- names are then looked up where it is used: so none of those is granted to a role, they are reached from the former only. The
--- few that views need for each row have a body without quotes (return ...): its names were looked up when it was created.
+-- Whose names count. A function with its owner's rights, and every PL/pgSQL function, runs with
+-- search_path = pg_catalog, pg_temp, whatever the caller's is: an empty path would look for types
+-- in pg_temp first. A plain SQL function in quotes is inlined, and its names are then looked up
+-- where it is used: so none of those is granted to a role, they are reached from the former only.
+-- The few that views need for each row have a body without quotes (return ...): its names were
+-- looked up when it was created.
 
 create function gangq.now() returns timestamptz language sql volatile
 return pg_catalog.clock_timestamp();
 comment on function gangq.now is
-  'The database''s clock, read once per verb. Tests replace this function as the schema''s owner; no setting moves it.';
+  'The database''s clock, read once per verb. Tests replace this function as the schema''s owner; '
+  'no setting moves it.';
 
--- `set role` to one of gangq's own roles gives rights and no name: limits and shares per submitter cannot be evaded by it.
+-- `set role` to one of gangq's own roles gives rights and no name: limits and shares per submitter
+-- cannot be evaded by it.
 create function gangq.caller() returns text language sql stable
 return case when current_setting('role') = any
      ('{none,gangq_viewer,gangq_submitter,gangq_worker,gangq_decider,gangq_host,gangq_admin}'::text[])
      then session_user::text else current_setting('role') end;
 comment on function gangq.caller is
-  'The role on whose behalf a verb runs, also inside security definer functions: the one set by `set role`, and the login '
-  'itself where none or one of gangq''s own is set.';
+  'The role on whose behalf a verb runs, also inside security definer functions: the one set by '
+  '`set role`, and the login itself where none or one of gangq''s own is set.';
 
 create function gangq.actor() returns text language sql stable
 return case when gangq.caller() = session_user then session_user::text else session_user::text || ' as ' || gangq.caller() end;
-comment on function gangq.actor is 'Internal. What events say of who caused them: the login, and "login as role" where it had set another role.';
+comment on function gangq.actor is
+  'Internal. What events say of who caused them: the login, and "login as role" where it had set '
+  'another role.';
 
--- SQLSTATEs of class GQ, each one Python exception:
---   GQ001 invalid input           GQ002 no such job, gang, queue, worker or device
---   GQ003 stale token             GQ004 not allowed in this state
---   GQ005 incarnation has ended   GQ006 worker name is taken
---   GQ007 too large               GQ008 wrong isolation level
--- Retryable by nature and left as PostgreSQL raises them: 55P03 lock not available, 40P01 deadlock, 40001.
+-- SQLSTATEs of class GQ, each one Python exception: GQ001 invalid input           GQ002 no such
+-- job, gang, queue, worker or device GQ003 stale token             GQ004 not allowed in this state
+-- GQ005 incarnation has ended   GQ006 worker name is taken GQ007 too large               GQ008
+-- wrong isolation level Retryable by nature and left as PostgreSQL raises them: 55P03 lock not
+-- available, 40P01 deadlock, 40001.
 
 create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql as $$
 begin
@@ -47,7 +54,8 @@ begin
     message = case when length(refuse.message) > 2000 then left(refuse.message, 2000) || ' [cut]' else refuse.message end,
     hint = case when length(refuse.hint) > 2000 then left(refuse.hint, 2000) || ' [cut]' else refuse.hint end;
 end $$;
-comment on function gangq.refuse is 'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
+comment on function gangq.refuse is
+  'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
 create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable as $$
 begin
@@ -56,7 +64,8 @@ begin
   end if;
 end $$;
 comment on function gangq.check_moment is
-  'Internal. Raises GQ001 for infinity and for years that a client in any time zone could not read: many know no year 10000.';
+  'Internal. Raises GQ001 for infinity and for years that a client in any time zone could not '
+  'read: many know no year 10000.';
 
 create function gangq.check_most(most integer) returns void language plpgsql immutable as $$
 begin
@@ -66,8 +75,8 @@ begin
 end $$;
 comment on function gangq.check_most is 'Internal. Raises GQ001 for a negative limit.';
 
--- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it; what must not fail, because it
--- says how an attempt ended, is cut and says so.
+-- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it;
+-- what must not fail, because it says how an attempt ended, is cut and says so.
 create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void language plpgsql as $$
 begin
   if bytes > most then
@@ -95,7 +104,8 @@ begin
     else '{}' end;
 end $$;
 comment on function gangq.cut is
-  'Internal. What was said, if it is not too large; else as much of its first keys as fits, and under "cut" how large it was.';
+  'Internal. What was said, if it is not too large; else as much of its first keys as fits, and '
+  'under "cut" how large it was.';
 
 create function gangq.require_read_committed(verb text) returns void language plpgsql stable as $$
 begin
@@ -107,46 +117,59 @@ begin
   end if;
 end $$;
 comment on function gangq.require_read_committed is
-  'Internal. claim, apply and tick count capacity after taking a lock; an older snapshot would count wrongly.';
+  'Internal. claim, apply and tick count capacity after taking a lock; an older snapshot would '
+  'count wrongly.';
 
--- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One index column
--- then serves ORDER BY and range conditions both, and a gang's place can be compared with a job's.
+-- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One
+-- index column then serves ORDER BY and range conditions both, and a gang's place can be compared
+-- with a job's.
 create function gangq.order_key(priority integer, pos bigint) returns bigint language sql immutable as
 $$ select ((1000 - priority)::bigint << 50) + pos $$;
-comment on function gangq.order_key is 'Internal. Ascending key: higher priority first, then lower position.';
+comment on function gangq.order_key is
+  'Internal. Ascending key: higher priority first, then lower position.';
 
--- A standby that is promoted may lack the last part of the primary's log: its sequences would give out again what clients of the
--- old primary have seen. So whatever a sequence gives is shifted by a base that grows by 2^25 with every timeline.
--- 1. The base is computed from the server's timeline and the row of gangq.sequence_base, which the tick writes once a timeline.
---    Until it is written every session computes the same base, so nobody has to wait and no first call is special.
--- 2. 2^25 are 14 minutes of replication lag at 38,000 claims a second. Tokens stay under 2^53 for 4,000 failovers.
--- 3. A timeline lower than the one written is a cluster that was restored from a dump: it counts as one step, too.
+-- A standby that is promoted may lack the last part of the primary's log: its sequences would give
+-- out again what clients of the old primary have seen. So whatever a sequence gives is shifted by a
+-- base that grows by 2^25 with every timeline.
+-- 1. The base is computed from the server's timeline and the row of gangq.sequence_base, which the
+--    tick writes once a timeline. Until it is written every session computes the same base, so
+--    nobody has to wait and no first call is special.
+-- 2. 2^25 are 14 minutes of replication lag at 38,000 claims a second. Tokens stay under 2^53 for
+--    4,000 failovers.
+-- 3. A timeline lower than the one written is a cluster that was restored from a dump: it counts as
+--    one step, too.
 create function gangq.id_base() returns table (base bigint, timeline bigint) language sql stable rows 1 as $$
   select s.base + 33554432 * case when n.timeline >= s.timeline then n.timeline - s.timeline else 1 end, n.timeline
   from gangq.sequence_base s
   cross join (select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint as timeline offset 0) n
 $$;
 comment on function gangq.id_base is
-  'Internal. What every value of a sequence is shifted by on this timeline. Read it once per call: (select b.base from gangq.id_base() b).';
+  'Internal. What every value of a sequence is shifted by on this timeline. Read it once per call: '
+  '(select b.base from gangq.id_base() b).';
 
 create function gangq.next_pos(base bigint) returns bigint language sql volatile as
 $$ select 562949953421312 + (base + nextval('gangq.positions'::regclass)) $$;
-comment on function gangq.next_pos is 'Internal. A position behind all others; positions start in the middle so that there is room in front.';
+comment on function gangq.next_pos is
+  'Internal. A position behind all others; positions start in the middle so that there is room in '
+  'front.';
 
 create function gangq.front_pos(base bigint) returns bigint language sql volatile as
 $$ select 562949953421312 - (base + nextval('gangq.positions'::regclass)) $$;
-comment on function gangq.front_pos is 'Internal. A position before all others of the same priority.';
+comment on function gangq.front_pos is
+  'Internal. A position before all others of the same priority.';
 
 create function gangq.new_token(base bigint) returns bigint language sql volatile as
 $$ select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint $$;
 comment on function gangq.new_token is
-  'Internal. Under 2^53, and larger than any before, also when an asynchronous failover loses the sequence''s tail (base: gangq.id_base).';
+  'Internal. Under 2^53, and larger than any before, also when an asynchronous failover loses the '
+  'sequence''s tail (base: gangq.id_base).';
 
 create function gangq.backoff(base_s real, max_s real, nth integer) returns interval language sql volatile as
 $$ select make_interval(secs =>
      least(max_s, base_s * power(2, least(greatest(nth, 1), 30) - 1)) * (0.5 + random() / 2)) $$;
 comment on function gangq.backoff is
-  'Internal. Delay before the nth repetition: doubles from base_s to max_s, with half of it random.';
+  'Internal. Delay before the nth repetition: doubles from base_s to max_s, with half of it '
+  'random.';
 
 create function gangq.log_event(
   at timestamptz, kind text, gang_id bigint default null, epoch integer default null, job_id bigint default null,
@@ -163,8 +186,9 @@ end $$;
 comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened.';
 
--- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go or tick), gangq_wake for
--- whoever sleeps (payload: the queue), gangq_tick for dedicated tickers. Payloads are constants, so they coalesce.
+-- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
+-- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.
+-- Payloads are constants, so they coalesce.
 
 create function gangq.wake(incarnations bigint[], what text) returns void language sql volatile as
 $$ select pg_notify('gangq_' || i, what) from (select distinct i from unnest(incarnations) i where i is not null) w $$;
@@ -194,9 +218,10 @@ begin
   end if;
 end $$;
 comment on function gangq.wake_sleepers is
-  'Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies those, or nobody, so a '
-  'busy fleet never pays for NOTIFY''s commit lock; commit: notifies at commit whoever sleeps by then (in a caller''s '
-  'transaction the list would be stale); never: leaves it to the poll.';
+  'Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies '
+  'those, or nobody, so a busy fleet never pays for NOTIFY''s commit lock; commit: notifies at '
+  'commit whoever sleeps by then (in a caller''s transaction the list would be stale); never: '
+  'leaves it to the poll.';
 
 -- A submission that is not committed may be about to wake this worker: its row is left to that.
 create function gangq.forget_sleeper(incarnation bigint) returns void language sql volatile as $$
@@ -215,7 +240,8 @@ declare
 begin
   if always or gangq.placed_waits() then
     perform pg_notify('gangq_tick', '');
-    -- While a gang waits, one job's end after the other comes by here: the fleet is not read and sorted to choose three of it.
+    -- While a gang waits, one job's end after the other comes by here: the fleet is not read and
+    -- sorted to choose three of it.
     heard := gangq.now() - interval '15 seconds';
     first := (
       select x.least + floor(random() * (x.most - x.least + 1))::bigint
@@ -236,8 +262,9 @@ begin
   end if;
 end $$;
 comment on function gangq.wake_tick is
-  'Internal. When placed work waits (or always): asks three live workers, neighbours in the order of registration, and any dedicated ticker to run the tick, so that one frozen '
-  'process delays nothing. Never decides itself.';
+  'Internal. When placed work waits (or always): asks three live workers, neighbours in the order '
+  'of registration, and any dedicated ticker to run the tick, so that one frozen process delays '
+  'nothing. Never decides itself.';
 
 create function gangq.counted(n numeric, what text) returns text language sql immutable as
 $$ select format('%s %s%s', n, what, case when n = 1 then '' else 's' end) $$;
@@ -257,5 +284,5 @@ begin
   end if;
 end $$;
 comment on function gangq.wake_lane is
-  'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake workers that '
-  'sleep; how: see wake_sleepers.';
+  'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake '
+  'workers that sleep; how: see wake_sleepers.';

@@ -211,5 +211,6 @@ end $$;
 comment on function gangq.set_task is
   'Sets what the watchdogs allow the jobs of one task: set_task(''train'', ''{"budget_s": '
   '3600}''); null takes a setting away, and the installation''s holds. forget: first drops what '
-  'was set for it before and what has been learned of its beats. Workers read it when they start and '
-  'now and then; a budget is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.';
+  'was set for it before and what has been learned of its beats. Workers read it when they start '
+  'and now and then; a budget is taken by jobs when they are submitted. For gangq_admin. Raises '
+  'GQ001.';

@@ -1,6 +1,6 @@
--- Which workers a job may run on, beyond equal labels: selectors, taints and tolerations. They are checked and compiled
--- once, when a shape is interned; gangq.serves then costs one predicate for a worker, and nothing where there are none.
--- Takes no locks.
+-- Which workers a job may run on, beyond equal labels: selectors, taints and tolerations. They are
+-- checked and compiled once, when a shape is interned; gangq.serves then costs one predicate for a
+-- worker, and nothing where there are none. Takes no locks.
 
 create type gangq.condition as (
   key gangq.name,
@@ -104,8 +104,9 @@ end $$;
 comment on function gangq.check_taints is
   'Internal. Taints or tolerations, sorted and each once; wildcard: * is one too. Raises GQ001.';
 
--- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an inlined function. Inside a
--- filter what cannot be compared is not met, and exists() is never unknown: so != holds for whoever lacks the label.
+-- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an
+-- inlined function. Inside a filter what cannot be compared is not met, and exists() is never
+-- unknown: so != holds for whoever lacks the label.
 create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath language plpgsql immutable as $$
 #variable_conflict use_column
 declare
@@ -119,7 +120,8 @@ begin
   for c in select e.c ->> 'key' as key, e.c ->> 'op' as op, e.c -> 'values' as given from jsonb_array_elements(selector) as e(c) loop
     path := case when c.key in ('host', 'worker') then '$' || c.key else '$.' || to_jsonb(c.key)::text end;
     if c.op in ('=', '!=', 'in', 'notin') then
-      -- A label given on a command line is text, one given in JSON may be a number: 1 and "1" are the same value.
+      -- A label given on a command line is text, one given in JSON may be a number: 1 and "1" are
+      -- the same value.
       path := format('%s ? (%s)', path, (
         select string_agg(format('@ == %s', to_jsonb(v.x)) || case when v.x ~ '^(true|false|-?(0|[1-9]\d{0,99})(\.\d{1,99})?)$' then format(' || @ == %s', v.x) else '' end, ' || ')
         from jsonb_array_elements_text(c.given) as v(x)));
@@ -139,4 +141,5 @@ begin
   return case when terms = '{}' then 'true' else array_to_string(terms, ' && ') end;
 end $$;
 comment on function gangq.selector_path is
-  'Internal. A checked selector and tolerations as one predicate on a worker''s labels, with $host, $worker and $taints.';
+  'Internal. A checked selector and tolerations as one predicate on a worker''s labels, with '
+  '$host, $worker and $taints.';

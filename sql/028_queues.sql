@@ -1,6 +1,7 @@
--- Queues: a tree by name (a.b is a child of a), what is placed in it, and the limits on that.
--- Who places work in a queue with limits locks its row and those of its ancestors that have any, by name, after the
--- worker rows; then counts, then places: so no committed state is above a maximum. Who gives back locks nothing here.
+-- Queues: a tree by name (a.b is a child of a), what is placed in it, and the limits on that. What
+-- places work in a queue with limits locks its row and those of its ancestors that have any, by
+-- name, after the worker rows; then counts, then places: so no committed state is above a maximum.
+-- What gives back locks nothing here.
 
 create function gangq.queue_path(name text) returns text[] language sql stable as $$
   select coalesce(array_agg(q.name order by length(q.name) desc), '{}')
@@ -8,17 +9,25 @@ create function gangq.queue_path(name text) returns text[] language sql stable a
   cross join lateral generate_series(1, cardinality(p.parts)) n
   join gangq.queues_table q on q.name = array_to_string(p.parts[1:n], '.')
 $$;
-comment on function gangq.queue_path is 'Internal. A queue and its ancestors that exist, itself first.';
+comment on function gangq.queue_path is
+  'Internal. A queue and its ancestors that exist, itself first.';
 
-create function gangq.below(queue text, names text[]) returns boolean language sql immutable as
-$$ select exists (select 1 from unnest(names) as a(name) where queue = a.name or starts_with(queue, a.name || '.')) $$;
-comment on function gangq.below is 'Internal. Whether a queue is one of these or below one of them.';
+create function gangq.below(queue text, names text[]) returns boolean language sql immutable as $$
+  select exists (
+    select 1 from unnest(names) as a(name)
+    where queue = a.name or starts_with(queue, a.name || '.'))
+$$;
+comment on function gangq.below is
+  'Internal. Whether a queue is one of these or below one of them.';
 
--- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole backlog whenever the
--- table's statistics are older than it. A job is only ever placed on a worker that serves its queue.
+-- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole
+-- backlog whenever the table's statistics are older than it. A job is only ever placed on a worker
+-- that serves its queue.
 create function gangq.queue_usage(names text[])
-returns table (queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric, submitter text)
-language sql stable as $$
+returns table (
+  queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
+  submitter text
+) language sql stable as $$
   with serving as materialized (
     select i.id from gangq.incarnations i
     where i.queues && array(
@@ -35,178 +44,207 @@ language sql stable as $$
     where p.job_id is null and p.incarnation in (select w.id from serving w)
     group by p.shape_id, z.submitter
   )
-  select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint, sum(h.jobs * s.memory_mb)::bigint,
-    sum(h.jobs * s.cpus), h.submitter
-  from held h join gangq.shapes s on s.id = h.shape_id
-  join unnest(queue_usage.names) as n(name) on s.queue = n.name or starts_with(s.queue, n.name || '.')
+  select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint,
+    sum(h.jobs * s.memory_mb)::bigint, sum(h.jobs * s.cpus), h.submitter
+  from held h
+  join gangq.shapes s on s.id = h.shape_id
+  join unnest(queue_usage.names) as n(name)
+    on s.queue = n.name or starts_with(s.queue, n.name || '.')
   group by n.name, h.submitter
 $$;
 comment on function gangq.queue_usage is
-  'Internal. What is placed (reserved, running, preempting, open places) in each of these queues and their children, by submitter.';
+  'Internal. What is placed (reserved, running, preempting, open places) in each of these queues '
+  'and their children, by submitter.';
 
 create function gangq.limits_of(names text[])
-returns table (queue text, gate text, resource text, by_submitter boolean, most numeric)
-language sql stable as $$
-  select q.name, l.gate, l.resource, l.by_submitter, l.most
+returns table (
+  queue text, gate text, setting text, resource text, by_submitter boolean, most numeric
+) language sql stable as $$
+  select q.name, l.gate, l.setting, l.resource, l.gate = 'submitter_limit', l.most
   from gangq.queues_table q
   cross join lateral (
-    select 'quota', m.key, false, m.value::numeric from jsonb_each_text(q.maximum) m
+    select 'quota', 'maximum', m.key, m.value::numeric
+    from jsonb_each_text(q.maximum) m
     union all
-    select 'running_limit', r.resource, false, r.most
-    from (values ('gangs', q.max_running_gangs), ('jobs', q.max_running_jobs)) as r(resource, most) where r.most is not null
+    select 'running_limit', 'max_running_' || r.resource, r.resource, r.most
+    from (values ('gangs', q.max_running_gangs), ('jobs', q.max_running_jobs)) as r(resource, most)
+    where r.most is not null
     union all
-    select 'submitter_limit', m.key, true, m.value::numeric from jsonb_each_text(q.submitter_maximum) m
-  ) as l(gate, resource, by_submitter, most)
+    select 'submitter_limit', 'submitter_maximum', m.key, m.value::numeric
+    from jsonb_each_text(q.submitter_maximum) m
+  ) as l(gate, setting, resource, most)
   where q.limited and q.name = any (limits_of.names)
 $$;
-comment on function gangq.limits_of is 'Internal. Every limit set on these queues themselves, one row each.';
+comment on function gangq.limits_of is
+  'Internal. Every limit set on these queues themselves, one row each.';
+
+-- A resource that has no branch here is an error, and no limit that never counts.
+create function gangq.amount_of(
+  resource text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric
+) returns numeric language plpgsql immutable as $$
+begin
+  case resource
+    when 'gangs' then return gangs;
+    when 'jobs' then return jobs;
+    when 'gpus' then return gpus;
+    when 'memory_mb' then return memory_mb;
+    when 'cpus' then return cpus;
+  end case;
+end $$;
+comment on function gangq.amount_of is 'Internal. How much of the resource that a limit counts.';
 
 create function gangq.lock_limited(names text[]) returns void language plpgsql as $$
-declare
-  wanted text[];
 begin
-  wanted := array(
-    select distinct q.name
-    from unnest(lock_limited.names) as n(name) cross join lateral unnest(gangq.queue_path(n.name)) as p(name)
-    join gangq.queues_table q on q.name = p.name
-    where q.limited);
-  if wanted <> '{}' then
-    perform 1 from gangq.queues_table q where q.name = any (wanted) order by q.name for no key update;
-  end if;
+  perform 1 from gangq.queues_table q
+  where q.limited and q.name = any (array(
+    select p.name
+    from unnest(lock_limited.names) as n(name)
+    cross join lateral unnest(gangq.queue_path(n.name)) as p(name)))
+  order by q.name for no key update;
 end $$;
 comment on function gangq.lock_limited is
-  'Internal. Locks the queues on the paths of these that have a limit, by name, so that nobody else places work there '
-  'until this transaction ends. Count in a later statement.';
-
-create function gangq.over_limit(queue text, submitter text) returns boolean language sql stable as $$
-  with limits as materialized (
-    select l.* from gangq.limits_of(gangq.queue_path(over_limit.queue)) l
-  )
-  select exists (
-    select 1
-    from limits l
-    where l.most < (
-      select sum(case l.resource when 'gangs' then u.gangs when 'jobs' then u.jobs
-        when 'gpus' then u.gpus when 'memory_mb' then u.memory_mb when 'cpus' then u.cpus end)
-      from gangq.queue_usage(array[l.queue]) u
-      where not l.by_submitter or u.submitter = over_limit.submitter))
-$$;
-comment on function gangq.over_limit is
-  'Internal. Whether more is used below this queue or one above it than its limits allow.';
+  'Internal. Locks the queues on the paths of these that have a limit, by name, so that no other '
+  'transaction places work there until this one ends. Count in a later statement.';
 
 create function gangq.limit_hit(
-  queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint, cpus numeric
+  queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,
+  cpus numeric
 ) returns jsonb language sql stable as $$
-  with limits as (
-    select l.*, case l.resource when 'gangs' then limit_hit.gangs when 'jobs' then limit_hit.jobs when 'gpus' then limit_hit.gpus
-      when 'memory_mb' then limit_hit.memory_mb when 'cpus' then limit_hit.cpus end as asked
+  with limits as materialized (
+    select l.*, gangq.amount_of(l.resource, limit_hit.gangs, limit_hit.jobs, limit_hit.gpus,
+      limit_hit.memory_mb, limit_hit.cpus) as asked
     from gangq.limits_of(gangq.queue_path(limit_hit.queue)) l
   ),
   usage as (
     select u.* from gangq.queue_usage(array(select distinct l.queue from limits l)) u
     where exists (select 1 from limits)
   )
-  select jsonb_build_object('gate', h.gate, 'queue', h.queue, 'resource', h.resource, 'limit', h.most, 'used', h.used, 'asked', h.asked)
+  select jsonb_build_object('gate', h.gate, 'queue', h.queue, 'resource', h.resource,
+    'limit', h.most, 'used', h.used, 'asked', h.asked)
   from (
     select l.*, (
-      select coalesce(sum(case l.resource when 'gangs' then u.gangs when 'jobs' then u.jobs when 'gpus' then u.gpus
-        when 'memory_mb' then u.memory_mb when 'cpus' then u.cpus end), 0)
-      from usage u where u.queue = l.queue and (not l.by_submitter or u.submitter = limit_hit.submitter)) as used
-    from limits l where l.asked > 0) h
-  where h.used + h.asked > h.most
+      select coalesce(
+        sum(gangq.amount_of(l.resource, u.gangs, u.jobs, u.gpus, u.memory_mb, u.cpus)), 0)
+      from usage u
+      where u.queue = l.queue and (not l.by_submitter or u.submitter = limit_hit.submitter)) as used
+    from limits l
+    where l.asked is distinct from 0) h
+  where h.used + coalesce(h.asked, 0) > h.most
   order by length(h.queue) desc, h.gate, h.resource limit 1
 $$;
 comment on function gangq.limit_hit is
-  'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, running_limit or '
-  'submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. Binding only after lock_limited.';
+  'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, '
+  'running_limit or submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. A '
+  'resource of which null is asked: whether more of it is used than the limit. Binding only after '
+  'lock_limited.';
 
--- A claim looks at every shape that waits, so the claims of all workers take longer with each. The number is asked only when
--- a shape is new, and without a lock: submissions at the same time do not see each other's new shapes.
-create function gangq.check_new_shape(login text, for_submitter boolean) returns void language plpgsql as $$
+create function gangq.over_limit(queue text, submitter text) returns boolean language sql stable as $$
+  select gangq.limit_hit(over_limit.queue, over_limit.submitter, null, null, null, null, null)
+    is not null
+$$;
+comment on function gangq.over_limit is
+  'Internal. Whether more is used below this queue or one above it than its limits allow.';
+
+-- A claim looks at every shape that waits, so the claims of all workers take longer with each. The
+-- number is asked only when a shape is new, and without a lock: submissions at the same time do not
+-- see each other's new shapes.
+create function gangq.check_new_shape(login text, for_submitter boolean) returns void
+language plpgsql as $$
 declare
   most integer := (select s.new_shapes_per_day from gangq.settings s);
 begin
   if exists (
-    select 1 from gangq.shapes s
-    where s.login = check_new_shape.login and s.added_at > gangq.now() - interval '1 day'
-      and (s.submitter is not null) = check_new_shape.for_submitter
-    offset most - 1)
+      select 1 from gangq.shapes s
+      where s.login = check_new_shape.login and s.added_at > gangq.now() - interval '1 day'
+        and (s.submitter is not null) = check_new_shape.for_submitter
+      offset most - 1)
     and not gangq.roles_of(login) && array['gangq_admin', (
-      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')] then
-    perform gangq.refuse('GQ007', format('%s has submitted %s new combinations of queue, task, devices, memory, CPUs, labels, selector and '
-        'model within a day, which is the most', login, most),
-      'Each new combination makes every claim slower. Use fewer different labels and selectors, and round memory_mb and cpus up; '
-      'what tells single jobs apart belongs in their payload. An admin can raise the limit: '
-      'gangq.configure(''{"new_shapes_per_day": ...}'').');
+      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
+  then
+    perform gangq.refuse('GQ007',
+      format('%s has submitted %s new combinations of queue, task, devices, memory, CPUs, labels, '
+        'selector and model within a day, which is the most', login, most),
+      'Each new combination makes every claim slower. Use fewer different labels and selectors, and '
+      'round memory_mb and cpus up; what tells single jobs apart belongs in their payload. An admin '
+      'can raise the limit: gangq.configure(''{"new_shapes_per_day": ...}'').');
   end if;
 end $$;
 comment on function gangq.check_new_shape is
-  'Internal. Raises GQ007 if this login, unless it is an admin, has added settings.new_shapes_per_day shapes within a day. '
-  'for_submitter: counts the copies that shape_for makes, else the shapes that intern_shape makes.';
+  'Internal. Raises GQ007 if this login, unless it is an admin, has added '
+  'settings.new_shapes_per_day shapes within a day. for_submitter: counts the copies that '
+  'shape_for makes, else the shapes that intern_shape makes.';
 
--- The whole requirement in one number: shapes are kept for ever, and by any part of it a submission would read all that are alike in that.
+-- The whole requirement in one value: shapes are kept for ever, and by any part of it a submission
+-- would read all that are alike in that.
 create function gangq.shape_digest(
-  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric, labels jsonb, model text, selector jsonb,
-  tolerates text[], avoid bigint[], submitter text
-) returns bigint language sql stable as $$
-  select jsonb_hash_extended(jsonb_build_array(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, avoid, submitter), 0)
+  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric,
+  labels jsonb, model text, selector jsonb, tolerates text[], avoid bigint[], submitter text
+) returns bytea language sql stable as $$
+  select sha256(convert_to(jsonb_build_array(queue, task, gpus, vram_mb, memory_mb, cpus, labels,
+    model, selector, tolerates, avoid, submitter)::text, 'UTF8'))
 $$;
 comment on function gangq.shape_digest is
-  'Internal. What shapes.digest is: equal for equal requirements, everything as shapes keep it. Different ones may share it.';
+  'Internal. What shapes.digest is, of everything as shapes keep it: equal for equal requirements '
+  'and for no others.';
 
-create function gangq.shape_like(shape_id integer, avoid bigint[], submitter text, login text) returns integer language plpgsql as $$
+create function gangq.shape_like(
+  shape_id integer, avoid bigint[], submitter text, login text
+) returns integer language plpgsql as $$
+#variable_conflict use_column
 declare
   s gangq.shapes;
   found_id integer;
 begin
   select x.* into s from gangq.shapes x where x.id = shape_like.shape_id;
-  s.avoid := shape_like.avoid;
-  s.submitter := shape_like.submitter;
-  s.digest := gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter);
-  select x.id into found_id from gangq.shapes x
-  where x.digest = s.digest
-    and (x.queue, x.task, x.gpus, x.vram_mb, x.memory_mb, x.cpus, x.labels, x.model, x.selector, x.tolerates, x.avoid, x.submitter)
-    is not distinct from (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)
-  order by x.id limit 1;
-  if found_id is null then
+  s.digest := gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels,
+    s.model, s.selector, s.tolerates, shape_like.avoid, shape_like.submitter);
+  select x.id into found_id from gangq.shapes x where x.digest = s.digest order by x.id limit 1;
+  if not found then
     if shape_like.login is not null then
       perform gangq.check_new_shape(shape_like.login, true);
     end if;
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector, tolerates, selects, avoid, submitter, digest,
-      login, added_at)
-    values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector, s.tolerates, s.selects, s.avoid, s.submitter, s.digest,
-      shape_like.login, case when shape_like.login is not null then gangq.now() end)
+    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector,
+      tolerates, selects, avoid, submitter, digest, login, added_at)
+    values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector,
+      s.tolerates, s.selects, shape_like.avoid, shape_like.submitter, s.digest, shape_like.login,
+      case when shape_like.login is not null then gangq.now() end)
     returning id into found_id;
   end if;
   return found_id;
 end $$;
 comment on function gangq.shape_like is
-  'Internal. The shape like this one with these devices to avoid and this submitter. A new one is charged to login (GQ007); null: to nobody.';
+  'Internal. The shape like this one with these devices to avoid and this submitter. A new one is '
+  'charged to login (GQ007); null: to nobody.';
 
--- Where a limit or a fair order tells submitters apart, each has shapes of his own: so a claim finds the first job of
--- every one, and does not read through the backlog of those who may have no more.
+-- Where a limit or a fair order tells submitters apart, each has shapes of its own: so a claim
+-- finds the first job of every one, and does not read through the backlog of those that may have no
+-- more.
 create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
   select exists (
     select 1 from gangq.queues_table q
     where gangq.below(tells_apart.queue, array[q.name])
       and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'))
 $$;
-comment on function gangq.tells_apart is 'Internal. Whether a limit or a fair order tells the submitters of a queue apart.';
+comment on function gangq.tells_apart is
+  'Internal. Whether a limit or a fair order tells the submitters of a queue apart.';
 
-create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer language plpgsql as $$
+create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer
+language plpgsql as $$
+declare
+  s gangq.shapes;
 begin
-  if not gangq.tells_apart((select s.queue from gangq.shapes s where s.id = shape_for.shape_id)) then
-    return shape_for.shape_id;
-  end if;
-  return gangq.shape_like(shape_for.shape_id, (select s.avoid from gangq.shapes s where s.id = shape_for.shape_id), shape_for.submitter, shape_for.login);
+  select x.* into s from gangq.shapes x where x.id = shape_for.shape_id;
+  return case when gangq.tells_apart(s.queue)
+    then gangq.shape_like(s.id, s.avoid, shape_for.submitter, shape_for.login) else s.id end;
 end $$;
 comment on function gangq.shape_for is
-  'Internal. The shape of work of this submitter: a copy of his own where its queue tells submitters apart, else the shape itself. '
-  'A new copy is charged to login (GQ007).';
+  'Internal. The shape of work of this submitter: a copy of its own where its queue tells '
+  'submitters apart, else the shape itself. A new copy is charged to login (GQ007).';
 
--- Of what was submitted before its queue told submitters apart only the first job would be seen, and
--- whoever has all that he may have would hold up the others behind it.
-create function gangq.part_submitters(most integer default 1000) returns integer language plpgsql as $$
+-- Of what was submitted before its queue told submitters apart only the first job would be seen,
+-- and a submitter that has all it may have would hold up the others behind it.
+create function gangq.part_submitters(most integer default 1000) returns integer
+language plpgsql as $$
 #variable_conflict use_column
 declare
   n integer;
@@ -231,10 +269,10 @@ begin
   return n;
 end $$;
 comment on function gangq.part_submitters is
-  'Internal. Gives single jobs that wait a shape of their submitter''s own, where their queue tells submitters '
-  'apart by now. Returns how many.';
+  'Internal. Gives single jobs that wait a shape of their submitter''s own, where their queue '
+  'tells submitters apart by now. Returns how many.';
 
--- Settings ---------------------------------------------------------------------------------------------------------
+-- Settings ----------------------------------------------------------------------------------------
 
 create type gangq.resources as (
   gpus gangq.whole,
@@ -273,7 +311,8 @@ begin
   if found then
     perform gangq.refuse('GQ001',
       case when wrong.known
-        then format('%s: the ceiling of %L is %s', what, left(wrong.key, 100), left(wrong.value::text, 100))
+        then format('%s: the ceiling of %L is %s', what, left(wrong.key, 100),
+          left(wrong.value::text, 100))
         else format('%s: ceilings names %L, which is no role', what, left(wrong.key, 100)) end,
       'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
       '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
@@ -373,10 +412,11 @@ begin
 end $$;
 comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '
-  'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, "budget_s": '
-  'null}''). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; submitter_maximum: {"gpus", '
-  '"jobs", "gangs"}; each replaces what was there. A limit that is already exceeded stops nothing '
-  'that runs. others: who may cancel, retry, reprioritise and read the work of others in it, owner '
-  '(admins only) or shared (all submitters). ceilings: the highest priority by role, {"alice": 100, '
-  '"gangq_submitter": 10}, here and in the queues below; the highest entry that applies counts, who '
-  'has none is not bound, nor are admins. For gangq_admin. Raises GQ001.';
+  'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, '
+  '"budget_s": null}''). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
+  'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is '
+  'already exceeded stops nothing that runs. others: who may cancel, retry, reprioritise and read '
+  'the work of others in it, owner (admins only) or shared (all submitters). ceilings: the highest '
+  'priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
+  'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. '
+  'Raises GQ001.';

@@ -1,6 +1,6 @@
--- Work enters: submit, submit_gang, set_priority.
--- Locks: submit and submit_gang take none that another verb but configure could meet, also not on the jobs they wait for (after):
--- submit_gang, where it names levels, the settings, shared. Two calls with one request_id meet at its key.
+-- Work enters: submit, submit_gang, set_priority. Locks: submit and submit_gang take none that
+-- another verb but configure could meet, also not on the jobs they wait for (after): submit_gang,
+-- where it names levels, the settings, shared. Two calls with one request_id meet at its key.
 -- set_priority: gangs by id, jobs by id.
 
 create function gangq.shape_of(
@@ -10,20 +10,8 @@ create function gangq.shape_of(
   select s.id, s.fits, s.plain and s.model is null
   from gangq.shapes s
   where s.digest = gangq.shape_digest(shape_of.queue, shape_of.task, shape_of.gpus,
-      shape_of.vram_mb, shape_of.memory_mb, round(shape_of.cpus, 3), shape_of.labels,
-      shape_of.model, shape_of.selector, shape_of.tolerates, null, null)
-    and s.queue = shape_of.queue
-    and s.task = shape_of.task
-    and s.gpus = shape_of.gpus
-    and s.vram_mb = shape_of.vram_mb
-    and s.memory_mb = shape_of.memory_mb
-    and s.cpus = round(shape_of.cpus, 3)
-    and s.labels = shape_of.labels
-    and s.model is not distinct from shape_of.model
-    and s.selector is not distinct from shape_of.selector
-    and s.tolerates is not distinct from shape_of.tolerates
-    and s.avoid is null
-    and s.submitter is null
+    shape_of.vram_mb, shape_of.memory_mb, round(shape_of.cpus, 3), shape_of.labels,
+    shape_of.model, shape_of.selector, shape_of.tolerates, null, null)
   order by s.id limit 1
 $$;
 comment on function gangq.shape_of is
@@ -84,7 +72,8 @@ begin
   perform gangq.refuse('GQ004', format('queue %s is draining', draining) || case when queue <> draining then format(', and %s is below it', queue) else '' end,
     'It takes no new work: use another queue, or wait until it is opened again.');
 end $$;
-comment on function gangq.refuse_draining is 'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
+comment on function gangq.refuse_draining is
+  'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
 create function gangq.check_submission(q gangq.queues_table, payloads jsonb[]) returns gangq.queues_table language plpgsql as $$
 declare
@@ -120,11 +109,13 @@ begin
   return q;
 end $$;
 comment on function gangq.check_submission is
-  'Internal. Validates what is not part of a shape (GQ001, GQ004, GQ007) and returns the queue''s row, with the budget, '
-  'placement timeout and timeout style of its nearest ancestor where it has none.';
+  'Internal. Validates what is not part of a shape (GQ001, GQ004, GQ007) and returns the queue''s '
+  'row, with the budget, placement timeout and timeout style of its nearest ancestor where it has '
+  'none.';
 
--- Which of `after` are still live. Takes no lock: one of them may end before this transaction does and not see the dependency;
--- see settle_dependents. Ones already done do not count; ones that failed refuse the submission.
+-- Which of `after` are still live. Takes no lock: one of them may end before this transaction does
+-- and not see the dependency; see settle_dependents. Ones already done do not count; ones that
+-- failed refuse the submission.
 create function gangq.await(after bigint[]) returns bigint[] language plpgsql as $$
 declare
   live bigint[];
@@ -148,10 +139,11 @@ begin
   end loop;
   return live;
 end $$;
-comment on function gangq.await is 'Internal. Live jobs among those to wait for. Raises GQ001, GQ002.';
+comment on function gangq.await is
+  'Internal. Live jobs among those to wait for. Raises GQ001, GQ002.';
 
--- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends this moment was
--- submitted before it ended.
+-- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends
+-- this moment was submitted before it ended.
 create function gangq.submitter_of(job_id bigint, token bigint, out submitter text, out login text) language plpgsql stable as $$
 declare
   j gangq.live_jobs;
@@ -170,10 +162,11 @@ begin
   login := j.login;
 end $$;
 comment on function gangq.submitter_of is
-  'Internal. Who submitted the job that holds this claim, and by which login: its children are submitted on behalf of the same. '
-  'Raises GQ002, GQ003, 42501.';
+  'Internal. Who submitted the job that holds this claim, and by which login: its children are '
+  'submitted on behalf of the same. Raises GQ002, GQ003, 42501.';
 
--- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not make others wait.
+-- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not
+-- make others wait.
 create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql as $$
 declare
   why text;
@@ -191,7 +184,8 @@ begin
   where s.id = (select z.id from gangq.shapes z where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
 end $$;
 comment on function gangq.check_fit is
-  'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones included, could ever run.';
+  'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones '
+  'included, could ever run.';
 
 create function gangq.known_workers(queue text) returns boolean language sql stable as $$
   select exists (select from gangq.incarnations i where known_workers.queue = any (i.queues))
@@ -206,12 +200,16 @@ $$;
 comment on function gangq.unserved is
   'Internal. The text of the notice GQ100. It is no warning: those go into the server''s log.';
 
--- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id gets the first answer again:
--- 1. Each call inserts its id and the ids that it draws for its jobs into gangq.requests, then the jobs. A repetition meets the key
---    there, waits for the first call to end, and returns its answer, or submits if that was rolled back.
--- 2. The tick makes requests into requests_before, in a transaction that waits for all calls under way. So an id that is not in
---    requests_before belongs to no call that inserted it before the turn.
--- 3. 2 needs a snapshot that is taken after the tables are locked, as each statement's is in READ COMMITTED: see answer_of.
+-- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id
+-- gets the first answer again:
+-- 1. Each call inserts its id and the ids that it draws for its jobs into gangq.requests, then the
+--    jobs. A repetition meets the key there, waits for the first call to end, and returns its
+--    answer, or submits if that was rolled back.
+-- 2. The tick makes requests into requests_before, in a transaction that waits for all calls under
+--    way. So an id that is not in requests_before belongs to no call that inserted it before the
+--    turn.
+-- 3. 2 needs a snapshot that is taken after the tables are locked, as each statement's is in READ
+--    COMMITTED: see answer_of.
 create function gangq.answer_of(login text, request_id uuid, of_gang boolean, jobs integer)
 returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql set enable_seqscan = off set jit = off as $$
@@ -233,8 +231,9 @@ begin
   return next;
 end $$;
 comment on function gangq.answer_of is
-  'Internal. What the call with this request_id has answered this login; no row: there was none within the hour. '
-  'Raises GQ001 if that was no gang (of_gang) or had another number of jobs (null: any), GQ008.';
+  'Internal. What the call with this request_id has answered this login; no row: there was none '
+  'within the hour. Raises GQ001 if that was no gang (of_gang) or had another number of jobs '
+  '(null: any), GQ008.';
 
 -- fits: a worker that could run it has been known.
 create type gangq.submission as (
@@ -253,10 +252,10 @@ create type gangq.submission as (
   light boolean
 );
 comment on type gangq.submission is
-  'What is known of a submission once it may be made: where its jobs wait, their shape and '
-  'limits, the state they begin in, the live jobs they wait for, and their ids if those are drawn '
-  'already. state null: it was made before, by a call with the same request_id, and ids are the '
-  'answer. light: they are known to be light.';
+  'What is known of a submission once it may be made: where its jobs wait, their shape and limits, '
+  'the state they begin in, the live jobs they wait for, and their ids if those are drawn already. '
+  'state null: it was made before, by a call with the same request_id, and ids are the answer. '
+  'light: they are known to be light.';
 
 -- In one statement, and inlined into submit's. A submission that needs a closer look finds no row:
 -- of a shape that is new, or in a queue that has limits, a parent, ceilings or a fair order.
@@ -408,8 +407,8 @@ begin
   end if;
 end $$;
 comment on function gangq.follow_submission is
-  'Internal. After jobs were written that are not pending: records what they wait for, or asks '
-  'for a tick when they are due soon.';
+  'Internal. After jobs were written that are not pending: records what they wait for, or asks for '
+  'a tick when they are due soon.';
 
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
@@ -493,11 +492,11 @@ comment on function gangq.submit is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
   'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: '
   'not before. after: jobs that must be done first; if one fails or is cancelled, these are '
-  'cancelled. request_id: a new one for each submission. A call that is repeated with it within '
-  'an hour, because its answer was lost, returns the ids of the first call and submits nothing. '
-  'It waits up to 2 s for a first call that has not ended; if that is rolled back, it submits. '
-  'Each login has ids of its own, and only the kind and the number of jobs are compared. options: '
-  'what is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see \dT+ '
+  'cancelled. request_id: a new one for each submission. A call that is repeated with it within an '
+  'hour, because its answer was lost, returns the ids of the first call and submits nothing. It '
+  'waits up to 2 s for a first call that has not ended; if that is rolled back, it submits. Each '
+  'login has ids of its own, and only the kind and the number of jobs are compared. options: what '
+  'is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see \dT+ '
   'gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
   'queue default, and no needs. What no worker of the queue that is known, ended ones included, '
   'could ever run is refused, unless with the option wait_for_hardware; while none is known a '
@@ -524,7 +523,8 @@ create function gangq.declared_needs(task text) returns jsonb language sql stabl
   left join gangq.task_options d on d.task = t.task
 $$;
 comment on function gangq.declared_needs is
-  'Internal. What a member of this task needs if nothing is said: as workers declare it, then none.';
+  'Internal. What a member of this task needs if nothing is said: as workers declare it, then '
+  'none.';
 
 create function gangq.read_roles(task text, size integer, gpus integer, o gangq.gang_options)
 returns setof gangq.gang_role language plpgsql as $$
@@ -587,8 +587,8 @@ begin
   end loop;
 end $$;
 comment on function gangq.read_roles is
-  'Internal. The roles of a gang in rank order, or its size as one, checked each for itself (GQ001). '
-  'What a role does not say is the gang''s, then as its own task is declared.';
+  'Internal. The roles of a gang in rank order, or its size as one, checked each for itself '
+  '(GQ001). What a role does not say is the gang''s, then as its own task is declared.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
 create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable as $$
@@ -612,7 +612,8 @@ begin
   end if;
 end $$;
 comment on function gangq.check_level is
-  'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; spread: a host for each member.';
+  'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; '
+  'spread: a host for each member.';
 
 create function gangq.check_gang(size integer, due_at timestamptz, o gangq.gang_options)
 returns void language plpgsql immutable as $$
@@ -953,8 +954,8 @@ begin
     options => gangq.for_parent(options, job_id, token));
 end $$;
 comment on function gangq.submit_child is
-  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, '
-  'and whose limits count, is the job''s; the children keep its id as parent. Raises what submit '
+  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and '
+  'whose limits count, is the job''s; the children keep its id as parent. Raises what submit '
   'raises, and GQ003 when the claim is over.';
 
 create function gangq.submit_child_gang(
@@ -986,8 +987,9 @@ end $$;
 comment on function gangq.for_parent is
   'Internal. The options with the claim that is submitted for. Raises GQ002 without one.';
 
--- What set_priority and cancel work on. A call for one job or one gang waits for it, as other verbs do. A call for several waits
--- for nobody and locks some hundreds of rows at most: it must not hold up others for as long as its transaction is open.
+-- What set_priority and cancel work on. A call for one job or one gang waits for it, as other verbs
+-- do. A call for several waits for nobody and locks some hundreds of rows at most: it must not hold
+-- up others for as long as its transaction is open.
 create function gangq.lock_batch(
   job_ids bigint[], gang_ids bigint[], most integer default 500,
   out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
@@ -1039,8 +1041,9 @@ begin
   end if;
 end $$;
 comment on function gangq.lock_batch is
-  'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or not live; left_jobs, '
-  'left_gangs: for another call, first those beyond what one call locks, then those that another transaction holds.';
+  'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or '
+  'not live; left_jobs, left_gangs: for another call, first those beyond what one call locks, then '
+  'those that another transaction holds.';
 
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'
@@ -1090,7 +1093,8 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.set_priority is
-  'Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped. One job or gang is waited for; '
-  'of several those that another transaction holds, and those beyond 500 rows, come back with the state left and are as they '
-  'were: call again with them, in another transaction. One event for the call. Raises GQ001, GQ002, 42501 (another submitter''s in '
-  'a queue that is not shared, or above the caller''s ceiling).';
+  'Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped. '
+  'One job or gang is waited for; of several those that another transaction holds, and those '
+  'beyond 500 rows, come back with the state left and are as they were: call again with them, in '
+  'another transaction. One event for the call. Raises GQ001, GQ002, 42501 (another submitter''s '
+  'in a queue that is not shared, or above the caller''s ceiling).';

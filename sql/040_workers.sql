@@ -1,8 +1,9 @@
--- Workers: register, heartbeat, retire, proof of death, quarantine.
--- Worker rows are locked FOR NO KEY UPDATE everywhere: a foreign key may still point at one that somebody works on, as when
--- a device passes to a worker that is claiming.
--- Locks: the worker's name (a row of worker_names), then its own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its worker
--- row, then frees its jobs with skip locked; what is locked by somebody else is freed by the next tick.
+-- Workers: register, heartbeat, retire, proof of death, quarantine. Worker rows are locked FOR NO
+-- KEY UPDATE everywhere: a foreign key may still point at one that somebody works on, as when a
+-- device passes to a worker that is claiming. Locks: the worker's name (a row of worker_names),
+-- then its own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its
+-- worker row, then frees its jobs with skip locked; what is locked by somebody else is freed by the
+-- next tick.
 
 create function gangq.lock_name(name text) returns void language plpgsql as $$
 begin
@@ -18,7 +19,8 @@ begin
   end loop;
 end $$;
 comment on function gangq.lock_name is
-  'Internal. Locks a worker''s name until the transaction ends, whether there is such a worker or not.';
+  'Internal. Locks a worker''s name until the transaction ends, whether there is such a worker or '
+  'not.';
 
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
 language plpgsql as $$
@@ -55,7 +57,8 @@ begin
   end loop;
 end $$;
 comment on function gangq.declare_tasks is
-  'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. Raises GQ001.';
+  'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. '
+  'Raises GQ001.';
 
 create function gangq.check_worker(
   name text, host text, queues text[], slots integer, devices jsonb, o gangq.worker_options
@@ -244,19 +247,20 @@ end $$;
 comment on function gangq.register_worker is
   'A worker starts: records what it offers and returns its incarnation, which every other worker '
   'verb carries, and the installation''s numbers. The lease runs from now. Devices that another '
-  'live incarnation offers, or that are quarantined, come back in withheld; the former are '
-  'offered as soon as that incarnation has ended. slots: how many placed jobs '
-  'and members it runs at once; null: one for each device, at least 1. options: light (1), labels, taints, tasks and more, see \dT+ gangq.worker_options. The '
-  'incarnation belongs to the login that registers it: no other, but its members and admins, '
-  'reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has this name; the error''s '
-  'detail says what proves it dead, to its login), GQ007.';
+  'live incarnation offers, or that are quarantined, come back in withheld; the former are offered '
+  'as soon as that incarnation has ended. slots: how many placed jobs and members it runs at once; '
+  'null: one for each device, at least 1. options: light (1), labels, taints, tasks and more, see '
+  '\dT+ gangq.worker_options. The incarnation belongs to the login that registers it: no other, '
+  'but its members and admins, reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has '
+  'this name; the error''s detail says what proves it dead, to its login), GQ007.';
 
--- A device stays with whoever offers it while that one lives, then goes to the longest-standing live incarnation that sees
--- it. An incarnation whose registration was held up may be older than the one that offers: it takes nothing away.
+-- A device stays with whoever offers it while that one lives, then goes to the longest-standing
+-- live incarnation that sees it. An incarnation whose registration was held up may be older than
+-- the one that offers: it takes nothing away.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
-  -- In the order in which a registration takes them, or a dying worker could meet it in a deadlock; and not against whoever
-  -- is taking one of them this moment, which refers to its key. A statement of its own: the next one has to see who has
-  -- registered while this one waited.
+  -- In the order in which a registration takes them, or a dying worker could meet it in a deadlock;
+  -- and not against whoever is taking one of them this moment, which refers to its key. A statement
+  -- of its own: the next one has to see who has registered while this one waited.
   select d.id from gangq.device_registry d where d.id = any (device_ids) order by d.uuid for no key update;
   update gangq.device_registry r set offered_by = best.incarnation
   from (
@@ -277,8 +281,9 @@ language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  -- What a heartbeat may lose in a crash the outage rule covers: every lease gets a full period after a restart. (Said in a
-  -- declaration it is an expression, and not one more statement to start in every heartbeat of every worker.)
+  -- What a heartbeat may lose in a crash the outage rule covers: every lease gets a full period
+  -- after a restart. (Said in a declaration it is an expression, and not one more statement to
+  -- start in every heartbeat of every worker.)
   flushed text := case when durable is false then set_config('synchronous_commit', 'off', true) end;
   holds_work boolean;
   s gangq.settings;
@@ -299,18 +304,21 @@ begin
       message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
       hint = 'It was not renewed. Call heartbeat again at once.';
   end if;
-  -- Most heartbeats of a large fleet are of workers that wait for work: there is nobody to tell anything about.
+  -- Most heartbeats of a large fleet are of workers that wait for work: there is nobody to tell
+  -- anything about.
   if not holds_work and heartbeat.job_ids = '{}' and heartbeat.readings is null then
     return;
   end if;
   if heartbeat.beats is not null then
-    -- One larger than this would be rewritten with every heartbeat. It is cut, and says so: the lease must be renewed.
+    -- One larger than this would be rewritten with every heartbeat. It is cut, and says so: the
+    -- lease must be renewed.
     if pg_column_size(heartbeat.beats) > 65536 then
       heartbeat.beats := array(select gangq.cut(b.beat, 65536) from unnest(heartbeat.beats) with ordinality as b(beat, n) order by b.n);
     end if;
-    -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for the lease must be renewed.
-    -- Nor may what a handler puts into its beat cost the lease: a step that is none is not an error (offset 0: worked out
-    -- once, and not by a function, which would be planned anew in every heartbeat).
+    -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for
+    -- the lease must be renewed. Nor may what a handler puts into its beat cost the lease: a step
+    -- that is none is not an error (offset 0: worked out once, and not by a function, which would
+    -- be planned anew in every heartbeat).
     update gangq.progress p set token = j.token, beat_at = t, data = b.beat,
       phase = n.phase,
       step = case when p.token = j.token then coalesce(n.step, p.step) else n.step end,
@@ -373,13 +381,16 @@ begin
   from asked a full join held h on h.id = a.id and h.token = a.token;
 end $$;
 comment on function gangq.heartbeat is
-  'A worker says it is alive and which claims it works on: renews its lease (count it from the moment this call was '
-  'sent), stores the beats given (aligned with job_ids; null: no news), and returns per claim what to do: continue, '
-  'preempt or cancel (stop within the grace, then ack_preempted), lost (kill it, report nothing). Claims the worker did '
-  'not list are returned too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and is '
-  'to be called again. readings: an array of {"uuid": ..., ...}, one per device that this worker offers; the latest is '
-  'kept, and what is malformed, unknown or over 4 KB is left out. A beat over 64 KB is cut (its key "cut" says so). durable => false: the commit does not wait for the disk '
-  '(synchronous_commit off for this transaction), as gangq''s worker asks: never in a transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
+  'A worker says it is alive and which claims it works on: renews its lease (count it from the '
+  'moment this call was sent), stores the beats given (aligned with job_ids; null: no news), and '
+  'returns per claim what to do: continue, preempt or cancel (stop within the grace, then '
+  'ack_preempted), lost (kill it, report nothing). Claims the worker did not list are returned '
+  'too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and '
+  'is to be called again. readings: an array of {"uuid": ..., ...}, one per device that this '
+  'worker offers; the latest is kept, and what is malformed, unknown or over 4 KB is left out. A '
+  'beat over 64 KB is cut (its key "cut" says so). durable => false: the commit does not wait for '
+  'the disk (synchronous_commit off for this transaction), as gangq''s worker asks: never in a '
+  'transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
   'login registered it).';
 
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
@@ -409,7 +420,8 @@ begin
   on conflict (device_id) do nothing;
 end $$;
 comment on function gangq.keep_readings is
-  'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers it; waits for no lock.';
+  'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers '
+  'it; waits for no lock.';
 
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql as $$
 declare
@@ -423,7 +435,8 @@ begin
   perform gangq.refuse('GQ005', format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
     'Kill what it still runs, report nothing, and register again.');
 end $$;
-comment on function gangq.refuse_ended is 'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
+comment on function gangq.refuse_ended is
+  'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
 
 -- Ends an incarnation. The caller holds its worker row locked. cause: retire, crash.
 create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
@@ -435,7 +448,8 @@ begin
   perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
 end $$;
 comment on function gangq.end_incarnation is
-  'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by free_orphans.';
+  'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by '
+  'free_orphans.';
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
 language plpgsql as $$
@@ -464,9 +478,10 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.retire_worker is
-  'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final true: it is gone, '
-  'and says so itself, so all it had started is dead; jobs it still held are free at once, uncharged. Repeats are '
-  'harmless. Raises GQ002, 42501 (another login registered it).';
+  'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final '
+  'true: it is gone, and says so itself, so all it had started is dead; jobs it still held are '
+  'free at once, uncharged. Repeats are harmless. Raises GQ002, 42501 (another login registered '
+  'it).';
 
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
@@ -515,10 +530,12 @@ begin
   return due + gangq.free_orphans(array[i.id]);
 end $$;
 comment on function gangq.report_dead is
-  'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has confirmed gone every '
-  'process it had started. Its jobs are free at once, also one that waits since a trip for its process to be gone, and so '
-  'are devices withheld since then; returns how many jobs. Evidence is kept in events, its traceback and log_tail apart. '
-  'Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, 42501.';
+  'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has '
+  'confirmed gone every process it had started. Its jobs are free at once, also one that waits '
+  'since a trip for its process to be gone, and so are devices withheld since then; returns how '
+  'many jobs. Evidence is kept in events, its traceback and log_tail apart. Repeats are harmless. '
+  'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
+  '42501.';
 
 create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
 returns void language plpgsql as $$
@@ -536,7 +553,8 @@ begin
     perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Whoever lifts it will want to know.');
   end if;
   if worker is not null then
-    -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it here.
+    -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it
+    -- here.
     perform gangq.lock_name(quarantine.worker);
     select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for no key update;
     if not found then
@@ -550,8 +568,9 @@ begin
   if not found then
     perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
   end if;
-  -- Whoever takes a device locks the worker that offers it first, as claim does. Where nobody offers it, whoever registers
-  -- with it has to wait. While this waited the device may have changed hands: then its new worker may be taking it.
+  -- Whoever takes a device locks the worker that offers it first, as claim does. Where nobody
+  -- offers it, whoever registers with it has to wait. While this waited the device may have changed
+  -- hands: then its new worker may be taking it.
   if d.offered_by is null then
     perform 1 from gangq.device_registry r where r.id = d.id for no key update;
   else
@@ -574,8 +593,8 @@ begin
     data => jsonb_build_object('device', d.uuid));
 end $$;
 comment on function gangq.quarantine is
-  'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work goes on. '
-  'For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
+  'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work '
+  'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
 language plpgsql as $$
@@ -621,8 +640,8 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.unquarantine is
-  'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use it again. For '
-  'gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
+  'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use '
+  'it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.set_taints(worker text, taints text[]) returns void
 language plpgsql as $$
@@ -645,5 +664,6 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.set_taints is
-  'Sets what an operator taints a worker with, by name and also after a restart, beside the taints it registers with; an empty '
-  'array takes them off. What runs there runs on, what is reserved there still starts. For gangq_admin. Raises GQ001, GQ002.';
+  'Sets what an operator taints a worker with, by name and also after a restart, beside the taints '
+  'it registers with; an empty array takes them off. What runs there runs on, what is reserved '
+  'there still starts. For gangq_admin. Raises GQ001, GQ002.';

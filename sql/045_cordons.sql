@@ -125,13 +125,13 @@ begin
 end $$;
 comment on function gangq.cordon is
   'Gives a host, or a worker by name, nothing new until uncordon, also after a restart. Running '
-  'work goes on, and members that are reserved there are claimed. drain: running and reserved '
-  'work is moved away once it fits elsewhere, gangs as a whole; at the deadline the rest is told '
-  'to stop, without one it is not. A gang of which a member has finished cannot run again: it '
-  'stays until the deadline and then fails. When this function returns, no claim that was under '
-  'way can take anything any more. A repeated call changes only what it gives: a plain cordon '
-  'does not end a drain, and the deadline infinity removes the deadline. For gangq_admin. Raises '
-  'GQ001, GQ002 (naming hosts or workers like it).';
+  'work goes on, and members that are reserved there are claimed. drain: running and reserved work '
+  'is moved away once it fits elsewhere, gangs as a whole; at the deadline the rest is told to '
+  'stop, without one it is not. A gang of which a member has finished cannot run again: it stays '
+  'until the deadline and then fails. When this function returns, no claim that was under way can '
+  'take anything any more. A repeated call changes only what it gives: a plain cordon does not end '
+  'a drain, and the deadline infinity removes the deadline. For gangq_admin. Raises GQ001, GQ002 '
+  '(naming hosts or workers like it).';
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
 language plpgsql as $$

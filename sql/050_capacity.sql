@@ -5,14 +5,14 @@
 -- that serves it takes it. Everything else is placed by a decision. A worker has slots for placed
 -- work and light slots, and neither lane takes the other's.
 
--- The lane is a property of the shape and of its queue, and stored nowhere: a limit that is set on a
--- queue changes one row, and not each job that waits in it.
+-- The lane is a property of the shape and of its queue, and stored nowhere: a limit that is set on
+-- a queue changes one row, and not each job that waits in it.
 create function gangq.placed_queues() returns text[] language sql stable as $$
   select array(select q.name || '.' from gangq.queues_table q where q.limited or q.policy = 'fair')
 $$;
 comment on function gangq.placed_queues is
-  'Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed. Each '
-  'with a dot: it begins the names of those below.';
+  'Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed. '
+  'Each with a dot: it begins the names of those below.';
 
 -- Inlined, because claims ask it of each shape.
 create function gangq.is_placed(s gangq.shapes, placed_queues text[]) returns boolean
@@ -28,13 +28,16 @@ create function gangq.single_waits() returns boolean language sql stable as $$
     cross join (select gangq.placed_queues() as names offset 0) q
     where gangq.is_placed(s, q.names))
 $$;
-comment on function gangq.single_waits is 'Internal. Whether a single job waits that a decision has to place.';
+comment on function gangq.single_waits is
+  'Internal. Whether a single job waits that a decision has to place.';
 
 create function gangq.placed_waits() returns boolean language sql stable as $$
-  select exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits()
+  select exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
+    or gangq.single_waits()
 $$;
 comment on function gangq.placed_waits is
-  'Internal. Whether anything waits that a decision has to place: a gang, or a single job that is not light.';
+  'Internal. Whether anything waits that a decision has to place: a gang, or a single job that is '
+  'not light.';
 
 -- Reserved, running and preempting jobs count, and so do open places that nobody sits in.
 create function gangq.free_capacity(incarnations bigint[])
@@ -63,8 +66,8 @@ returns table (
   where i.id = any (free_capacity.incarnations)
 $$;
 comment on function gangq.free_capacity is
-  'Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory, CPUs, '
-  'and free devices with their memory, smallest first.';
+  'Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory, '
+  'CPUs, and free devices with their memory, smallest first.';
 
 create function gangq.capacity_of(incarnations bigint[])
 returns table (
@@ -77,66 +80,95 @@ comment on function gangq.capacity_of is
   'free_capacity for views, which ask for one worker at a time: a view calls functions with the '
   'rights of its reader. The verbs use free_capacity, which is inlined.';
 
-create function gangq.takes_work(
-  i gangq.incarnations, renewed_at timestamptz, t timestamptz, heard_since timestamptz, hosts text[],
-  workers text[]
-) returns boolean language sql immutable as $$
-  select i.state = 'live' and i.quarantined is null
-    and (i.passed_over_until is null or i.passed_over_until <= t) and renewed_at > heard_since
-    and i.host <> all (hosts) and i.name <> all (workers)
+-- One rule for claims, boards and explanations.
+create function gangq.barred(t timestamptz, among bigint[] default null)
+returns table (incarnation bigint, why text) language sql stable as $$
+  select i.id, case
+      when i.quarantined is not null then 'quarantined'
+      when i.host = any (c.hosts) or i.name = any (c.workers) then 'cordoned'
+      when i.state <> 'live' then 'draining'
+      when i.passed_over_until > barred.t then 'passed over'
+      when l.renewed_at <= c.heard_since then 'silent' end
+  from gangq.incarnations i
+  join gangq.leases l on l.incarnation = i.id
+  cross join (
+    select barred.t - make_interval(secs => s.candidate_silence_s) as heard_since,
+      array(select x.name from gangq.cordons x where x.kind = 'host') as hosts,
+      array(select x.name from gangq.cordons x where x.kind = 'worker') as workers
+    from gangq.settings s
+    offset 0) c
+  where i.ended_at is null and (barred.among is null or i.id = any (barred.among))
 $$;
-comment on function gangq.takes_work is
-  'Internal. The rule of candidates; hosts and workers: those that are cordoned.';
+comment on function gangq.barred is
+  'Internal. What keeps each live worker, or each of these, from taking work now; why null: '
+  'nothing.';
 
 create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
-language plpgsql stable as $$
-declare
-  heard_since timestamptz := t - (
-    select make_interval(secs => s.candidate_silence_s) from gangq.settings s);
-  hosts text[] := array(select c.name from gangq.cordons c where c.kind = 'host');
-  workers text[] := array(select c.name from gangq.cordons c where c.kind = 'worker');
-begin
-  if among is null then
-    return array(
-      select i.id
-      from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-      where i.ended_at is null
-        and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers)
-      order by i.id);
-  end if;
-  return array(
-    select i.id
-    from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-    where i.id = any (among) and gangq.takes_work(i, l.renewed_at, t, heard_since, hosts, workers)
-    order by i.id);
-end $$;
+language sql stable as $$
+  select array(
+    select b.incarnation
+    from gangq.barred(candidates.t, candidates.among) b
+    where b.why is null
+    order by b.incarnation)
+$$;
 comment on function gangq.candidates is
-  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not cordoned, '
-  'not passed over.';
+  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not '
+  'cordoned, not passed over.';
 
-create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean language sql stable
-return s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks)) and s.labels <@ i.labels
-    and case when s.selects is null then i.taints = '{}'
-      else coalesce(jsonb_path_match(i.labels, s.selects, jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end;
+create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean
+language sql stable
+return s.queue = any (i.queues)
+  and (i.tasks is null or s.task = any (i.tasks))
+  and s.labels <@ i.labels
+  and case
+    when s.selects is null then i.taints = '{}'
+    else coalesce(jsonb_path_match(i.labels, s.selects,
+      jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end;
 comment on function gangq.serves is
-  'Internal. Whether this worker is for jobs of this shape at all, free or not: queue, task, labels, selector, and every '
-  'taint of it tolerated.';
+  'Internal. Whether this worker is for jobs of this shape at all, free or not: queue, task, '
+  'labels, selector, and every taint of it tolerated.';
 
-create function gangq.fleet(known boolean) returns setof gangq.incarnations language sql stable as $$
-  select i.* from gangq.incarnations i
+-- least() takes no notice of null: what is not asked for sets no limit.
+create function gangq.room(
+  s gangq.shapes, slots bigint, memory_mb bigint, cpus numeric, devices bigint
+) returns bigint language sql immutable
+return least(slots, memory_mb / nullif((s).memory_mb, 0), floor(cpus / nullif((s).cpus, 0))::bigint,
+  devices / nullif((s).gpus, 0));
+comment on function gangq.room is
+  'Internal. How many jobs of this shape fit into so much. devices: those that suit them.';
+
+create function gangq.domain_of(i gangq.incarnations, level text) returns text
+language sql immutable
+return case when level is null then '' when level = 'host' then i.host else i.labels ->> level end;
+comment on function gangq.domain_of is
+  'Internal. Where a worker is, of this level of topology; null: it does not say; no level: empty.';
+
+create function gangq.fleet(known boolean) returns setof gangq.incarnations
+language sql stable as $$
+  select i.*
+  from gangq.incarnations i
   where i.ended_at is null or (fleet.known
     and i.ended_at > (select gangq.now() - c.incarnation_retention from gangq.settings c)
-    and not exists (select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
+    and not exists (
+      select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
 $$;
 comment on function gangq.fleet is
-  'Internal. The live workers; known: also those that have ended, by their latest incarnation, as long as it is kept.';
+  'Internal. The live workers; known: also those that have ended, by their latest incarnation, as '
+  'long as it is kept.';
 
 -- A device that nobody offers is counted with the last incarnation that saw it.
-create function gangq.devices_of(incarnation bigint, ended boolean) returns table (id bigint, vram_mb integer) language sql stable as $$
-  select r.id, r.vram_mb from gangq.device_registry r where r.offered_by = devices_of.incarnation
+create function gangq.devices_of(incarnation bigint, ended boolean)
+returns table (id bigint, vram_mb integer) language sql stable as $$
+  select r.id, r.vram_mb
+  from gangq.device_registry r
+  where r.offered_by = devices_of.incarnation
   union all
-  select r.id, r.vram_mb from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+  select r.id, r.vram_mb
+  from gangq.device_claimants c
+  join gangq.device_registry r on r.id = c.device_id
   where devices_of.ended and c.incarnation = devices_of.incarnation and r.offered_by is null
-    and not exists (select 1 from gangq.device_claimants later where later.device_id = r.id and later.incarnation > c.incarnation)
+    and not exists (
+      select 1 from gangq.device_claimants later
+      where later.device_id = r.id and later.incarnation > c.incarnation)
 $$;
 comment on function gangq.devices_of is 'Internal. The devices of a worker; ended: those it had.';

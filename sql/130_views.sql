@@ -285,8 +285,9 @@ select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_i
   e.data ->> 'digest' as digest
 from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
 comment on view gangq.preemptions is
-  'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a gang that goes on (both), why, and lost_s: work since the last checkpoint, '
-  'in seconds times devices.';
+  'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a '
+  'gang that goes on (both), why, and lost_s: work since the last checkpoint, in seconds times '
+  'devices.';
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
@@ -645,7 +646,8 @@ from (values ('settings', exists (select 1 from gangq.settings)),
   ('sequence_base', exists (select 1 from gangq.sequence_base)),
     ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
 where not n.filled;
-comment on view gangq.violations is 'Broken invariants. Always empty; a row is a bug worth reporting.';
+comment on view gangq.violations is
+  'Broken invariants. Always empty; a row is a bug worth reporting.';
 
 create view gangq.places_open as
 select p.id, i.name as worker, i.host, s.queue, s.task,
@@ -655,5 +657,6 @@ from gangq.places p
 join gangq.incarnations i on i.id = p.incarnation
 join gangq.shapes s on s.id = p.shape_id;
 comment on view gangq.places_open is
-  'Where single jobs may start, by decision: on which worker, for jobs of which queue and task, with which devices. job_id: '
-  'who sits there; until: nobody fills it after that, unless a pass renews it.';
+  'Where single jobs may start, by decision: on which worker, for jobs of which queue and task, '
+  'with which devices. job_id: who sits there; until: nobody fills it after that, unless a pass '
+  'renews it.';

@@ -1,9 +1,10 @@
--- Why is it not running: explain_gang, explain_job, and the view waiting.
--- Takes no locks and decides nothing: what is said of something that is placed by decisions is what the
--- last pass wrote down of it (gangq.verdicts), with how long ago that was. Only for light jobs, which
--- whoever has room claims, it is counted here what a claim would find.
+-- Why is it not running: explain_gang, explain_job, and the view waiting. Takes no locks and
+-- decides nothing: what is said of something that is placed by decisions is what the last pass
+-- wrote down of it (gangq.verdicts), with how long ago that was. Only for light jobs, which whoever
+-- has room claims, it is counted here what a claim would find.
 
--- Workers ---------------------------------------------------------------------------------------------
+-- Workers
+-- ---------------------------------------------------------------------------------------------
 
 -- One condition after another, so that each worker falls to the first that it does not meet.
 create function gangq.ruled_out(s gangq.shapes, t timestamptz)
@@ -30,8 +31,8 @@ returns table (incarnation bigint, fell text, barred text) language sql stable a
   where i.ended_at is null
 $$;
 comment on function gangq.ruled_out is
-  'Internal. Of each live worker what keeps it from ever running jobs of this shape (fell), or from taking '
-  'any now (barred).';
+  'Internal. Of each live worker what keeps it from ever running jobs of this shape (fell), or '
+  'from taking any now (barred).';
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
@@ -64,10 +65,11 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
   where not exists (select 1 from workers)
 $$;
 comment on function gangq.explain_workers is
-  'Internal. How many live workers may take jobs of this shape now, and what rules out how many of the others.';
+  'Internal. How many live workers may take jobs of this shape now, and what rules out how many of '
+  'the others.';
 
--- What would fit, of one thing it asks for at a time: the most of it with which that many members fit on
--- idle workers.
+-- What would fit, of one thing it asks for at a time: the most of it with which that many members
+-- fit on idle workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb language sql stable as $$
   with idle as (
     select i.id, i.slots, i.memory_mb, i.cpus, coalesce(array_agg(r.vram_mb order by r.vram_mb)
@@ -108,8 +110,8 @@ create function gangq.nearest_feasible(s gangq.shapes, members integer) returns 
     from rooms z where z.asked = 'members' or z.room >= nearest_feasible.members group by z.asked) r
 $$;
 comment on function gangq.nearest_feasible is
-  'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", "cpus": the '
-  'most each may ask for, the rest as it is, so that all fit}.';
+  'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", '
+  '"cpus": the most each may ask for, the rest as it is, so that all fit}.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
@@ -122,7 +124,8 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
   where w.why is not null
 $$;
 comment on function gangq.explain_hardware is
-  'Internal. Where idle workers could not hold so many members: why, and what they could. No row where they could.';
+  'Internal. Where idle workers could not hold so many members: why, and what they could. No row '
+  'where they could.';
 
 create function gangq.explain_avoided(s gangq.shapes, members integer)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
@@ -137,9 +140,11 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
   where r.id = any (s.avoid)
   having s.avoid is not null
 $$;
-comment on function gangq.explain_avoided is 'Internal. The devices it avoids, if any; ok: idle workers could hold it without these.';
+comment on function gangq.explain_avoided is
+  'Internal. The devices it avoids, if any; ok: idle workers could hold it without these.';
 
--- What was decided ------------------------------------------------------------------------------------
+-- What was decided
+-- ------------------------------------------------------------------------------------
 
 create function gangq.decided_ago(t timestamptz) returns text language sql stable as $$
   select case
@@ -164,7 +169,8 @@ create function gangq.told_by_history(ends jsonb, t timestamptz) returns text la
   join gangq.shapes s on s.id = j.shape_id
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
-comment on function gangq.told_by_history is 'Internal. Of ends that are estimates: from how many runs, and how old.';
+comment on function gangq.told_by_history is
+  'Internal. Of ends that are estimates: from how many runs, and how old.';
 
 -- The verdict, when it starts, what would help. since: from when on it could have been judged.
 create function gangq.explain_verdict(kind_id integer, ask text, since timestamptz, t timestamptz)
@@ -213,8 +219,8 @@ begin
   return next;
 end $$;
 comment on function gangq.explain_verdict is
-  'Internal. What the last pass found of a gang, or of single jobs: the verdict with its age, the planned '
-  'start, what would help.';
+  'Internal. What the last pass found of a gang, or of single jobs: the verdict with its age, the '
+  'planned start, what would help.';
 
 create function gangq.explain_line(g gangq.live_gangs, t timestamptz)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
@@ -246,9 +252,11 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
   from line l group by l.name, l.policy
 $$;
 comment on function gangq.explain_line is
-  'Internal. How many gangs of its queue that could be judged now are before this one in the order of the queue.';
+  'Internal. How many gangs of its queue that could be judged now are before this one in the order '
+  'of the queue.';
 
--- The answers -----------------------------------------------------------------------------------------
+-- The answers
+-- -----------------------------------------------------------------------------------------
 
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
@@ -299,7 +307,8 @@ begin
     return next;
   end if;
 end $$;
-comment on function gangq.explain_state is 'Internal. In which state a gang is, since when, and what it backs off for.';
+comment on function gangq.explain_state is
+  'Internal. In which state a gang is, since when, and what it backs off for.';
 
 -- The others run, and wait for it at a barrier: to those who ask it stands still.
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz)
@@ -319,7 +328,8 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
     from gangq.live_jobs j
     where j.gang_id = (g).id and j.state in ('blocked', 'reserved') and gangq.in_epoch(j, g)) h
 $$;
-comment on function gangq.explain_missing is 'Internal. Which members a gang that runs lacks, and what becomes of that.';
+comment on function gangq.explain_missing is
+  'Internal. Which members a gang that runs lacks, and what becomes of that.';
 
 create function gangq.explain_gang(gang_id bigint)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
@@ -383,11 +393,12 @@ begin
   end if;
 end $$;
 comment on function gangq.explain_gang is
-  'Why is this gang not running, row by row, with numbers; ok false marks what holds it: state, missing (it '
-  'runs, and lacks a member that is to be replaced), backoff, what the last pass found (its gate: paused, quota, room, workers, '
-  'apart, planned_start, stopping ...; verdict where nothing) and how long ago that was, workers by role, '
-  'hardware, avoids, line (its place in its queue). Then start (when, and what that rests on) and unblock '
-  '(what would help). Decides nothing: gangq explain --now does. Raises GQ002.';
+  'Why is this gang not running, row by row, with numbers; ok false marks what holds it: state, '
+  'missing (it runs, and lacks a member that is to be replaced), backoff, what the last pass found '
+  '(its gate: paused, quota, room, workers, apart, planned_start, stopping ...; verdict where '
+  'nothing) and how long ago that was, workers by role, hardware, avoids, line (its place in its '
+  'queue). Then start (when, and what that rests on) and unblock (what would help). Decides '
+  'nothing: gangq explain --now does. Raises GQ002.';
 
 -- Light jobs: what a claim would find.
 create function gangq.explain_claim(j gangq.live_jobs, s gangq.shapes, t timestamptz)
@@ -423,7 +434,8 @@ begin
     else 'nothing: it is claimable' end, null::jsonb;
 end $$;
 comment on function gangq.explain_claim is
-  'Internal. What a claim of this light job needs: who serves it, free light slots, how many are before it.';
+  'Internal. What a claim of this light job needs: who serves it, free light slots, how many are '
+  'before it.';
 
 create function gangq.explain_job(job_id bigint)
 returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
@@ -476,10 +488,11 @@ begin
   end if;
 end $$;
 comment on function gangq.explain_job is
-  'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: its gang. Of a job '
-  'that nobody decides about: what a claim needs. Raises GQ002.';
+  'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: '
+  'its gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.';
 
--- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for that.
+-- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for
+-- that.
 create function gangq.waiting_later()
 returns table (
   shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
@@ -492,7 +505,8 @@ language sql stable set enable_seqscan = off as $$
   group by j.shape_id, j.state, j.priority
 $$;
 comment on function gangq.waiting_later is
-  'Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and priority.';
+  'Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and '
+  'priority.';
 
 create view gangq.waiting as
 select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.submitted_at as since,
@@ -544,11 +558,12 @@ cross join lateral (select z.queue, z.task from gangq.shapes z where z.id = x.sh
 left join lateral (select gangq.infeasible(x.shape_id, 1) as why) h on x.state = 'pending'
 left join gangq.verdicts v on x.state = 'pending' and v.kind_id = -x.shape_id and v.ask = '';
 comment on view gangq.waiting is
-  'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; since: '
-  'when the first of them was submitted). gate: what the last pass found; starts_at: its planned start, if '
-  'it has one. explain_gang and explain_job say more.';
+  'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; '
+  'since: when the first of them was submitted). gate: what the last pass found; starts_at: its '
+  'planned start, if it has one. explain_gang and explain_job say more.';
 
 create function gangq.schema_version() returns text language sql stable as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'
 $$;
-comment on function gangq.schema_version is 'The newest migration applied; the library refuses to work with another.';
+comment on function gangq.schema_version is
+  'The newest migration applied; the library refuses to work with another.';

@@ -1,9 +1,9 @@
--- What if: the changes that gangq plan makes to a board, checked, and with what only the database knows of
--- them: what a submission would be as a kind of gang, and which work a new worker would serve.
--- Takes no locks and writes nothing, so it also works on a standby.
+-- What if: the changes that gangq plan makes to a board, checked, and with what only the database
+-- knows of them: what a submission would be as a kind of gang, and which work a new worker would
+-- serve. Takes no locks and writes nothing, so it also works on a standby.
 
--- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number and its
--- workers' are such that no sequence gets there.
+-- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
+-- and its workers' are such that no sequence gets there.
 create function gangq.preview_gang(spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[])
 language plpgsql stable as $$
 #variable_conflict use_column
@@ -75,7 +75,8 @@ begin
       select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8 from unnest(shapes) x));
 end $$;
 comment on function gangq.preview_gang is
-  'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each role. Raises GQ001, GQ002.';
+  'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
+  'role. Raises GQ001, GQ002.';
 
 create function gangq.preview_shape(role jsonb, queue text, names text[]) returns gangq.shapes
 language plpgsql stable as $$
@@ -96,7 +97,8 @@ begin
   s.selects := gangq.selector_path(s.selector, s.tolerates);
   return s;
 end $$;
-comment on function gangq.preview_shape is 'Internal. What a member of this role would ask for. Raises GQ001.';
+comment on function gangq.preview_shape is
+  'Internal. What a member of this role would ask for. Raises GQ001.';
 
 create function gangq.preview_worker(c jsonb, nth integer, out offer gangq.incarnations, out vrams integer[])
 language plpgsql stable as $$
@@ -136,7 +138,8 @@ begin
     perform gangq.refuse('GQ002', format('queue %s does not exist', nowhere), 'select * from gangq.queues names them.');
   end if;
 end $$;
-comment on function gangq.preview_worker is 'Internal. What a new worker would offer. Raises GQ001, GQ002.';
+comment on function gangq.preview_worker is
+  'Internal. What a new worker would offer. Raises GQ001, GQ002.';
 
 -- Refuses what cannot be done, as the verb itself would.
 create function gangq.preview_change(c jsonb) returns jsonb language plpgsql stable as $$
@@ -194,7 +197,8 @@ begin
   return answer;
 end $$;
 comment on function gangq.preview_change is
-  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot. Raises GQ001, GQ002.';
+  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot. Raises '
+  'GQ001, GQ002.';
 
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb language plpgsql stable as $$
 #variable_conflict use_variable
@@ -260,9 +264,9 @@ begin
   return (select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]') from jsonb_array_elements(answers) a);
 end $$;
 comment on function gangq.preview is
-  'Checks changes that gangq plan makes to a board (see Client.plan), and says of each what the board lacks: of {"submit"} its '
-  '"kind" and "ask", of {"add_workers"} its "workers" and what each serves, of {"cancel"} the "unit". kinds: those on the board. '
-  'Raises GQ001, GQ002.';
+  'Checks changes that gangq plan makes to a board (see Client.plan), and says of each what the '
+  'board lacks: of {"submit"} its "kind" and "ask", of {"add_workers"} its "workers" and what each '
+  'serves, of {"cancel"} the "unit". kinds: those on the board. Raises GQ001, GQ002.';
 
 create function gangq.preview_workers(offer gangq.incarnations, vrams integer[], c jsonb, nth integer, asked jsonb)
 returns jsonb language plpgsql stable as $$
@@ -288,4 +292,5 @@ begin
   end loop;
   return found;
 end $$;
-comment on function gangq.preview_workers is 'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';
+comment on function gangq.preview_workers is
+  'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';

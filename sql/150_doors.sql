@@ -1,6 +1,6 @@
--- Who may do what. Nobody but the owner writes a table: the functions are the door.
--- gangq_viewer reads views; gangq_submitter also submits, cancels, retries; gangq_worker also works; gangq_host is for the bouncer
--- of a host; gangq_admin may do all.
+-- Who may do what. Nobody but the owner writes a table: the functions are the door. gangq_viewer
+-- reads views; gangq_submitter also submits, cancels, retries; gangq_worker also works; gangq_host
+-- is for the bouncer of a host; gangq_admin may do all.
 
 do $$
 declare
@@ -34,8 +34,8 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.trips, gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state, gangq.lock_rows
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
--- The doors: every function that a role may call. Each runs with its owner's rights, and is what the roles that may call it can
--- change at all. gangq_admin may open them all.
+-- The doors: every function that a role may call. Each runs with its owner's rights, and is what
+-- the roles that may call it can change at all. gangq_admin may open them all.
 do $$
 declare
   every constant text := 'viewer submitter worker host';

@@ -420,8 +420,8 @@ create table gangq.shapes (
   plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored,
   -- A worker that could run it has been known; false: submit looks.
   fits boolean not null default false,
-  -- Of everything it asks for: see shape_digest.
-  digest bigint not null,
+  -- SHA-256 of everything it asks for.
+  digest bytea not null,
   -- The login whose submission added it; null: a trip did.
   login text,
   -- When a submission added it; null as login is.

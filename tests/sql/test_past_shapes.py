@@ -42,7 +42,7 @@ def past_shapes(q: Q) -> None:
         q.sql(
             "insert into gangq.shapes "
             "(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, submitter, avoid, digest) "
-            f"select 'default', '{task}', 0, {numbers}, 0, {differing}, 0 from generate_series(1, {PAST // 5}) n"
+            f"select 'default', '{task}', 0, {numbers}, 0, {differing}, '' from generate_series(1, {PAST // 5}) n"
         )
     q.sql(
         "update gangq.shapes s set digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, "

@@ -1,0 +1,244 @@
+-- What could never be placed: not by the workers there are, not by any known, or not within the
+-- limits of its queue. Each check counts at least what is there: only what must be false is called
+-- infeasible.
+-- Takes no locks.
+
+create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
+returns table (
+  worker gangq.incarnations, able boolean, gpus bigint, vram_mb integer, enough bigint
+) language sql stable as $$
+  select w.i, a.able, d.gpus, d.vram_mb, d.enough
+  from (
+    select i
+    from gangq.fleet(offers.known) i
+    where s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks))
+    limit offers.most) w
+  -- An operator's taint is not for ever.
+  cross join lateral (
+    select gangq.serves(w.i, s) or offers.known and (w.i).operator_taints <> '{}'
+      and s.labels <@ (w.i).labels as able
+    offset 0) a
+  cross join lateral (
+    select count(*) as gpus, max(r.vram_mb) as vram_mb,
+      count(*) filter (where r.vram_mb >= s.vram_mb and (s.avoid is null or r.id <> all (s.avoid)))
+        as enough
+    from gangq.devices_of((w.i).id, (w.i).ended_at is not null) r
+    where s.gpus > 0) d
+$$;
+comment on function gangq.offers is
+  'Internal. The workers of the queue and task of a shape, free or not; known: ended ones '
+  'included. able: it may run there. enough: devices that suit it. most: so many workers at most.';
+
+create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
+returns text language plpgsql stable as $$
+#variable_conflict use_column
+declare
+  s gangq.shapes;
+  n record;
+begin
+  select x.* into s from gangq.shapes x where x.id = infeasible.shape_id;
+  select count(*) as serving, count(*) filter (where s.labels <@ i.labels) as labelled,
+    count(*) filter (where i.able) as able,
+    coalesce(sum(i.slots) filter (where i.able), 0) as slots,
+    coalesce(sum(i.room) filter (where i.able), 0) as room,
+    coalesce(sum(i.bare) filter (where i.able), 0) as bare,
+    coalesce(max(i.gpus) filter (where i.able), 0) as gpus,
+    coalesce(max(i.vram_mb) filter (where i.able), 0) as vram_mb,
+    max(i.memory_mb) filter (where i.able) as memory_mb, max(i.cpus) filter (where i.able) as cpus
+  into n
+  from (
+    select o.able, o.gpus, o.vram_mb, w.labels, w.memory_mb, w.cpus, w.slots,
+      gangq.room(s, w.slots, w.memory_mb, w.cpus, o.enough) as room,
+      -- What there would be room for if it had as many slots as one likes.
+      gangq.room(s, infeasible.size, w.memory_mb, w.cpus, o.enough) as bare
+    from gangq.offers(s, infeasible.known) o
+    cross join lateral (
+      select (o.worker).labels, (o.worker).memory_mb, (o.worker).cpus,
+        -- A single job that asks for nothing is light in most queues.
+        case when s.plain and infeasible.size = 1
+          then greatest((o.worker).slots, (o.worker).light)
+          else (o.worker).slots end as slots) w) i;
+  if n.room >= size or (infeasible.known and not gangq.known_workers(s.queue)) then
+    return null;
+  elsif n.serving = 0 and infeasible.known then
+    return format('no worker known of queue %s, ended ones included, runs task %s; they run %s',
+      s.queue, s.task, (
+        select left(string_agg(distinct t.task, ', ' order by t.task), 300)
+        from gangq.fleet(true) i cross join lateral unnest(i.tasks) as t(task)
+        where s.queue = any (i.queues)));
+  elsif n.serving = 0 then
+    return format('no registered worker serves queue %s with task %s', s.queue, s.task);
+  elsif n.labelled = 0 then
+    return format('none of %s of queue %s carries labels %s',
+      gangq.counted(n.serving, 'worker'), s.queue, s.labels);
+  elsif n.able = 0 then
+    return format('none of %s of queue %s%s %s', gangq.counted(n.labelled, 'worker'), s.queue,
+      case when s.labels <> '{}' then ' with labels ' || s.labels::text else '' end,
+      case when s.selector is null then 'is free of taints, and it tolerates '
+          || coalesce(array_to_string(s.tolerates, ', '), 'none')
+        else format('meets the selector %s with taints it tolerates', s.selector) end);
+  end if;
+  return format(
+      'the %s of queue %s could hold %s of %s even when idle (each needs %s of %s MiB, %s MiB '
+      'memory, %s; the largest worker offers %s of %s MiB, %s MiB, %s)',
+      gangq.counted(n.able, case when infeasible.known then 'known worker' else 'worker' end),
+      s.queue || case when infeasible.known then ', ended ones included,' else '' end, n.room,
+      gangq.counted(size, 'member'), gangq.counted(s.gpus, 'GPU'), s.vram_mb, s.memory_mb,
+      gangq.counted(s.cpus, 'CPU'), gangq.counted(n.gpus, 'GPU'), n.vram_mb, n.memory_mb,
+      gangq.counted(n.cpus, 'CPU'))
+    || case when n.bare > n.room
+      then format('; slots are short: %s in all, and each job takes one (gangq worker --slots)',
+        gangq.counted(n.slots, 'slot')) else '' end;
+end $$;
+comment on function gangq.infeasible is
+  'Internal. Why the workers registered now could never hold this many members of this shape, or '
+  'null when they could. known: the same of all workers known, ended ones included; null also when '
+  'none of its queue is known.';
+
+create function gangq.kind_room(kind_id integer, known boolean, most integer default null)
+returns table (domain text, fits boolean, seen boolean, has text) language sql stable as $$
+  with roles as materialized (
+    select r.*, s, k.require as shared
+    from gangq.gang_kinds k
+    join gangq.kind_roles r on r.kind_id = k.id
+    join gangq.shapes s on s.id = r.shape_id
+    where k.id = kind_room.kind_id
+  ),
+  offers as materialized (
+    select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
+      gangq.domain_of(o.worker, r.shared) as domain,
+      gangq.domain_of(o.worker, r.require) as inner_domain,
+      gangq.room(r.s, i.slots, i.memory_mb, i.cpus, o.enough) as room
+    from roles r
+    cross join lateral gangq.offers(r.s, kind_room.known, kind_room.most) o
+    cross join lateral (select (o.worker).*) i
+    where o.able
+  ),
+  hosts as (
+    select o.ordinal, o.strategy, o.domain, o.inner_domain, sum(o.room) as room
+    from offers o
+    where o.domain is not null and o.inner_domain is not null
+    group by o.ordinal, o.strategy, o.domain, o.inner_domain, o.host
+  ),
+  inner_domains as (
+    select h.ordinal, h.domain, case h.strategy
+        when 'strict_pack' then max(h.room)
+        when 'strict_spread' then count(*) filter (where h.room > 0)
+        else sum(h.room) end as room
+    from hosts h
+    group by h.ordinal, h.strategy, h.domain, h.inner_domain
+  ),
+  by_role as (
+    select d.domain, r.ordinal, r.name, r.min_members as wanted, r.strategy, r.require,
+      least(coalesce(max(i.room), 0), r.min_members) as room
+    from (select distinct o.domain from offers o where o.domain is not null) d
+    cross join roles r
+    left join inner_domains i on i.domain = d.domain and i.ordinal = r.ordinal
+    group by d.domain, r.ordinal, r.name, r.min_members, r.strategy, r.require
+  ),
+  together as (
+    select w.domain, string_agg(format('%s of %s %s', n.have, n.asked, n.what), ', ' order by n.n)
+      as short
+    from (
+      select x.domain, sum(x.slots) as slots, sum(x.gpus) as gpus, sum(x.memory_mb) as memory_mb,
+        sum(x.cpus) as cpus
+      from (
+        select o.domain, o.slots, max(o.gpus) as gpus, o.memory_mb, o.cpus
+        from offers o
+        group by o.domain, o.id, o.slots, o.memory_mb, o.cpus) x
+      group by x.domain) w
+    cross join (
+      select sum(r.min_members) as slots, sum(r.min_members * (r.s).gpus::bigint) as gpus,
+        sum(r.min_members * (r.s).memory_mb) as memory_mb, sum(r.min_members * (r.s).cpus) as cpus
+      from roles r) a
+    cross join lateral (values (1, w.slots, a.slots, 'slots'), (2, w.gpus, a.gpus, 'GPUs'),
+      (3, w.memory_mb, a.memory_mb, 'MiB'), (4, w.cpus, a.cpus, 'CPUs')) as n(n, have, asked, what)
+    where n.have < n.asked
+    group by w.domain
+  )
+  select b.domain, bool_and(b.room >= b.wanted) and t.short is null,
+    (select count(distinct h.ordinal) from hosts h) = count(*),
+    string_agg(format('%s of %s %s%s%s', b.room, b.wanted, b.name, case b.strategy
+        when 'strict_pack' then ' on one host'
+        when 'strict_spread' then ' on a host each'
+        else '' end, ' in one ' || b.require), ', ' order by b.ordinal)
+      || coalesce('; together ' || t.short, '')
+  from by_role b left join together t on t.domain = b.domain
+  group by b.domain, t.short
+  order by 2 desc, sum(b.room) desc, b.domain limit 1
+$$;
+comment on function gangq.kind_room is
+  'Internal. Of the domains of the level that a kind of gang requires, or all workers as one, the '
+  'best: whether each role finds room for its least members in it, and all together, when it is '
+  'idle (fits), and for how many (has). seen: each role has a worker that could run it somewhere.';
+
+create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
+language plpgsql stable as $$
+#variable_conflict use_column
+declare
+  best record;
+  why text;
+  level text := (select k.require from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
+begin
+  -- Nearly every gang fits into a corner of the fleet, and what fits there fits into all of it.
+  if (select r.fits from gangq.kind_room(kind_infeasible.kind_id, false, 100) r) then
+    return null;
+  end if;
+  select case when r.roles > 1 then format('role %s: ', r.name) else '' end || w.why into why
+  from (
+    select x.*, count(*) over () as roles
+    from gangq.kind_roles x where x.kind_id = kind_infeasible.kind_id) r
+  cross join lateral (
+    select gangq.infeasible(r.shape_id, r.min_members, kind_infeasible.known) as why
+    offset 0) w
+  where w.why is not null
+  order by r.ordinal limit 1;
+  if found then
+    return why;
+  end if;
+  select r.* into best from gangq.kind_room(kind_infeasible.kind_id, kind_infeasible.known) r;
+  -- Hardware that has never been seen is no hardware that is too small.
+  if best.fits or (kind_infeasible.known and best.seen is not true) then
+    return null;
+  end if;
+  return format('%s could never hold it even when idle: %s%s',
+    case when kind_infeasible.known then 'all workers known, ended ones included,'
+      else 'the workers registered now' end,
+    case
+      when best.domain is null then 'none has a label ' || level
+      when level is null then 'room for '
+      else format('the best %s, %s, has room for ', level, best.domain) end,
+    best.has);
+end $$;
+comment on function gangq.kind_infeasible is
+  'Internal. Why the workers registered now, or all known, could never hold the minimum of this '
+  'kind of gang, or null. Roles, strict strategies and required levels are checked each for itself '
+  'and in sum: what passes may still not fit.';
+
+create function gangq.check_limits(
+  queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
+) returns void language plpgsql stable as $$
+#variable_conflict use_column
+declare
+  over record;
+begin
+  select l.*, a.asked into over
+  from gangq.limits_of(gangq.queue_path(check_limits.queue)) l
+  cross join lateral gangq.amount_of(l.resource, check_limits.gangs, check_limits.members,
+    check_limits.gpus, check_limits.memory_mb, check_limits.cpus) as a(asked)
+  -- A running limit of 0 is how an operator shuts a queue for a while.
+  where a.asked > l.most and not (l.gate = 'running_limit' and l.most = 0)
+  order by length(l.queue) desc limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('it needs %s %s at once, and the %s of queue %s is %s', trim_scale(over.asked),
+        over.resource, over.setting, over.queue, over.most),
+      case when check_limits.gangs > 0
+        then 'Ask for less (an elastic gang counts with its minimum), or for another queue; '
+        else 'Ask for less, or for another queue; ' end
+      || 'an administrator can raise the limit: gangq queue set.');
+  end if;
+end $$;
+comment on function gangq.check_limits is
+  'Internal. Refuses (GQ001) what alone exceeds a limit of its queue or of an ancestor of it, and '
+  'so could never run.';
