@@ -10,7 +10,6 @@
 -- owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a
 -- scan, takes a few rows for very many, and a server that can compile queries did so at every call:
 -- over a second for a pass of placement.
-
 --
 -- Whose names count. A function with its owner's rights, and every PL/pgSQL function, runs with
 -- search_path = pg_catalog, pg_temp, whatever the caller's is: an empty path would look for types
@@ -28,39 +27,49 @@ comment on function gangq.now is
 -- `set role` to one of gangq's own roles gives rights and no name: limits and shares per submitter
 -- cannot be evaded by it.
 create function gangq.caller() returns text language sql stable
-return case when current_setting('role') = any
-     ('{none,gangq_viewer,gangq_submitter,gangq_worker,gangq_decider,gangq_host,gangq_admin}'::text[])
-     then session_user::text else current_setting('role') end;
+return case
+  when current_setting('role') = any ('{none,gangq_viewer,gangq_submitter,gangq_worker,'
+    'gangq_decider,gangq_host,gangq_admin}'::text[])
+  then session_user::text else current_setting('role') end;
 comment on function gangq.caller is
   'The role on whose behalf a verb runs, also inside security definer functions: the one set by '
   '`set role`, and the login itself where none or one of gangq''s own is set.';
 
 create function gangq.actor() returns text language sql stable
-return case when gangq.caller() = session_user then session_user::text else session_user::text || ' as ' || gangq.caller() end;
+return session_user || coalesce(' as ' || nullif(gangq.caller(), session_user), '');
 comment on function gangq.actor is
   'Internal. What events say of who caused them: the login, and "login as role" where it had set '
   'another role.';
 
--- SQLSTATEs of class GQ, each one Python exception: GQ001 invalid input           GQ002 no such
--- job, gang, queue, worker or device GQ003 stale token             GQ004 not allowed in this state
--- GQ005 incarnation has ended   GQ006 worker name is taken GQ007 too large               GQ008
--- wrong isolation level Retryable by nature and left as PostgreSQL raises them: 55P03 lock not
--- available, 40P01 deadlock, 40001.
+-- SQLSTATEs of class GQ, each one Python exception:
+--   GQ001 invalid input           GQ002 no such job, gang, queue, worker or device
+--   GQ003 stale token             GQ004 not allowed in this state
+--   GQ005 incarnation has ended   GQ006 worker name is taken
+--   GQ007 too large               GQ008 wrong isolation level
+-- Retryable by nature and left as PostgreSQL raises them: 55P03 lock not available, 40P01 deadlock,
+-- 40001.
 
-create function gangq.refuse(sqlstate text, message text, hint text default '') returns void language plpgsql as $$
+create function gangq.shortened(said text, most integer) returns text language sql immutable as $$
+  select case when length(said) > most then left(said, most) || ' [cut]' else said end
+$$;
+comment on function gangq.shortened is 'Internal. A text, cut and saying so where it is longer.';
+
+create function gangq.refuse(sqlstate text, message text, hint text default '') returns void
+language plpgsql as $$
 begin
   -- It may quote what was passed, and goes into the server's log.
-  raise exception using errcode = refuse.sqlstate,
-    message = case when length(refuse.message) > 2000 then left(refuse.message, 2000) || ' [cut]' else refuse.message end,
-    hint = case when length(refuse.hint) > 2000 then left(refuse.hint, 2000) || ' [cut]' else refuse.hint end;
+  raise exception using errcode = refuse.sqlstate, message = gangq.shortened(refuse.message, 2000),
+    hint = gangq.shortened(refuse.hint, 2000);
 end $$;
 comment on function gangq.refuse is
   'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
-create function gangq.check_moment(what text, at timestamptz) returns void language plpgsql immutable as $$
+create function gangq.check_moment(what text, at timestamptz) returns void
+language plpgsql immutable as $$
 begin
   if not (at >= '0002-01-01 00:00:00+00' and at < '9999-01-01 00:00:00+00') then
-    perform gangq.refuse('GQ001', format('%s is %s', what, at), 'It is a moment from the year 2 to the year 9998.');
+    perform gangq.refuse('GQ001', format('%s is %s', what, at),
+      'It is a moment from the year 2 to the year 9998.');
   end if;
 end $$;
 comment on function gangq.check_moment is
@@ -70,17 +79,20 @@ comment on function gangq.check_moment is
 create function gangq.check_most(most integer) returns void language plpgsql immutable as $$
 begin
   if most < 0 then
-    perform gangq.refuse('GQ001', format('most is %s', most), 'It is how many at most: 0 or more, or null for no limit.');
+    perform gangq.refuse('GQ001', format('most is %s', most),
+      'It is how many at most: 0 or more, or null for no limit.');
   end if;
 end $$;
 comment on function gangq.check_most is 'Internal. Raises GQ001 for a negative limit.';
 
 -- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it;
 -- what must not fail, because it says how an attempt ended, is cut and says so.
-create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void language plpgsql as $$
+create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void
+language plpgsql as $$
 begin
   if bytes > most then
-    perform gangq.refuse('GQ007', format('%s has %s bytes, and %s are the most', what, bytes, most),
+    perform gangq.refuse('GQ007',
+      format('%s has %s bytes, and %s are the most', what, bytes, most),
       'Put large data in shared storage and pass its address.');
   end if;
 end $$;
@@ -93,15 +105,19 @@ begin
   if bytes is null or bytes <= most then
     return cut.said;
   end if;
-  return jsonb_build_object('cut', format('it had %s bytes, and %s are the most', bytes, most)) || case jsonb_typeof(cut.said)
-    when 'object' then (
-      select coalesce(jsonb_object_agg(left(e.key, 100), case
-        when jsonb_typeof(e.value) in ('number', 'boolean', 'null') and pg_column_size(e.value) < 100 then e.value
-        when jsonb_typeof(e.value) = 'string' and length(e.value #>> '{}') <= most / 50 then e.value
-        when jsonb_typeof(e.value) = 'string' then to_jsonb(left(e.value #>> '{}', most / 100) || ' [cut]')
-        else '"[cut]"' end), '{}')
-      from (select x.key, x.value from jsonb_each(cut.said) x order by x.key = any ('{type,message,step,phase,reason,code,by}') desc, x.key limit 20) e)
-    else '{}' end;
+  return (
+    select jsonb_build_object('cut',
+        format('it had %s bytes, and %s are the most', bytes, most))
+      || coalesce(jsonb_object_agg(left(e.key, 100), case
+        when jsonb_typeof(e.value) in ('number', 'boolean', 'null')
+          and pg_column_size(e.value) < 100 then e.value
+        when jsonb_typeof(e.value) <> 'string' then '"[cut]"'
+        when length(e.value #>> '{}') <= most / 50 then e.value
+        else to_jsonb(left(e.value #>> '{}', most / 100) || ' [cut]') end), '{}')
+    from (
+      select x.key, x.value
+      from jsonb_each(case jsonb_typeof(cut.said) when 'object' then cut.said else '{}' end) x
+      order by x.key = any ('{type,message,step,phase,reason,code,by}') desc, x.key limit 20) e);
 end $$;
 comment on function gangq.cut is
   'Internal. What was said, if it is not too large; else as much of its first keys as fits, and '
@@ -113,7 +129,8 @@ begin
     perform gangq.refuse('GQ008',
       format('%s needs isolation level READ COMMITTED, this transaction is %s', verb,
         upper(current_setting('transaction_isolation'))),
-      'It must see what others committed while it waited for a lock. Call it on an autocommit connection.');
+      'It must see what others committed while it waited for a lock. Call it on an autocommit '
+      'connection.');
   end if;
 end $$;
 comment on function gangq.require_read_committed is
@@ -123,8 +140,10 @@ comment on function gangq.require_read_committed is
 -- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One
 -- index column then serves ORDER BY and range conditions both, and a gang's place can be compared
 -- with a job's.
-create function gangq.order_key(priority integer, pos bigint) returns bigint language sql immutable as
-$$ select ((1000 - priority)::bigint << 50) + pos $$;
+create function gangq.order_key(priority integer, pos bigint) returns bigint
+language sql immutable as $$
+  select ((1000 - priority)::bigint << 50) + pos
+$$;
 comment on function gangq.order_key is
   'Internal. Ascending key: higher priority first, then lower position.';
 
@@ -138,50 +157,63 @@ comment on function gangq.order_key is
 --    4,000 failovers.
 -- 3. A timeline lower than the one written is a cluster that was restored from a dump: it counts as
 --    one step, too.
-create function gangq.id_base() returns table (base bigint, timeline bigint) language sql stable rows 1 as $$
-  select s.base + 33554432 * case when n.timeline >= s.timeline then n.timeline - s.timeline else 1 end, n.timeline
+create function gangq.id_base() returns table (base bigint, timeline bigint)
+language sql stable rows 1 as $$
+  select s.base + 33554432 * case
+      when n.timeline >= s.timeline then n.timeline - s.timeline
+      else 1 end, n.timeline
   from gangq.sequence_base s
-  cross join (select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint as timeline offset 0) n
+  cross join (
+    select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+      as timeline
+    offset 0) n
 $$;
 comment on function gangq.id_base is
   'Internal. What every value of a sequence is shifted by on this timeline. Read it once per call: '
   '(select b.base from gangq.id_base() b).';
 
-create function gangq.next_pos(base bigint) returns bigint language sql volatile as
-$$ select 562949953421312 + (base + nextval('gangq.positions'::regclass)) $$;
+create function gangq.next_pos(base bigint) returns bigint language sql volatile as $$
+  select 562949953421312 + (base + nextval('gangq.positions'::regclass))
+$$;
 comment on function gangq.next_pos is
   'Internal. A position behind all others; positions start in the middle so that there is room in '
   'front.';
 
-create function gangq.front_pos(base bigint) returns bigint language sql volatile as
-$$ select 562949953421312 - (base + nextval('gangq.positions'::regclass)) $$;
+create function gangq.front_pos(base bigint) returns bigint language sql volatile as $$
+  select 562949953421312 - (base + nextval('gangq.positions'::regclass))
+$$;
 comment on function gangq.front_pos is
   'Internal. A position before all others of the same priority.';
 
-create function gangq.new_token(base bigint) returns bigint language sql volatile as
-$$ select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint $$;
+create function gangq.new_token(base bigint) returns bigint language sql volatile as $$
+  select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint
+$$;
 comment on function gangq.new_token is
   'Internal. Under 2^53, and larger than any before, also when an asynchronous failover loses the '
-  'sequence''s tail (base: gangq.id_base).';
+  'end of the sequence (base: gangq.id_base).';
 
-create function gangq.backoff(base_s real, max_s real, nth integer) returns interval language sql volatile as
-$$ select make_interval(secs =>
-     least(max_s, base_s * power(2, least(greatest(nth, 1), 30) - 1)) * (0.5 + random() / 2)) $$;
+create function gangq.backoff(base_s real, max_s real, nth integer) returns interval
+language sql volatile as $$
+  select make_interval(secs => (0.5 + random() / 2)
+    * least(max_s, base_s * power(2, least(greatest(nth, 1), 30) - 1)))
+$$;
 comment on function gangq.backoff is
-  'Internal. Delay before the nth repetition: doubles from base_s to max_s, with half of it '
-  'random.';
+  'Internal. Delay before the nth repetition: doubles from base_s to max_s, half of it random.';
 
 create function gangq.log_event(
-  at timestamptz, kind text, gang_id bigint default null, epoch integer default null, job_id bigint default null,
-  token bigint default null, incarnation bigint default null, reason text default null, data jsonb default null
+  at timestamptz, kind text, gang_id bigint default null, epoch integer default null,
+  job_id bigint default null, token bigint default null, incarnation bigint default null,
+  reason text default null, data jsonb default null
 ) returns void language plpgsql as $$
 begin
-  insert into gangq.events (id, at, kind, gang_id, epoch, job_id, token, incarnation, worker, reason, data, actor)
+  insert into gangq.events (id, at, kind, gang_id, epoch, job_id, token, incarnation, worker,
+    reason, data, actor)
   values (
-    (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass), log_event.at, log_event.kind, log_event.gang_id, log_event.epoch, log_event.job_id, log_event.token,
-    log_event.incarnation, (select i.name from gangq.incarnations i where i.id = log_event.incarnation),
-    case when length(log_event.reason) > 4000 then left(log_event.reason, 4000) || ' [cut]' else log_event.reason end,
-    case when pg_column_size(log_event.data) > 262144 then gangq.cut(log_event.data, 262144) else log_event.data end, gangq.actor());
+    (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass),
+    log_event.at, log_event.kind, log_event.gang_id, log_event.epoch, log_event.job_id,
+    log_event.token, log_event.incarnation,
+    (select i.name from gangq.incarnations i where i.id = log_event.incarnation),
+    gangq.shortened(log_event.reason, 4000), gangq.cut(log_event.data, 262144), gangq.actor());
 end $$;
 comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened.';
@@ -190,11 +222,15 @@ comment on function gangq.log_event is
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.
 -- Payloads are constants, so they coalesce.
 
-create function gangq.wake(incarnations bigint[], what text) returns void language sql volatile as
-$$ select pg_notify('gangq_' || i, what) from (select distinct i from unnest(incarnations) i where i is not null) w $$;
+create function gangq.wake(incarnations bigint[], what text) returns void
+language sql volatile as $$
+  select pg_notify('gangq_' || w.i, what)
+  from (select distinct i from unnest(incarnations) i where i is not null) w
+$$;
 comment on function gangq.wake is 'Internal. Notifies each of these workers on its own channel.';
 
-create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void language plpgsql as $$
+create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void
+language plpgsql as $$
 declare
   woken bigint[];
 begin
@@ -234,40 +270,42 @@ comment on function gangq.forget_sleeper is 'Internal. This worker does not slee
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
 set enable_seqscan = off set jit = off as $$
 declare
-  heard timestamptz;
+  heard timestamptz := gangq.now() - interval '15 seconds';
   first bigint;
-  asked bigint[];
 begin
-  if always or gangq.placed_waits() then
-    perform pg_notify('gangq_tick', '');
-    -- While a gang waits, one job's end after the other comes by here: the fleet is not read and
-    -- sorted to choose three of it.
-    heard := gangq.now() - interval '15 seconds';
-    first := (
-      select x.least + floor(random() * (x.most - x.least + 1))::bigint
-      from (select (select min(l.incarnation) from gangq.leases l) as least, (select max(l.incarnation) from gangq.leases l) as most) x);
-    asked := array(
-      select l.incarnation from gangq.leases l
-      where l.incarnation >= first and l.renewed_at > heard
-        and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)  -- a join would read them from the first on
-      order by l.incarnation limit 3);
-    if cardinality(asked) < 3 then
-      asked := asked || array(
-        select l.incarnation from gangq.leases l
-        where l.incarnation < first and l.renewed_at > heard
-          and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)
-        order by l.incarnation limit 3 - cardinality(asked));
-    end if;
-    perform gangq.wake(asked, 'tick');
+  if not (always or gangq.placed_waits()) then
+    return;
   end if;
+  perform pg_notify('gangq_tick', '');
+  -- While a gang waits, one job's end after the other comes by here: the fleet is not read and
+  -- sorted to choose three of it. The second query runs only where the first finds fewer, and a
+  -- join would read the incarnations from the first on.
+  first := (
+    select min(l.incarnation)
+      + floor(random() * (max(l.incarnation) - min(l.incarnation) + 1))::bigint
+    from gangq.leases l);
+  perform gangq.wake(array(
+    select n.incarnation
+    from (
+      (select l.incarnation from gangq.leases l
+      where l.incarnation >= first and l.renewed_at > heard
+        and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)
+      order by l.incarnation limit 3)
+      union all
+      (select l.incarnation from gangq.leases l
+      where l.incarnation < first and l.renewed_at > heard
+        and (select i.ended_at is null from gangq.incarnations i where i.id = l.incarnation)
+      order by l.incarnation limit 3)) n
+    limit 3), 'tick');
 end $$;
 comment on function gangq.wake_tick is
   'Internal. When placed work waits (or always): asks three live workers, neighbours in the order '
   'of registration, and any dedicated ticker to run the tick, so that one frozen process delays '
   'nothing. Never decides itself.';
 
-create function gangq.counted(n numeric, what text) returns text language sql immutable as
-$$ select format('%s %s%s', n, what, case when n = 1 then '' else 's' end) $$;
+create function gangq.counted(n numeric, what text) returns text language sql immutable as $$
+  select format('%s %s%s', n, what, case when n = 1 then '' else 's' end)
+$$;
 comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
 
 create function gangq.wake_lane(shape_id integer, jobs bigint, how text) returns void

@@ -67,33 +67,33 @@ comment on function gangq.intern_shape is
   'Internal. The shape of a requirement; it avoids no device: only a trip makes one that does '
   '(shape_avoiding). A new shape is charged to login (GQ007). Raises GQ001, GQ002.';
 
-create function gangq.refuse_draining(draining text, queue text) returns void language plpgsql as $$
+create function gangq.refuse_draining(draining text, queue text) returns void
+language plpgsql as $$
 begin
-  perform gangq.refuse('GQ004', format('queue %s is draining', draining) || case when queue <> draining then format(', and %s is below it', queue) else '' end,
+  perform gangq.refuse('GQ004', format('queue %s is draining', draining)
+      || case when queue <> draining then format(', and %s is below it', queue) else '' end,
     'It takes no new work: use another queue, or wait until it is opened again.');
 end $$;
 comment on function gangq.refuse_draining is
   'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
-create function gangq.check_submission(q gangq.queues_table, payloads jsonb[]) returns gangq.queues_table language plpgsql as $$
+create function gangq.check_submission(q gangq.queues_table, payloads jsonb[])
+returns gangq.queues_table language plpgsql as $$
 declare
-  above gangq.queues_table;
+  draining text;
   too_large record;
 begin
-  if q.draining then
-    perform gangq.refuse_draining(q.name, q.name);
-  end if;
-  if strpos(q.name, '.') > 0 then
-    for above in
-      select t.* from gangq.queues_table t where t.name = any (gangq.queue_path(q.name)) and t.name <> q.name order by length(t.name) desc
-    loop
-      if above.draining then
-        perform gangq.refuse_draining(above.name, q.name);
-      end if;
-      q.budget_s := coalesce(q.budget_s, above.budget_s);
-      q.placement_timeout_s := coalesce(q.placement_timeout_s, above.placement_timeout_s);
-      q.timeout_style := coalesce(q.timeout_style, above.timeout_style);
-    end loop;
+  select (array_agg(t.name order by length(t.name) desc) filter (where t.draining))[1],
+    (array_agg(t.budget_s order by length(t.name) desc) filter (where t.budget_s is not null))[1],
+    (array_agg(t.placement_timeout_s order by length(t.name) desc)
+      filter (where t.placement_timeout_s is not null))[1],
+    (array_agg(t.timeout_style order by length(t.name) desc)
+      filter (where t.timeout_style is not null))[1]
+  into draining, q.budget_s, q.placement_timeout_s, q.timeout_style
+  from gangq.queues_table t
+  where t.name = any (gangq.queue_path(q.name));
+  if draining is not null then
+    perform gangq.refuse_draining(draining, q.name);
   end if;
   -- What all of them have is more than any of them has.
   if pg_column_size(payloads) > q.max_payload_bytes then
@@ -102,8 +102,11 @@ begin
     where pg_column_size(p.payload) > q.max_payload_bytes
     limit 1;
     if found then
-      perform gangq.refuse('GQ007', format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, q.name, q.max_payload_bytes),
-        'Put large inputs in shared storage and submit their address, or raise it: gangq.set_queue(..., ''{"max_payload_bytes": ...}'').');
+      perform gangq.refuse('GQ007',
+        format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, q.name,
+          q.max_payload_bytes),
+        'Put large inputs in shared storage and submit their address, or raise it: '
+        'gangq.set_queue(..., ''{"max_payload_bytes": ...}'').');
     end if;
   end if;
   return q;
@@ -130,10 +133,12 @@ begin
     from unnest(after) as a(id) where a.id is null or a.id <> all (live)
   loop
     if other.state is null then
-      perform gangq.refuse('GQ002', format('after names job %s, which does not exist', coalesce(other.id::text, 'null')),
+      perform gangq.refuse('GQ002',
+        format('after names job %s, which does not exist', coalesce(other.id::text, 'null')),
         'Submit the job it waits for first, and pass the id that submit returned.');
     elsif other.state <> 'done' then
-      perform gangq.refuse('GQ001', format('after names job %s, which has %s', other.id, other.state),
+      perform gangq.refuse('GQ001',
+        format('after names job %s, which has %s', other.id, other.state),
         'It can never be done; retry it first (gangq.retry), or leave it out.');
     end if;
   end loop;
@@ -144,16 +149,20 @@ comment on function gangq.await is
 
 -- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends
 -- this moment was submitted before it ended.
-create function gangq.submitter_of(job_id bigint, token bigint, out submitter text, out login text) language plpgsql stable as $$
+create function gangq.submitter_of(
+  job_id bigint, token bigint, out submitter text, out login text
+) language plpgsql stable as $$
 declare
   j gangq.live_jobs;
 begin
   if not (gangq.may_act_as('gangq_worker') or gangq.is_admin()) then
-    perform gangq.refuse('42501', format('%s may not submit for job %s', gangq.caller(), submitter_of.job_id),
+    perform gangq.refuse('42501',
+      format('%s may not submit for job %s', gangq.caller(), submitter_of.job_id),
       'Only the worker that runs a job submits for it: leave parent out.');
   end if;
   select x.* into j from gangq.live_jobs x
-  where x.id = submitter_of.job_id and x.token = submitter_of.token and x.state in ('running', 'preempting');
+  where x.id = submitter_of.job_id and x.token = submitter_of.token
+    and x.state in ('running', 'preempting');
   if not found then
     perform gangq.refuse_stale(submitter_of.job_id, submitter_of.token);
   end if;
@@ -181,7 +190,9 @@ begin
       'the option wait_for_hardware (--wait-for-hardware) if one is still to come.');
   end if;
   update gangq.shapes s set fits = true
-  where s.id = (select z.id from gangq.shapes z where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
+  where s.id = (
+    select z.id from gangq.shapes z
+    where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
 end $$;
 comment on function gangq.check_fit is
   'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones '
@@ -222,9 +233,14 @@ begin
   if not found then
     return;
   end if;
-  if (answer_of.gang_id is not null) <> answer_of.of_gang or cardinality(answer_of.job_ids) <> answer_of.jobs then
-    perform gangq.refuse('GQ001', format('request_id %s was given to another call before, which submitted %s', answer_of.request_id,
-        case when answer_of.gang_id is null then gangq.counted(cardinality(answer_of.job_ids), 'job')
+  if (answer_of.gang_id is not null) <> answer_of.of_gang
+    or cardinality(answer_of.job_ids) <> answer_of.jobs
+  then
+    perform gangq.refuse('GQ001',
+      format('request_id %s was given to another call before, which submitted %s',
+        answer_of.request_id, case
+          when answer_of.gang_id is null
+          then gangq.counted(cardinality(answer_of.job_ids), 'job')
           else 'a gang of ' || cardinality(answer_of.job_ids) end),
       'Make a new one for each submission (a UUID), and use it again only to repeat that one.');
   end if;
@@ -591,23 +607,27 @@ comment on function gangq.read_roles is
   '(GQ001). What a role does not say is the gang''s, then as its own task is declared.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
-create function gangq.check_level(what text, require text, prefer text, spread boolean) returns void language plpgsql stable as $$
-#variable_conflict use_column
+create function gangq.check_level(what text, require text, prefer text, spread boolean)
+returns void language plpgsql stable as $$
 declare
   levels text[] := (select c.topology from gangq.settings c);
   wrong text;
 begin
-  select l.level into wrong from unnest(array[check_level.require, check_level.prefer]) as l(level) where l.level <> all (levels) limit 1;
+  select l.level into wrong
+  from unnest(array[require, prefer]) as l(level) where l.level <> all (levels) limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('%s names the topology level %L', what, left(wrong, 200)),
-      format('Levels are, broad to narrow, %s; an administrator sets them: gangq.configure(''{"topology": [...]}'').', array_to_string(levels, ', ')));
-  end if;
-  if array_position(levels, check_level.prefer) < array_position(levels, check_level.require) then
-    perform gangq.refuse('GQ001', format('%s requires one %s and prefers one %s', what, check_level.require, check_level.prefer),
-      format('Whoever shares a %s shares its %s: prefer a narrower level than the one required.', check_level.require, check_level.prefer));
-  end if;
-  if check_level.spread and array_position(levels, check_level.require) >= array_position(levels, 'host') then
-    perform gangq.refuse('GQ001', format('%s asks for a host for each member and for one %s for all', what, check_level.require),
+    perform gangq.refuse('GQ001',
+      format('%s names the topology level %L', what, left(wrong, 200)),
+      format('Levels are, broad to narrow, %s; an administrator sets them: '
+        'gangq.configure(''{"topology": [...]}'').', array_to_string(levels, ', ')));
+  elsif array_position(levels, prefer) < array_position(levels, require) then
+    perform gangq.refuse('GQ001',
+      format('%s requires one %s and prefers one %s', what, require, prefer),
+      format('Whoever shares a %s shares its %s: prefer a narrower level than the one required.',
+        require, prefer));
+  elsif spread and array_position(levels, require) >= array_position(levels, 'host') then
+    perform gangq.refuse('GQ001',
+      format('%s asks for a host for each member and for one %s for all', what, require),
       'strict_spread and that level exclude each other: leave one out, or use spread.');
   end if;
 end $$;
@@ -993,52 +1013,58 @@ comment on function gangq.for_parent is
 create function gangq.lock_batch(
   job_ids bigint[], gang_ids bigint[], most integer default 500,
   out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
-) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   room integer := most;
   gang record;
-  asked bigint[];
   busy bigint[];
 begin
+  jobs := array(
+    select w.id from unnest(lock_batch.job_ids) with ordinality as w(id, n)
+    group by w.id order by min(w.n));
+  gangs := array(
+    select w.id from unnest(lock_batch.gang_ids) with ordinality as w(id, n)
+    group by w.id order by min(w.n));
   left_jobs := '{}';
   left_gangs := '{}';
-  if coalesce(cardinality(lock_batch.job_ids), 0) + coalesce(cardinality(lock_batch.gang_ids), 0) <= 1 then
-    jobs := coalesce(lock_batch.job_ids, '{}');
-    gangs := coalesce(lock_batch.gang_ids, '{}');
+  if cardinality(jobs) + cardinality(gangs) <= 1 then
     perform 1 from gangq.live_gangs g where g.id = any (gangs) for update;
-    perform 1 from gangq.live_jobs j where j.id = any (jobs) or j.gang_id = any (gangs) order by j.id for update;
+    perform 1 from gangq.live_jobs j where j.id = any (jobs) or j.gang_id = any (gangs)
+    order by j.id for update;
     return;
   end if;
-  jobs := array(select w.id from unnest(lock_batch.job_ids) with ordinality as w(id, n) group by w.id order by min(w.n));
-  gangs := array(select w.id from unnest(lock_batch.gang_ids) with ordinality as w(id, n) group by w.id order by min(w.n));
-  asked := gangs;
-  gangs := '{}';
   for gang in
-    select w.id, w.n, g.size from unnest(asked) with ordinality as w(id, n) left join gangq.live_gangs g on g.id = w.id order by w.n
+    select w.id, g.size
+    from unnest(gangs) with ordinality as w(id, n)
+    left join gangq.live_gangs g on g.id = w.id
+    order by w.n
   loop
-    if room <= 0 then
-      left_gangs := left_gangs || gang.id;
-      continue;
-    end if;
     begin
-      if gang.size is not null and not gangq.try_lock_gang(gang.id)
-        and exists (select 1 from gangq.live_gangs g where g.id = gang.id) then
+      if room <= 0 or gang.size is not null and not gangq.try_lock_gang(gang.id)
+        and exists (select 1 from gangq.live_gangs g where g.id = gang.id)
+      then
         raise exception using errcode = 'GQ000';
       end if;
-      gangs := gangs || gang.id;
       room := room - coalesce(gang.size, 1);
-    exception when sqlstate 'GQ000' then
-      left_gangs := left_gangs || gang.id;  -- and those members that it had got are let go
+    exception
+      -- Those members that it had got are let go.
+      when sqlstate 'GQ000' then
+        left_gangs := left_gangs || gang.id;
+        gangs := array_remove(gangs, gang.id);
     end;
   end loop;
   left_jobs := jobs[greatest(room, 0) + 1:];
   jobs := jobs[:greatest(room, 0)];
-  busy := array(select j.id from gangq.live_jobs j where j.id = any (jobs) order by j.id for update skip locked);
-  busy := array(select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (busy));
-  if busy <> '{}' then
-    jobs := array(select w.id from unnest(jobs) with ordinality as w(id, n) where w.id <> all (busy) order by w.n);
-    left_jobs := left_jobs || busy;
-  end if;
+  busy := array(
+    select j.id from gangq.live_jobs j
+    where j.id = any (jobs) order by j.id for update skip locked);
+  busy := array(
+    select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (busy));
+  jobs := array(
+    select w.id from unnest(jobs) with ordinality as w(id, n)
+    where w.id <> all (busy) order by w.n);
+  left_jobs := left_jobs || busy;
 end $$;
 comment on function gangq.lock_batch is
   'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or '
@@ -1058,12 +1084,17 @@ begin
     coalesce(to_jsonb(set_priority.priority), '"null"')), null::gangq.arguments);
   perform gangq.check_owner('reprioritise', set_priority.job_ids, set_priority.gang_ids);
   perform gangq.check_ceiling(n.queue, set_priority.priority, gangq.caller(), session_user) from (
-    select s.queue from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = any (set_priority.job_ids)
+    select s.queue
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.id = any (set_priority.job_ids)
     union
-    select s.queue from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id where g.id = any (set_priority.gang_ids)) n;
+    select s.queue
+    from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
+    where g.id = any (set_priority.gang_ids)) n;
   batch := gangq.lock_batch(set_priority.job_ids, set_priority.gang_ids);
   select w.id into missing from unnest(set_priority.job_ids) as w(id)
-  where not exists (select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null) limit 1;
+  where not exists (
+    select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null) limit 1;
   if found then
     perform gangq.refuse('GQ002', format('job %s is not a live solo job', missing),
       'It has ended, never existed, or is a member of a gang: then pass gang_ids.');
@@ -1071,7 +1102,8 @@ begin
   select w.id into missing from unnest(set_priority.gang_ids) as w(id)
   where not exists (select 1 from gangq.live_gangs g where g.id = w.id) limit 1;
   if found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', missing), 'It has ended or never existed: select * from gangq.gangs.');
+    perform gangq.refuse('GQ002', format('gang %s is not live', missing),
+      'It has ended or never existed: select * from gangq.gangs.');
   end if;
   update gangq.live_gangs g set priority = set_priority.priority,
     order_key = gangq.order_key(set_priority.priority, g.order_key & 1125899906842623)
@@ -1089,7 +1121,8 @@ begin
   perform gangq.log_event(gangq.now(), 'priority',
     gang_id => case when cardinality(batch.gangs) = 1 and batch.jobs = '{}' then batch.gangs[1] end,
     job_id => case when cardinality(batch.jobs) = 1 and batch.gangs = '{}' then batch.jobs[1] end,
-    data => jsonb_build_object('priority', set_priority.priority, 'job_ids', batch.jobs, 'gang_ids', batch.gangs));
+    data => jsonb_build_object('priority', set_priority.priority, 'job_ids', batch.jobs,
+      'gang_ids', batch.gangs));
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.set_priority is

@@ -33,26 +33,34 @@ begin
   if declare_tasks.task_options is null then
     return;
   end if;
-  if jsonb_typeof(declare_tasks.task_options) <> 'object' or pg_column_size(declare_tasks.task_options) > 262144 then
-    perform gangq.refuse('GQ001', format('task_options of worker %L is no JSON object of 256 KiB at most', declare_tasks.worker),
+  if jsonb_typeof(declare_tasks.task_options) <> 'object'
+    or pg_column_size(declare_tasks.task_options) > 262144
+  then
+    perform gangq.refuse('GQ001',
+      format('task_options of worker %L is no JSON object of 256 KiB at most',
+        declare_tasks.worker),
       'For example {"train": {"gpus": 1, "vram_mb": 16000}}.');
   end if;
-  for said in select e.key as task, e.value as options from jsonb_each(declare_tasks.task_options) e order by e.key loop
+  for said in
+    select e.key as task, e.value as options
+    from jsonb_each(declare_tasks.task_options) e
+    order by e.key
+  loop
     new := null;
     new.worker := declare_tasks.worker;
     new.declared_at := declare_tasks.t;
     new := gangq.read_options(format('task %L', left(said.task, 220)), said.options, new);
     new.task := said.task;
     new.selector := gangq.check_selector(new.selector);
-    new.tolerates := case when new.tolerates <> '{}' then gangq.check_taints(new.tolerates, 'tolerates', true) end;
+    new.tolerates := nullif(gangq.check_taints(new.tolerates, 'tolerates', true), '{}');
     select o.* into old from gangq.task_options o where o.task = said.task;
-    if jsonb_strip_nulls(to_jsonb(old) - '{worker,declared_at}'::text[]) = jsonb_strip_nulls(to_jsonb(new) - '{worker,declared_at}'::text[]) then
-      continue;  -- A fleet that starts again writes nothing.
-    end if;
+    -- A fleet that starts again writes nothing.
+    continue when to_jsonb(old) - '{worker,declared_at}'::text[]
+      = to_jsonb(new) - '{worker,declared_at}'::text[];
     delete from gangq.task_options o where o.task = said.task;
     if jsonb_strip_nulls(said.options) <> '{}' then
-      insert into gangq.task_options values (new.*)
-      on conflict (task) do nothing;  -- Another worker registers at this moment, and is as new as this one.
+      -- Another worker may register at this moment, and is as new as this one.
+      insert into gangq.task_options values (new.*) on conflict (task) do nothing;
     end if;
   end loop;
 end $$;
@@ -223,11 +231,13 @@ begin
   withheld := array(
     select r.uuid from gangq.device_registry r
     where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
-      or exists (select 1 from gangq.device_holds h where h.device_id = r.id and h.kind = 'quarantine'))
+      or exists (
+        select 1 from gangq.device_holds h
+        where h.device_id = r.id and h.kind = 'quarantine'))
     order by r.uuid);
   perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
-    data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1), 'devices', cardinality(ids),
-      'withheld', withheld));
+    data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1),
+      'devices', cardinality(ids), 'withheld', withheld));
   perform gangq.wake_tick();
   heartbeat_s := s.heartbeat_s;
   lease_margin_s := s.lease_margin_s;
@@ -259,13 +269,15 @@ comment on function gangq.register_worker is
 -- the one that offers: it takes nothing away.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
   -- In the order in which a registration takes them, or a dying worker could meet it in a deadlock;
-  -- and not against whoever is taking one of them this moment, which refers to its key. A statement
-  -- of its own: the next one has to see who has registered while this one waited.
-  select d.id from gangq.device_registry d where d.id = any (device_ids) order by d.uuid for no key update;
+  -- and not against a claim that takes one of them this moment, which refers to its key. A
+  -- statement of its own: the next one has to see what has registered while this one waited.
+  select d.id from gangq.device_registry d
+  where d.id = any (device_ids) order by d.uuid for no key update;
   update gangq.device_registry r set offered_by = best.incarnation
   from (
     select d.id, (
-      select c.incarnation from gangq.device_claimants c join gangq.incarnations i on i.id = c.incarnation
+      select c.incarnation
+      from gangq.device_claimants c join gangq.incarnations i on i.id = c.incarnation
       where c.device_id = d.id and i.ended_at is null
       order by c.incarnation is distinct from d.offered_by, c.incarnation limit 1) as incarnation
     from gangq.device_registry d where d.id = any (device_ids)) best
@@ -274,111 +286,60 @@ $$;
 comment on function gangq.offer_devices is 'Internal. Decides anew who offers these devices.';
 
 create function gangq.heartbeat(
-  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}', beats jsonb[] default null,
-  readings jsonb default null, durable boolean default true
-) returns table (job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer)
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}',
+  beats jsonb[] default null, readings jsonb default null, durable boolean default true
+) returns table (
+  job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer
+) language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   -- What a heartbeat may lose in a crash the outage rule covers: every lease gets a full period
-  -- after a restart. (Said in a declaration it is an expression, and not one more statement to
-  -- start in every heartbeat of every worker.)
-  flushed text := case when durable is false then set_config('synchronous_commit', 'off', true) end;
+  -- after a restart. (In a declaration it is an expression, and not one more statement to start.)
+  flushed text := case when durable is false
+    then set_config('synchronous_commit', 'off', true) end;
   holds_work boolean;
-  s gangq.settings;
 begin
   update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
   where l.incarnation = (
-    select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
-    where z.incarnation = heartbeat.incarnation and i.ended_at is null and gangq.may_report(i.login) for update of z skip locked)
+    select z.incarnation
+    from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
+    where z.incarnation = heartbeat.incarnation and i.ended_at is null
+      and gangq.may_report(i.login) for update of z skip locked)
   returning exists (
-    select 1 from gangq.live_jobs j where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')) into holds_work;
+    select 1 from gangq.live_jobs j
+    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting'))
+  into holds_work;
   if holds_work is null then
-    if not exists (select 1 from gangq.incarnations i where i.id = heartbeat.incarnation and i.ended_at is null) then
-      perform gangq.refuse_ended(heartbeat.incarnation);
-    end if;
-    perform gangq.check_login(heartbeat.incarnation);
-    -- A worker that took this for a renewal would count on time it does not have.
-    raise exception using errcode = 'lock_not_available',
-      message = format('the lease of incarnation %s is being judged this moment', heartbeat.incarnation),
-      hint = 'It was not renewed. Call heartbeat again at once.';
+    perform gangq.refuse_heartbeat(heartbeat.incarnation);
   end if;
-  -- Most heartbeats of a large fleet are of workers that wait for work: there is nobody to tell
-  -- anything about.
+  -- Most heartbeats of a large fleet are of workers that wait for work: they are told nothing.
   if not holds_work and heartbeat.job_ids = '{}' and heartbeat.readings is null then
     return;
   end if;
   if heartbeat.beats is not null then
-    -- One larger than this would be rewritten with every heartbeat. It is cut, and says so: the
-    -- lease must be renewed.
-    if pg_column_size(heartbeat.beats) > 65536 then
-      heartbeat.beats := array(select gangq.cut(b.beat, 65536) from unnest(heartbeat.beats) with ordinality as b(beat, n) order by b.n);
-    end if;
-    -- A handler may hold its complete() uncommitted, with the old beat deleted: step over it, for
-    -- the lease must be renewed. Nor may what a handler puts into its beat cost the lease: a step
-    -- that is none is not an error (offset 0: worked out once, and not by a function, which would
-    -- be planned anew in every heartbeat).
-    update gangq.progress p set token = j.token, beat_at = t, data = b.beat,
-      phase = n.phase,
-      step = case when p.token = j.token then coalesce(n.step, p.step) else n.step end,
-      stride = case
-        when p.token <> j.token then null
-        when n.step > p.step then least(gcd(coalesce(p.stride, 0), n.step::numeric - p.step), 9e18)::bigint
-        else p.stride end,
-      step_at = case when p.token = j.token and (n.step is null or n.step = p.step) then p.step_at when n.step is not null then t end,
-      rate = case
-        when p.token <> j.token then null
-        when n.step is null or n.step = p.step then p.rate
-        -- It counts from the start again: what it did before says nothing about what it does now.
-        when n.step < p.step then null
-        when p.step_at < t then (
-          coalesce(p.rate, (n.step::float8 - p.step) / extract(epoch from t - p.step_at))
-          + (n.step::float8 - p.step) / extract(epoch from t - p.step_at)) / 2
-        else p.rate end,
-      lags_since = case when p.token = j.token then p.lags_since end
-    from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
-    cross join lateral (
-      select case when jsonb_typeof(b.beat -> 'step') = 'number' and abs((b.beat ->> 'step')::numeric) < 9e18 then trunc((b.beat ->> 'step')::numeric)::bigint end as step,
-        case when b.beat ->> 'phase' in ('load', 'run', 'save', 'long') then b.beat ->> 'phase' end as phase
-      offset 0) n
-    join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
-    where b.beat is not null and p.job_id = j.id and p.job_id = any (array(
-      select z.job_id from gangq.progress z where z.job_id = any (heartbeat.job_ids) order by z.job_id for update skip locked));
-    insert into gangq.progress as p (job_id, token, beat_at, data, phase, step, step_at)
-    select j.id, j.token, t, b.beat, n.phase, n.step, case when n.step is not null then t end
-    from unnest(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats) as b(id, token, beat)
-    cross join lateral (
-      select case when jsonb_typeof(b.beat -> 'step') = 'number' and abs((b.beat ->> 'step')::numeric) < 9e18 then trunc((b.beat ->> 'step')::numeric)::bigint end as step,
-        case when b.beat ->> 'phase' in ('load', 'run', 'save', 'long') then b.beat ->> 'phase' end as phase
-      offset 0) n
-    join gangq.live_jobs j on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
-    where b.beat is not null and not exists (select 1 from gangq.progress z where z.job_id = j.id)
-    order by j.id
-    on conflict (job_id) do nothing;
+    perform gangq.keep_beats(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats, t);
   end if;
   if heartbeat.readings is not null then
     perform gangq.keep_readings(heartbeat.incarnation, heartbeat.readings, t);
   end if;
-  select x.* into s from gangq.settings x;
   return query
-  with asked as (select a.id, a.token from unnest(heartbeat.job_ids, heartbeat.tokens) as a(id, token)),
-  held as (
-    select j.id, j.token, j.state, j.told_at, j.stop_reason, j.gang_id
-    from gangq.live_jobs j
-    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')
-  )
   select coalesce(a.id, h.id), coalesce(a.token, h.token),
     case
       when h.id is null then 'lost'
       when h.state = 'running' then 'continue'
       when h.told_at + make_interval(secs => s.ack_timeout_s) < t then 'lost'
       when h.stop_reason = 'cancel' then 'cancel'
-      else 'preempt'
-    end,
+      else 'preempt' end,
     case when h.id is null then 'not this worker''s claim any more' else h.stop_reason end,
     h.gang_id, (select g.epoch from gangq.live_gangs g where g.id = h.gang_id)
-  from asked a full join held h on h.id = a.id and h.token = a.token;
+  from unnest(heartbeat.job_ids, heartbeat.tokens) as a(id, token)
+  full join (
+    select j.id, j.token, j.state, j.told_at, j.stop_reason, j.gang_id
+    from gangq.live_jobs j
+    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')) h
+    on h.id = a.id and h.token = a.token
+  cross join gangq.settings s;
 end $$;
 comment on function gangq.heartbeat is
   'A worker says it is alive and which claims it works on: renews its lease (count it from the '
@@ -392,6 +353,87 @@ comment on function gangq.heartbeat is
   'the disk (synchronous_commit off for this transaction), as gangq''s worker asks: never in a '
   'transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
   'login registered it).';
+
+create function gangq.refuse_heartbeat(incarnation bigint) returns void language plpgsql as $$
+begin
+  if not exists (
+    select 1 from gangq.incarnations i
+    where i.id = refuse_heartbeat.incarnation and i.ended_at is null)
+  then
+    perform gangq.refuse_ended(incarnation);
+  end if;
+  perform gangq.check_login(incarnation);
+  -- A worker that took this for a renewal would count on time it does not have.
+  raise exception using errcode = 'lock_not_available',
+    message = format('the lease of incarnation %s is being judged this moment', incarnation),
+    hint = 'It was not renewed. Call heartbeat again at once.';
+end $$;
+comment on function gangq.refuse_heartbeat is
+  'Internal. Raises why a lease was not renewed: GQ002, GQ005, 42501 or 55P03.';
+
+-- 1. A handler may hold its complete() uncommitted, with the old beat deleted, and the lease must
+--    be renewed: beats that are locked are left out.
+-- 2. Nor may what a handler puts into its beat cost the lease: a step that is none is no error. A
+--    beat over 64 KB would be rewritten with every heartbeat: it is cut, and says so.
+-- 3. What was known of another claim of the job says nothing of this one, nor does the rate before
+--    a step lower than the last: the job counts from the start again.
+create function gangq.keep_beats(
+  job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  with said as materialized (
+    select j.id, j.token, c.beat, case
+        when jsonb_typeof(c.beat -> 'step') = 'number'
+          and abs((c.beat ->> 'step')::numeric) < 9e18
+        then trunc((c.beat ->> 'step')::numeric)::bigint end as step,
+      case when c.beat ->> 'phase' in ('load', 'run', 'save', 'long')
+        then c.beat ->> 'phase' end as phase
+    from unnest(keep_beats.job_ids, keep_beats.tokens, keep_beats.beats) as b(id, token, beat)
+    cross join lateral (select gangq.cut(b.beat, 65536) as beat offset 0) c
+    join gangq.live_jobs j
+      on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
+    where b.beat is not null
+  ),
+  locked as materialized (
+    select z.* from gangq.progress z
+    where z.job_id = any (array(select n.id from said n))
+    order by z.job_id for update skip locked
+  ),
+  changed as (
+    update gangq.progress p set token = n.token, beat_at = keep_beats.t, data = n.beat,
+      phase = n.phase, step = coalesce(n.step, o.step),
+      stride = case
+        when n.step > o.step
+        then least(gcd(coalesce(o.stride, 0), n.step::numeric - o.step), 9e18)::bigint
+        else o.stride end,
+      step_at = case
+        when n.step is null or n.step = o.step then o.step_at
+        else keep_beats.t end,
+      rate = case
+        when n.step < o.step then null
+        when n.step > o.step and o.step_at < keep_beats.t
+        then (coalesce(o.rate, v.rate) + v.rate) / 2
+        else o.rate end,
+      lags_since = o.lags_since
+    from said n
+    join locked l on l.job_id = n.id
+    left join locked o on o.job_id = n.id and o.token = n.token
+    cross join lateral (
+      select (n.step::float8 - o.step)
+        / nullif(extract(epoch from keep_beats.t - o.step_at), 0)::float8 as rate) v
+    where p.job_id = n.id and p.job_id = any (array(select x.job_id from locked x))
+  )
+  insert into gangq.progress (job_id, token, beat_at, data, phase, step, step_at)
+  select n.id, n.token, keep_beats.t, n.beat, n.phase, n.step,
+    case when n.step is not null then keep_beats.t end
+  from said n
+  where not exists (select 1 from gangq.progress z where z.job_id = n.id)
+  order by n.id
+  on conflict (job_id) do nothing;
+end $$;
+comment on function gangq.keep_beats is
+  'Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.';
 
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -410,10 +452,12 @@ begin
     join gangq.device_registry r on r.uuid = e.reading ->> 'uuid'
     where r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
     order by r.id, e.n desc) n;
-  update gangq.device_readings d set incarnation = keep_readings.incarnation, at = t, data = n.reading
+  update gangq.device_readings d
+  set incarnation = keep_readings.incarnation, at = t, data = n.reading
   from unnest(ids, latest) as n(id, reading)
   where d.device_id = n.id and d.device_id = any (array(
-    select z.device_id from gangq.device_readings z where z.device_id = any (ids) order by z.device_id for update skip locked));
+    select z.device_id from gangq.device_readings z
+    where z.device_id = any (ids) order by z.device_id for update skip locked));
   insert into gangq.device_readings (device_id, incarnation, at, data)
   select n.id, keep_readings.incarnation, t, n.reading from unnest(ids, latest) as n(id, reading)
   where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
@@ -429,27 +473,31 @@ declare
 begin
   select x.* into i from gangq.incarnations x where x.id = refuse_ended.incarnation;
   if not found then
-    perform gangq.refuse('GQ002', format('incarnation %s does not exist', coalesce(refuse_ended.incarnation::text, 'null')),
+    perform gangq.refuse('GQ002',
+      format('incarnation %s does not exist', coalesce(refuse_ended.incarnation::text, 'null')),
       'Call gangq.register_worker and use the incarnation it returns.');
   end if;
-  perform gangq.refuse('GQ005', format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
+  perform gangq.refuse('GQ005',
+    format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
     'Kill what it still runs, report nothing, and register again.');
 end $$;
 comment on function gangq.refuse_ended is
   'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
 
--- Ends an incarnation. The caller holds its worker row locked. cause: retire, crash.
-create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz) returns void
-language plpgsql as $$
+create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz)
+returns void language plpgsql as $$
 begin
-  update gangq.incarnations i set state = final_state, ended_at = t, model = null where i.id = end_incarnation.incarnation;
+  update gangq.incarnations i set state = final_state, ended_at = t, model = null
+  where i.id = end_incarnation.incarnation;
   perform gangq.forget_sleeper(end_incarnation.incarnation);
   perform gangq.close_places_of(end_incarnation.incarnation);
-  perform gangq.offer_devices(array(select c.device_id from gangq.device_claimants c where c.incarnation = end_incarnation.incarnation));
+  perform gangq.offer_devices(array(
+    select c.device_id from gangq.device_claimants c
+    where c.incarnation = end_incarnation.incarnation));
 end $$;
 comment on function gangq.end_incarnation is
-  'Internal. Marks an incarnation ended and passes its devices on; its jobs are freed by '
-  'free_orphans.';
+  'Internal. Marks an incarnation, whose row is locked, ended and passes its devices on; its jobs '
+  'are freed by free_orphans.';
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
 language plpgsql as $$
@@ -458,7 +506,8 @@ declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
 begin
-  select i.* into me from gangq.incarnations i where i.id = retire_worker.incarnation for no key update;
+  select i.* into me from gangq.incarnations i
+  where i.id = retire_worker.incarnation for no key update;
   if not found then
     perform gangq.refuse_ended(retire_worker.incarnation);
   end if;
@@ -492,22 +541,28 @@ declare
   shape_id integer;
   due integer := 0;
 begin
-  if coalesce(jsonb_typeof(report_dead.evidence), 'null') <> 'object' or report_dead.evidence = '{}' then
-    perform gangq.refuse('GQ001', format('worker %L is reported dead without evidence', report_dead.worker),
-      'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", "checked": "host was powered off"}.');
+  if jsonb_typeof(report_dead.evidence) is distinct from 'object' or report_dead.evidence = '{}'
+  then
+    perform gangq.refuse('GQ001',
+      format('worker %L is reported dead without evidence', report_dead.worker),
+      'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", '
+      '"checked": "host was powered off"}.');
   end if;
   select x.* into i from gangq.incarnations x
   where x.id = report_dead.incarnation and x.name = report_dead.worker for no key update;
   if not found then
-    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker, coalesce(report_dead.incarnation::text, 'null')),
+    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker,
+        coalesce(report_dead.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
   perform gangq.check_login(i.id, host => true);
   if i.ended_at is not null and i.exits_at is null then
     return 0;
   end if;
-  perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death', data => gangq.for_events(report_dead.evidence));
-  insert into gangq.evidence (at, kind, incarnation, data) values (t, 'dead', i.id, gangq.cut(report_dead.evidence, 4194304));
+  perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death',
+    data => gangq.for_events(report_dead.evidence));
+  insert into gangq.evidence (at, kind, incarnation, data)
+  values (t, 'dead', i.id, gangq.cut(report_dead.evidence, 4194304));
   if i.ended_at is null then
     perform gangq.end_incarnation(i.id, 'dead', t);
   end if;
@@ -517,7 +572,8 @@ begin
     with freed as (
       update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
       where j.id = any (array(
-        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+        select z.id from gangq.live_jobs z
+        where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
         order by z.id for update skip locked))
       returning j.shape_id
     )
@@ -537,130 +593,179 @@ comment on function gangq.report_dead is
   'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
   '42501.';
 
-create function gangq.quarantine(device_uuid text default null, worker text default null, reason text default 'operator')
-returns void language plpgsql as $$
+create function gangq.newest_of(worker text) returns bigint language plpgsql as $$
+declare
+  newest bigint;
+begin
+  select i.id into newest
+  from gangq.incarnations i where i.name = newest_of.worker order by i.id desc limit 1
+  for no key update;
+  if not found then
+    perform gangq.refuse('GQ002', format('worker %L does not exist', worker),
+      'Names are in gangq.workers.');
+  end if;
+  return newest;
+end $$;
+comment on function gangq.newest_of is
+  'Internal. Locks the newest incarnation of this name. Raises GQ002.';
+
+create function gangq.device_of(device_uuid text) returns gangq.device_registry
+language plpgsql stable as $$
+declare
+  d gangq.device_registry;
+begin
+  select r.* into d from gangq.device_registry r where r.uuid = device_of.device_uuid;
+  if not found then
+    perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid),
+      'UUIDs are in gangq.devices.');
+  end if;
+  return d;
+end $$;
+comment on function gangq.device_of is 'Internal. The device with this UUID. Raises GQ002.';
+
+create function gangq.quarantine(
+  device_uuid text default null, worker text default null, reason text default 'operator'
+) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   d gangq.device_registry;
-  i gangq.incarnations;
+  newest bigint;
 begin
   if (device_uuid is null) = (worker is null) then
-    perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them', 'Pass device_uuid or worker.');
+    perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them',
+      'Pass device_uuid or worker.');
   end if;
   perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
   if coalesce(reason, '') = '' then
-    perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Whoever lifts it will want to know.');
+    perform gangq.refuse('GQ001', 'a quarantine needs a reason',
+      'Whoever lifts it will want to know.');
   end if;
   if worker is not null then
     -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it
     -- here.
     perform gangq.lock_name(quarantine.worker);
-    select x.* into i from gangq.incarnations x where x.name = quarantine.worker order by x.id desc limit 1 for no key update;
-    if not found then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
-    end if;
-    update gangq.incarnations x set quarantined = quarantine.reason where x.id = i.id;
-    perform gangq.log_event(t, 'quarantine', incarnation => i.id, reason => quarantine.reason);
+    newest := gangq.newest_of(quarantine.worker);
+    update gangq.incarnations x set quarantined = quarantine.reason where x.id = newest;
+    perform gangq.log_event(t, 'quarantine', incarnation => newest, reason => quarantine.reason);
     return;
   end if;
-  select r.* into d from gangq.device_registry r where r.uuid = quarantine.device_uuid;
-  if not found then
-    perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
-  end if;
-  -- Whoever takes a device locks the worker that offers it first, as claim does. Where nobody
-  -- offers it, whoever registers with it has to wait. While this waited the device may have changed
-  -- hands: then its new worker may be taking it.
-  if d.offered_by is null then
-    perform 1 from gangq.device_registry r where r.id = d.id for no key update;
-  else
-    perform 1 from gangq.incarnations x where x.id = d.offered_by for no key update;
-  end if;
-  if exists (select 1 from gangq.device_registry r where r.id = d.id and r.offered_by is distinct from d.offered_by) then
-    raise exception using errcode = 'lock_not_available', message = format('device %s is changing hands this moment', device_uuid),
-      hint = 'Nothing was changed: try again.';
-  end if;
-  if exists (select 1 from gangq.device_holds h where h.device_id = d.id and h.kind = 'job') then
+  d := gangq.device_of(quarantine.device_uuid);
+  perform gangq.lock_device(d);
+  if exists (
+    select 1 from gangq.device_holds h where h.device_id = d.id and h.kind = 'job')
+  then
     perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
-      (select h.job_id from gangq.device_holds h where h.device_id = d.id)), 'Cancel the job or let it end, then quarantine the device.');
+        (select h.job_id from gangq.device_holds h where h.device_id = d.id)),
+      'Cancel the job or let it end, then quarantine the device.');
   end if;
   perform gangq.close_places(waits => true, ids => array(
     select h.place_id from gangq.device_holds h where h.device_id = d.id and h.kind = 'place'));
-  insert into gangq.device_holds (device_id, kind, reason, since) values (d.id, 'quarantine', quarantine.reason, t)
+  insert into gangq.device_holds (device_id, kind, reason, since)
+  values (d.id, 'quarantine', quarantine.reason, t)
   -- An operator's word also outlives what a trip had withheld for a while.
-  on conflict (device_id) do update set reason = excluded.reason, incarnation = null, until = null;
-  perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by, reason => quarantine.reason,
-    data => jsonb_build_object('device', d.uuid));
+  on conflict (device_id) do update
+  set reason = excluded.reason, incarnation = null, until = null;
+  perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by,
+    reason => quarantine.reason, data => jsonb_build_object('device', d.uuid));
 end $$;
 comment on function gangq.quarantine is
   'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work '
   'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
-create function gangq.unquarantine(device_uuid text default null, worker text default null) returns void
-language plpgsql as $$
+-- A claim that takes a device locks the worker that offers it first. Where no worker offers it, a
+-- registration with it has to wait. While this waited the device may have changed hands: then its
+-- new worker may be taking it.
+create function gangq.lock_device(d gangq.device_registry) returns void language plpgsql as $$
+begin
+  if d.offered_by is null then
+    perform 1 from gangq.device_registry r where r.id = d.id for no key update;
+  else
+    perform 1 from gangq.incarnations x where x.id = d.offered_by for no key update;
+  end if;
+  if exists (
+    select 1 from gangq.device_registry r
+    where r.id = d.id and r.offered_by is distinct from d.offered_by)
+  then
+    raise exception using errcode = 'lock_not_available',
+      message = format('device %s is changing hands this moment', d.uuid),
+      hint = 'Nothing was changed: try again.';
+  end if;
+end $$;
+comment on function gangq.lock_device is
+  'Internal. Until the transaction ends no claim takes this device. Raises 55P03.';
+
+create function gangq.unquarantine(device_uuid text default null, worker text default null)
+returns void language plpgsql as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
-  device bigint;
-  avoiding integer[];
-  shape record;
+  d gangq.device_registry;
+  newest bigint;
 begin
   if (device_uuid is null) = (worker is null) then
-    perform gangq.refuse('GQ001', 'lift the quarantine of a device or of a worker, one of them', 'Pass device_uuid or worker.');
+    perform gangq.refuse('GQ001', 'lift the quarantine of a device or of a worker, one of them',
+      'Pass device_uuid or worker.');
   end if;
   if worker is not null then
-    update gangq.incarnations x set quarantined = null
-    where x.id = (select y.id from gangq.incarnations y where y.name = unquarantine.worker order by y.id desc limit 1);
-    if not found then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', worker), 'Names are in gangq.workers.');
-    end if;
+    newest := gangq.newest_of(unquarantine.worker);
+    update gangq.incarnations x set quarantined = null where x.id = newest;
   else
-    select r.id into device from gangq.device_registry r where r.uuid = unquarantine.device_uuid;
-    if not found then
-      perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid), 'UUIDs are in gangq.devices.');
-    end if;
-    -- Jobs that tripped on it may use it again.
-    avoiding := array(select s.id from gangq.shapes s where device = any (s.avoid));
-    perform 1 from gangq.live_gangs g
-    where g.kind_id = any (array(select r.kind_id from gangq.kind_roles r where r.shape_id = any (avoiding))) order by g.id for update;
-    perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
-    for shape in
-      select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened from gangq.shapes s
-      where s.id = any (avoiding) and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
-    loop
-      update gangq.live_gangs g set kind_id = gangq.kind_avoiding(g.kind_id, shape.id, shape.opened),
-        shape_id = case g.shape_id when shape.id then shape.opened else g.shape_id end
-      where g.kind_id in (select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id);
-      update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
-    end loop;
-    delete from gangq.device_holds h where h.device_id = device and h.kind = 'quarantine';
-    perform gangq.wake(array(select r.offered_by from gangq.device_registry r where r.id = device), 'claim');
+    d := gangq.device_of(unquarantine.device_uuid);
+    perform gangq.let_use(d.id);
+    delete from gangq.device_holds h where h.device_id = d.id and h.kind = 'quarantine';
+    perform gangq.wake(array[d.offered_by], 'claim');
   end if;
-  perform gangq.log_event(t, 'unquarantine', reason => coalesce(device_uuid, worker));
+  perform gangq.log_event(gangq.now(), 'unquarantine', reason => coalesce(device_uuid, worker));
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.unquarantine is
   'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use '
   'it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
+create function gangq.let_use(device bigint) returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+  avoiding integer[] := array(select s.id from gangq.shapes s where device = any (s.avoid));
+  shape record;
+begin
+  perform 1 from gangq.live_gangs g
+  where g.kind_id = any (array(
+    select r.kind_id from gangq.kind_roles r where r.shape_id = any (avoiding)))
+  order by g.id for update;
+  perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
+  for shape in
+    select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened
+    from gangq.shapes s
+    where s.id = any (avoiding)
+      and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
+  loop
+    update gangq.live_gangs g
+    set kind_id = gangq.kind_avoiding(g.kind_id, shape.id, shape.opened),
+      shape_id = case g.shape_id when shape.id then shape.opened else g.shape_id end
+    where g.kind_id in (
+      select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id);
+    update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
+  end loop;
+end $$;
+comment on function gangq.let_use is
+  'Internal. Live jobs that tripped on this device may use it again.';
+
 create function gangq.set_taints(worker text, taints text[]) returns void
 language plpgsql as $$
 #variable_conflict use_column
 declare
-  i gangq.incarnations;
+  newest bigint;
   wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);
 begin
   -- As in quarantine: a registration of this name inherits them, or its incarnation gets them here.
   perform gangq.lock_name(set_taints.worker);
-  select x.* into i from gangq.incarnations x where x.name = set_taints.worker order by x.id desc limit 1 for no key update;
-  if not found then
-    perform gangq.refuse('GQ002', format('worker %L does not exist', set_taints.worker), 'Names are in gangq.workers.');
-  end if;
+  newest := gangq.newest_of(set_taints.worker);
   update gangq.incarnations x set operator_taints = wanted,
-    taints = i.taints[1:cardinality(i.taints) - cardinality(i.operator_taints)] || wanted
-  where x.id = i.id;
-  perform gangq.log_event(gangq.now(), 'taint', incarnation => i.id, data => jsonb_build_object('taints', wanted));
-  perform gangq.wake(array[i.id], 'claim');
+    taints = x.taints[1:cardinality(x.taints) - cardinality(x.operator_taints)] || wanted
+  where x.id = newest;
+  perform gangq.log_event(gangq.now(), 'taint', incarnation => newest,
+    data => jsonb_build_object('taints', wanted));
+  perform gangq.wake(array[newest], 'claim');
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.set_taints is

@@ -87,8 +87,8 @@ returns table (incarnation bigint, why text) language sql stable as $$
       when i.quarantined is not null then 'quarantined'
       when i.host = any (c.hosts) or i.name = any (c.workers) then 'cordoned'
       when i.state <> 'live' then 'draining'
-      when i.passed_over_until > barred.t then 'passed over'
-      when l.renewed_at <= c.heard_since then 'silent' end
+      when l.renewed_at <= c.heard_since then 'silent'
+      when i.passed_over_until > barred.t then 'passed over' end
   from gangq.incarnations i
   join gangq.leases l on l.incarnation = i.id
   cross join (

@@ -2,9 +2,11 @@
 -- is an upper bound; a task's own history lowers it. Locks: a row of runtimes or the row 'runtimes'
 -- of lock_rows, with skip locked; takes nothing else and waits for nobody.
 
-create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real language sql stable as $$
+create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real
+language sql stable as $$
   select least(
-    coalesce(budget_s, (select case when gpus > 0 then c.budget_gpu_s else c.budget_s end from gangq.settings c)),
+    coalesce(budget_s, (
+      select case when gpus > 0 then c.budget_gpu_s else c.budget_s end from gangq.settings c)),
     (select r.p90_s from gangq.runtimes r where r.queue = $1 and r.task = $2 and r.samples >= 10))
 $$;
 comment on function gangq.estimate_s is
@@ -15,8 +17,9 @@ comment on function gangq.estimate_s is
 -- lower it. The first ten only raise it. In a caller's transaction the row may stay locked for
 -- long, so whoever meets it locked leaves it; the row of lock_rows does the same for two that would
 -- both insert the first estimate of a task.
-create function gangq.learn_runtimes(shape_ids integer[], runs double precision[], t timestamptz) returns void
-language plpgsql as $$
+create function gangq.learn_runtimes(
+  shape_ids integer[], runs double precision[], t timestamptz
+) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
   seen record;
@@ -24,20 +27,27 @@ declare
 begin
   for seen in
     select s.queue, s.task, greatest(max(r.run_s), 0.001) as run_s
-    from unnest(learn_runtimes.shape_ids, learn_runtimes.runs) as r(shape_id, run_s) join gangq.shapes s on s.id = r.shape_id
+    from unnest(learn_runtimes.shape_ids, learn_runtimes.runs) as r(shape_id, run_s)
+    join gangq.shapes s on s.id = r.shape_id
     group by s.queue, s.task order by s.queue, s.task
   loop
-    select r.ctid into known_as from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task for no key update skip locked;
+    select r.ctid into known_as from gangq.runtimes r
+    where r.queue = seen.queue and r.task = seen.task for no key update skip locked;
     if found then
       update gangq.runtimes r set samples = r.samples + 1, updated_at = learn_runtimes.t,
-        p90_s = least(1e9, case when r.samples < 10 then greatest(r.p90_s, seen.run_s)
-          when seen.run_s > r.p90_s then greatest(r.p90_s, 0.001) * exp(0.18) else r.p90_s * exp(-0.02) end)
+        p90_s = least(1e9, case
+          when r.samples < 10 then greatest(r.p90_s, seen.run_s)
+          when seen.run_s > r.p90_s then greatest(r.p90_s, 0.001) * exp(0.18)
+          else r.p90_s * exp(-0.02) end)
       where r.ctid = known_as;
-    elsif not exists (select 1 from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task) then
+    elsif not exists (
+      select 1 from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task)
+    then
       perform from gangq.lock_rows l where l.name = 'runtimes' for update skip locked;
       if found then
         insert into gangq.runtimes (queue, task, samples, p90_s, updated_at)
-        values (seen.queue, seen.task, 1, least(1e9, seen.run_s), learn_runtimes.t) on conflict do nothing;
+        values (seen.queue, seen.task, 1, least(1e9, seen.run_s), learn_runtimes.t)
+        on conflict do nothing;
       end if;
     end if;
   end loop;

@@ -199,13 +199,20 @@ where not exists (
 comment on view gangq.gangs is 'Every gang, live or ended.';
 
 create view gangq.workers as
-select i.name, i.host, case when i.ended_at is not null then i.state when i.flagged_at is not null then 'silent' else i.state end as state,
-  i.id as incarnation, i.slots, i.slots - f.slots as used_slots, i.light, i.light * i.prefetch - f.light as used_light, i.prefetch, i.queues, i.tasks, i.labels,
-  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus, i.memory_mb, i.cpus, i.pid,
-  i.registered_at, l.renewed_at, round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
-  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s, i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at,
-  i.model, i.exits_at, i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
-  (select c.reason from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)) order by c.kind limit 1) as cordoned,
+select i.name, i.host,
+  case when i.ended_at is null and i.flagged_at is not null then 'silent' else i.state end as state,
+  i.id as incarnation, i.slots, i.slots - f.slots as used_slots, i.light,
+  i.light * i.prefetch - f.light as used_light, i.prefetch, i.queues, i.tasks, i.labels,
+  (select count(*) from gangq.device_registry r where r.offered_by = i.id)::integer as gpus,
+  i.memory_mb, i.cpus, i.pid, i.registered_at, l.renewed_at,
+  round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
+  round(extract(epoch from l.expires_at - c.t)::numeric, 1) as lease_left_s,
+  i.flagged_at, i.passed_over_until, i.quarantined, i.ended_at, i.model, i.exits_at,
+  i.exit_code::integer as exit_code, i.reboot_needed, b.last_beat_at, b.step_rate, i.taints,
+  (
+    select c.reason from gangq.cordons c
+    where (c.kind, c.name) in (('host', i.host), ('worker', i.name))
+    order by c.kind limit 1) as cordoned,
   i.task_options, i.login,
   case i.identity -> 'cgroups' when 'true' then true when 'false' then false end as cgroups
 from gangq.incarnations i
@@ -229,8 +236,11 @@ create function gangq.idle_beside_work(waited_s real default 60)
 returns table (worker text, host text, why text)
 language sql stable as $$
   with heads as materialized (
-    select s as shape, gangq.placed_queues() as placed, j.id, n.t, extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
-    from (select gangq.now() as t offset 0) n cross join gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    select s as shape, gangq.placed_queues() as placed, j.id,
+      extract(epoch from n.t - greatest(j.submitted_at, j.due_at, j.claimed_at)) as waited_s
+    from (select gangq.now() as t offset 0) n
+    cross join gangq.pending_shapes p
+    join gangq.shapes s on s.id = p.shape_id
     cross join lateral (
       select x.id, x.submitted_at, x.due_at, x.claimed_at from gangq.live_jobs x
       where x.shape_id = s.id and x.state = 'pending' order by x.order_key limit 1) j
@@ -240,18 +250,12 @@ language sql stable as $$
       where (q.paused or q.limited or q.policy = 'fair') and gangq.below(s.queue, array[q.name]))
   ),
   heard as materialized (
-    select i, i.id, i.name, i.host, i.passed_over_until, n.t
+    select i, i.id, i.name, i.host, b.why
     from (select gangq.now() as t offset 0) n
-    cross join gangq.settings c
-    cross join gangq.incarnations i
-    join gangq.leases l on l.incarnation = i.id
-    where i.state = 'live' and i.quarantined is null
-      and l.renewed_at > n.t - make_interval(secs => c.candidate_silence_s)
+    cross join lateral gangq.barred(n.t) b
+    join gangq.incarnations i on i.id = b.incarnation
+    where coalesce(b.why = 'passed over', true)
       and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
-      and not exists (
-        select 1
-        from gangq.cordons x
-        where (x.kind, x.name) in (('host', i.host), ('worker', i.name)))
       and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   )
   select w.name, w.host,
@@ -260,11 +264,12 @@ language sql stable as $$
   cross join lateral (
     select h.id, h.waited_s from heads h
     where h.waited_s >= idle_beside_work.waited_s and gangq.serves(w.i, h.shape)
-      and case when gangq.is_placed(h.shape, h.placed) then f.slots > 0 else f.light > 0 end
-      and f.memory_mb >= (h.shape).memory_mb and f.cpus >= (h.shape).cpus
-      and (select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-        where d.vram >= (h.shape).vram_mb
-          and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid))) >= (h.shape).gpus
+      and gangq.room(h.shape,
+        case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
+        f.memory_mb, f.cpus, (
+          select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
+          where d.vram >= (h.shape).vram_mb
+            and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
     order by h.waited_s desc limit 1) p
   where not exists (
     select 1 from gangq.plans p
@@ -272,7 +277,7 @@ language sql stable as $$
   union all
   select w.name, w.host, 'it did not claim in time what was reserved on it'
   from heard w
-  where w.passed_over_until > w.t
+  where w.why = 'passed over'
   order by 1
 $$;
 comment on function gangq.idle_beside_work is
@@ -281,8 +286,8 @@ comment on function gangq.idle_beside_work is
   'among them: ask again a second later.';
 
 create view gangq.preemptions as
-select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason, (e.data ->> 'lost_s')::real as lost_s,
-  e.data ->> 'digest' as digest
+select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason,
+  (e.data ->> 'lost_s')::real as lost_s, e.data ->> 'digest' as digest
 from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
 comment on view gangq.preemptions is
   'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a '
@@ -291,7 +296,11 @@ comment on view gangq.preemptions is
 
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
-  case when h.kind = 'quarantine' then 'quarantined' when h.kind in ('job', 'place') then 'held' when r.offered_by is null then 'withdrawn' else 'free' end as state,
+  case
+    when h.kind = 'quarantine' then 'quarantined'
+    when h.kind in ('job', 'place') then 'held'
+    when r.offered_by is null then 'withdrawn'
+    else 'free' end as state,
   h.job_id, h.reason, h.since,
   case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine'
     then 'quarantined'
@@ -513,7 +522,8 @@ from gangq.live_jobs j
 where j.incarnation is not null
   and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
 union all
-select 'within capacity', 'worker ' || i.name, format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb, f.cpus)
+select 'within capacity', 'worker ' || i.name,
+  format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb, f.cpus)
 from gangq.incarnations i cross join lateral gangq.capacity_of(array[i.id]) f
 where i.ended_at is null and (f.slots < 0 or f.light < 0 or f.memory_mb < 0 or f.cpus < 0)
 union all
@@ -651,7 +661,9 @@ comment on view gangq.violations is
 
 create view gangq.places_open as
 select p.id, i.name as worker, i.host, s.queue, s.task,
-  array(select r.uuid from gangq.device_registry r where r.id = any (p.device_ids) order by r.uuid) as devices,
+  array(
+    select r.uuid from gangq.device_registry r
+    where r.id = any (p.device_ids) order by r.uuid) as devices,
   p.job_id, p.min_priority, p.ends_by, p.refills, p.until
 from gangq.places p
 join gangq.incarnations i on i.id = p.incarnation

@@ -17,18 +17,8 @@ returns table (incarnation bigint, fell text, barred text) language sql stable a
       when i.taints <> '{}' and gangq.serves(jsonb_populate_record(i, '{"taints": []}'), s)
         then 'with taints it does not tolerate'
       else 'outside the selector' end,
-    case
-      when i.quarantined is not null then 'quarantined'
-      when exists (
-        select 1 from gangq.cordons c where (c.kind, c.name) in (('host', i.host), ('worker', i.name)))
-        then 'cordoned'
-      when i.state = 'draining' then 'draining'
-      when i.passed_over_until > t then 'passed over'
-      when l.renewed_at <= t - make_interval(secs => c.candidate_silence_s) then 'silent' end
-  from gangq.incarnations i
-  join gangq.leases l on l.incarnation = i.id
-  cross join gangq.settings c
-  where i.ended_at is null
+    b.why
+  from gangq.barred(ruled_out.t) b join gangq.incarnations i on i.id = b.incarnation
 $$;
 comment on function gangq.ruled_out is
   'Internal. Of each live worker what keeps it from ever running jobs of this shape (fell), or '
@@ -70,7 +60,8 @@ comment on function gangq.explain_workers is
 
 -- What would fit, of one thing it asks for at a time: the most of it with which that many members
 -- fit on idle workers.
-create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb language sql stable as $$
+create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
+language sql stable as $$
   with idle as (
     select i.id, i.slots, i.memory_mb, i.cpus, coalesce(array_agg(r.vram_mb order by r.vram_mb)
       filter (where r.id is not null and (s.avoid is null or r.id <> all (s.avoid))), '{}') as vrams
@@ -83,31 +74,34 @@ create function gangq.nearest_feasible(s gangq.shapes, members integer) returns 
     from idle i cross join generate_series(1, least(i.slots, members, 64)) k
   ),
   tries as (
-    select 'gpus' as asked, v as value, v::integer as gpus, s.vram_mb, s.memory_mb, s.cpus
-    from generate_series(0, s.gpus - 1) v
+    select 'gpus' as asked, v::numeric as value from generate_series(0, s.gpus - 1) v
     union all
-    select 'vram_mb', v, s.gpus, v, s.memory_mb, s.cpus
-    from (select distinct unnest(i.vrams) from idle i) as x(v) where v < s.vram_mb
+    select distinct 'vram_mb', v from idle i cross join unnest(i.vrams) v where v < s.vram_mb
     union all
-    select 'memory_mb', x.memory_mb, s.gpus, s.vram_mb, x.memory_mb, s.cpus
-    from shares x where x.memory_mb < s.memory_mb
+    select distinct 'memory_mb', x.memory_mb from shares x where x.memory_mb < s.memory_mb
     union all
-    select 'cpus', x.cpus, s.gpus, s.vram_mb, s.memory_mb, x.cpus from shares x where x.cpus < s.cpus
+    select distinct 'cpus', x.cpus from shares x where x.cpus < s.cpus
     union all
-    select 'members', null, s.gpus, s.vram_mb, s.memory_mb, s.cpus
+    select 'members', null
   ),
   rooms as (
-    select t.asked, t.value, sum(least(i.slots,
-      case when t.memory_mb > 0 then i.memory_mb / t.memory_mb else i.slots end,
-      case when t.cpus > 0 then floor(i.cpus / t.cpus) else i.slots end,
-      case when t.gpus > 0 then (select count(*) from unnest(i.vrams) v where v >= t.vram_mb) / t.gpus
-        else i.slots end))::integer as room
-    from tries t cross join idle i group by t.asked, t.value
+    select t.asked, t.value, sum(gangq.room(n.needs, i.slots, i.memory_mb, i.cpus, (
+      select count(*) from unnest(i.vrams) v where v >= (n.needs).vram_mb))) as room
+    from tries t
+    cross join lateral (
+      select jsonb_populate_record(s, case when t.value is null then '{}'
+        else jsonb_build_object(t.asked, t.value) end) as needs
+      offset 0) n
+    cross join idle i
+    group by t.asked, t.value
   )
-  select jsonb_strip_nulls(jsonb_object_agg(r.asked, case r.asked when 'members' then r.room else r.value end))
+  select jsonb_strip_nulls(jsonb_object_agg(r.asked,
+    case r.asked when 'members' then r.room else r.value end))
   from (
     select z.asked, max(z.value) as value, max(z.room) as room
-    from rooms z where z.asked = 'members' or z.room >= nearest_feasible.members group by z.asked) r
+    from rooms z
+    where z.asked = 'members' or z.room >= nearest_feasible.members
+    group by z.asked) r
 $$;
 comment on function gangq.nearest_feasible is
   'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", '

@@ -22,7 +22,8 @@
 --
 -- Reading this file. A comment right above a table or a column is its comment in the database too:
 -- the migrator sees to that. Tables whose rows come and go are vacuumed by the number of their dead
--- rows, not by a fifth of the table; those whose rows are rewritten keep room for that on each page.
+-- rows, not by a fifth of the table; those whose rows are rewritten keep room for that on each
+-- page.
 --
 -- A migration is applied once, in order, and recorded with its checksum. Functions, views, triggers
 -- and grants live in the numbered files beside this folder and are rebuilt as a whole whenever one
@@ -117,8 +118,7 @@ comment on domain gangq.wake is 'commit, sleepers or never.';
 create domain gangq.strategy as text
   check (value in ('pack', 'spread', 'strict_pack', 'strict_spread'));
 comment on domain gangq.strategy is
-  'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each '
-  'member.';
+  'pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each member.';
 create domain gangq.operator as text
   check (value in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>='));
 comment on domain gangq.operator is
@@ -126,17 +126,16 @@ comment on domain gangq.operator is
 create domain gangq.failure_policy as text
   check (value in ('restart_gang', 'restart_member', 'shrink', 'fail'));
 comment on domain gangq.failure_policy is
-  'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or '
-  'fail.';
+  'restart_gang, restart_member (only the lost one), shrink (the others go on without it) or fail.';
 create domain gangq.checkpoint_mode as text check (value in ('each', 'rank0'));
 comment on domain gangq.checkpoint_mode is
-  'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 '
-  'for an elastic gang.';
+  'each: every member saves its own part; rank0: rank 0 saves for all; null: each, and rank0 for '
+  'an elastic gang.';
 create domain gangq.timeout_style as text check (value in ('requeue', 'hard', 'soft'));
 comment on domain gangq.timeout_style is
-  'requeue: it backs off if no worker could hold it or its planned start is overdue, else it '
-  'waits on; hard: it fails; soft: its members run as single jobs; null: as the queue above '
-  'says, then requeue.';
+  'requeue: it backs off if no worker could hold it or its planned start is overdue, else it waits '
+  'on; hard: it fails; soft: its members run as single jobs; null: as the queue above says, then '
+  'requeue.';
 
 -- Applied migrations, plus one row named "code" whose checksum stands for all replaceable files
 -- together.
@@ -413,8 +412,8 @@ create table gangq.shapes (
   -- selector and tolerates as one predicate on a worker; null: it has neither, and no taint is
   -- tolerated.
   selects jsonpath,
-  -- Whose single jobs, in queues that tell submitters apart (a fair order, or limits of each); null:
-  -- anybody's.
+  -- Whose single jobs, in queues that tell submitters apart (a fair order, or limits of each);
+  -- null: anybody's.
   submitter text,
   -- Needs a slot and nothing else.
   plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored,
@@ -778,7 +777,6 @@ create table gangq.live_gangs (
   check ((state = 'draining') = (drain_started_at is not null)),
   check (state <> 'running' or go_at is not null),
   check (state <> 'reserved' or (deadline_at is not null and go_at is null)),
-
   check (
     state not in ('blocked', 'waiting')
     or (deadline_at is null and go_at is null and master_port is null))
@@ -809,8 +807,8 @@ create table gangq.live_jobs (
   final_token bigint,
   -- Where it is placed: set while reserved, running or preempting.
   incarnation bigint,
-  -- Members: where the last attempt was claimed; it stays when the placement ends. A single job that
-  -- tripped: which worker has to be gone before it runs again.
+  -- Members: where the last attempt was claimed; it stays when the placement ends. A single job
+  -- that tripped: which worker has to be gone before it runs again.
   ran_on bigint,
   -- Its gang; null for a single job.
   gang_id bigint,
@@ -1085,7 +1083,8 @@ create table gangq.requests_before (
 create table gangq.plans (
   -- Who it is for, as on a board: g7 a gang, k7/5 the single jobs of shape 7 with priority 5.
   ask text primary key check (ask ~ '^(g[0-9]+|k[0-9]+/-?[0-9]+)$'),
-  -- Whether others were told to stop for it: then its seats are kept from everybody until it starts.
+  -- Whether others were told to stop for it: then its seats are kept from everybody until it
+  -- starts.
   kept boolean not null,
   -- Its place among the planned starts, from 1; null: others stop for it.
   place integer,
@@ -1100,8 +1099,8 @@ create table gangq.plans (
   check (kept = (place is null))
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- Why what waits was not placed by the last pass: one row per kind, and one for each gang or line of
--- single jobs of which something else is so than of the first of its kind.
+-- Why what waits was not placed by the last pass: one row per kind, and one for each gang or line
+-- of single jobs of which something else is so than of the first of its kind.
 create table gangq.verdicts (
   -- The kind of gang; negative: a shape, for single jobs.
   kind_id integer not null,
@@ -1140,8 +1139,8 @@ create table gangq.runtimes (
   primary key (queue, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- Passes that decided something, a row for each part that did, with the digest of what they saw; with
--- settings.record_decisions also that itself.
+-- Passes that decided something, a row for each part that did, with the digest of what they saw;
+-- with settings.record_decisions also that itself.
 create table gangq.passes (
   -- When.
   at timestamptz not null,
@@ -1163,55 +1162,34 @@ create index passes_at on gangq.passes (at);
 create table gangq.history (
   -- The job; a retried job has one row per ending.
   job_id bigint not null,
-  -- Token of its last claim; null: never claimed.
   token bigint,
-  -- Its gang.
   gang_id bigint,
-  -- The job that submitted it; null: a login did.
   parent bigint,
-  -- When it was submitted.
   submitted_at timestamptz not null,
-  -- When its last attempt was claimed.
   claimed_at timestamptz,
-  -- When it ended.
   finished_at timestamptz not null,
-  -- Where its last attempt ran.
   incarnation bigint,
   -- What it needed.
   shape_id integer not null,
-  -- Its rank.
   rank integer,
-  -- Its wall-clock budget, seconds.
   budget_s real,
-  -- Its priority.
   priority smallint not null,
-  -- Attempts charged.
   attempts smallint not null,
-  -- Attempts it could spend.
   max_attempts smallint not null,
-  -- Times its worker was lost.
   crashes smallint not null,
-  -- How often that could happen.
   max_crashes smallint not null,
-  -- Watchdog trips.
   trips smallint not null,
-  -- How often that could happen.
   max_trips smallint not null,
-  -- Times it was stopped through no fault of its own.
   stops smallint not null,
   -- done, failed or cancelled.
   state text not null check (state in ('done', 'failed', 'cancelled')),
   -- short, long or forever.
   retention text not null,
-  -- The role that submitted it.
   submitter text not null,
-  -- The login that submitted it, whatever role it had set.
   login text not null,
-  -- Arguments.
   payload jsonb,
   -- What it returned.
   result jsonb,
-  -- The last error.
   error jsonb
 ) partition by list (retention);
 create table gangq.history_short partition of gangq.history for values in ('short')
@@ -1232,65 +1210,40 @@ create table gangq.gang_history (
   gang_id bigint not null,
   -- When it ended.
   finished_at timestamptz not null,
-  -- When it was submitted.
   submitted_at timestamptz not null,
   -- What each member needed.
   shape_id integer not null,
-  -- Everything it asked for.
   kind_id integer not null,
-  -- Members.
   size integer not null,
   -- Members of its last epoch.
   world_size integer,
-  -- Reservations it took.
   epoch integer not null,
-  -- Its priority.
   priority smallint not null,
-  -- Launches charged.
   attempts smallint not null,
-  -- Launches it could spend.
   max_attempts smallint not null,
-  -- Launches lost with a worker.
   crashes smallint not null,
-  -- How many of those it could survive.
   max_crashes smallint not null,
-  -- Launches lost to a watchdog trip.
   trips smallint not null,
-  -- How many of those it could survive.
   max_trips smallint not null,
-  -- Reservations not claimed in time.
   placement_misses integer not null,
-  -- Drains at the start barrier.
   never_started integer not null,
-  -- Times it was told to stop for somebody else.
   preemptions integer not null,
   -- done, failed or cancelled.
   state text not null check (state in ('done', 'failed', 'cancelled')),
-  -- What a lost or failed member meant.
   failure_policy text not null,
-  -- Role whose end was the gang's end.
   completion text,
-  -- Whether it could be displaced.
   preemptible boolean not null,
-  -- each or rank0.
   checkpoint_mode text not null,
-  -- Longest wall-clock budget among its members, seconds.
   budget_s real,
-  -- Seconds its reserved members could wait to be claimed.
   claim_deadline_s real not null,
-  -- Seconds it could wait for placement.
   timeout_s real not null,
-  -- What that timeout did.
   timeout_style text not null,
   -- short, long or forever.
   retention text not null,
-  -- A name for people.
   name text,
   -- Why it failed or was cancelled.
   reason text,
-  -- The role that submitted it.
   submitter text not null,
-  -- The login that submitted it, whatever role it had set.
   login text not null
 ) partition by list (retention);
 create table gangq.gang_history_short partition of gangq.gang_history for values in ('short')
@@ -1303,6 +1256,23 @@ comment on table gangq.gang_history_long is 'Gang history of retention class lon
 comment on table gangq.gang_history_forever is 'Gang history that is never dropped.';
 create index gang_history_gang on gangq.gang_history (gang_id);
 create index gang_history_not_done on gangq.gang_history (gang_id) where state <> 'done';
+
+-- A column of history without a comment is what it was while its row was live.
+do $$
+declare
+  c record;
+begin
+  for c in
+    select h.attrelid::regclass as history, h.attname, col_description(l.attrelid, l.attnum) as said
+    from (values ('gangq.history'::regclass, 'gangq.live_jobs'::regclass),
+      ('gangq.gang_history', 'gangq.live_gangs')) as p(history, live)
+    join pg_attribute h on h.attrelid = p.history
+    join pg_attribute l on l.attrelid = p.live and l.attname = h.attname and l.attnum > 0
+    where col_description(h.attrelid, h.attnum) is null
+  loop
+    execute format('comment on column %s.%I is %L', c.history, c.attname, c.said);
+  end loop;
+end $$;
 
 -- Endings that a retry has overtaken. Kept apart so that history stays append-only and the views
 -- need not look for newer rows.
@@ -1451,8 +1421,8 @@ insert into gangq.lock_rows (name) values ('tick'), ('pass'), ('brake'), ('wake'
 create table gangq.decider (
   -- Always true: there is one row.
   singleton boolean primary key default true check (singleton),
-  -- Ticks that found something to be placed. Whoever decides goes on until he has seen what the last of
-  -- them had.
+  -- Ticks that found something to be placed. Whoever decides goes on until he has seen what the
+  -- last of them had.
   asked bigint not null default 0,
   -- Until when somebody has the turn; null: nobody.
   until timestamptz,
