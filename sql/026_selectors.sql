@@ -17,7 +17,7 @@ declare
   n integer;
   what text;
   c gangq.condition;
-  wrong boolean;
+  n_values integer;
   checked jsonb := '[]';
 begin
   if selector is null or selector in ('null', '[]') then
@@ -41,17 +41,19 @@ begin
         'strict $[*] ? (!(@.type() like_regex "string|number|boolean"))')
     then
       perform gangq.refuse('GQ001', format('%s is %s', what, left(said::text, 200)),
-        'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]}; values are '
-        'strings, numbers and booleans.');
+        'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]}; values '
+        'are strings, numbers and booleans.');
     end if;
-    wrong := case
-      when c.op in ('exists', 'absent') then c."values" <> '[]'
-      when c.op in ('in', 'notin') then c."values" = '[]'
-      else jsonb_array_length(c."values") <> 1 end;
-    if wrong then
+    n_values := jsonb_array_length(c."values");
+    if (case
+      when c.op in ('exists', 'absent') then n_values <> 0
+      when c.op in ('in', 'notin') then n_values = 0
+      else n_values <> 1 end)
+    then
       perform gangq.refuse('GQ001',
-        format('%s, on %s, has %s values for %s', what, c.key, jsonb_array_length(c."values"), c.op),
-        'exists and absent take none, in and notin at least one, every other operator exactly one.');
+        format('%s, on %s, has %s values for %s', what, c.key, n_values, c.op),
+        'exists and absent take none, in and notin at least one, every other operator exactly '
+        'one.');
     end if;
     if c.op in ('<', '<=', '>', '>=') then
       c."values" := jsonb_build_array(gangq.compared(what, c));
@@ -80,22 +82,27 @@ begin
   end;
   if not abs(number) <= 1e100 then
     perform gangq.refuse('GQ001', format('%s compares %s with %s', what, c.key, c."values" -> 0),
-      'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. For '
-      'text use = or in.');
+      'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. '
+      'For text use = or in.');
   end if;
   return number;
 end $$;
 comment on function gangq.compared is
   'Internal. The number that a condition compares a label with. Raises GQ001.';
 
-create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[] language plpgsql as $$
+create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[]
+language plpgsql as $$
 declare
   wrong text;
 begin
-  select coalesce(w.taint, 'null') into wrong from unnest(taints) as w(taint)
-  where w.taint is null or length(w.taint) > 200 or not (w.taint ~ '^[^=,*\s]+(=[^,\s]*)?$' or (wildcard and w.taint = '*')) limit 1;
+  select coalesce(w.taint, 'null') into wrong
+  from unnest(taints) as w(taint)
+  where (length(w.taint) <= 200
+    and (w.taint ~ '^[^=,*\s]+(=[^,\s]*)?$' or wildcard and w.taint = '*')) is not true
+  limit 1;
   if found or cardinality(taints) > 100 then
-    perform gangq.refuse('GQ001', format('%s has %L', what, coalesce(left(wrong, 220), cardinality(taints) || ' entries')),
+    perform gangq.refuse('GQ001',
+      format('%s has %L', what, coalesce(left(wrong, 220), cardinality(taints) || ' entries')),
       'Each is key or key=value without blanks or commas, 200 characters at most, 100 in all'
         || case when wildcard then '; * tolerates every taint.' else '.' end);
   end if;
@@ -107,7 +114,8 @@ comment on function gangq.check_taints is
 -- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an
 -- inlined function. Inside a filter what cannot be compared is not met, and exists() is never
 -- unknown: so != holds for whoever lacks the label.
-create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath language plpgsql immutable as $$
+create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath
+language plpgsql immutable as $$
 #variable_conflict use_column
 declare
   c record;
@@ -117,25 +125,33 @@ begin
   if selector is null and tolerates is null then
     return null;
   end if;
-  for c in select e.c ->> 'key' as key, e.c ->> 'op' as op, e.c -> 'values' as given from jsonb_array_elements(selector) as e(c) loop
-    path := case when c.key in ('host', 'worker') then '$' || c.key else '$.' || to_jsonb(c.key)::text end;
+  for c in
+    select e.c ->> 'key' as key, e.c ->> 'op' as op, e.c -> 'values' as given
+    from jsonb_array_elements(selector) as e(c)
+  loop
+    path := case when c.key in ('host', 'worker') then '$' || c.key
+      else '$.' || to_jsonb(c.key)::text end;
     if c.op in ('=', '!=', 'in', 'notin') then
       -- A label given on a command line is text, one given in JSON may be a number: 1 and "1" are
       -- the same value.
       path := format('%s ? (%s)', path, (
-        select string_agg(format('@ == %s', to_jsonb(v.x)) || case when v.x ~ '^(true|false|-?(0|[1-9]\d{0,99})(\.\d{1,99})?)$' then format(' || @ == %s', v.x) else '' end, ' || ')
+        select string_agg(format('@ == %s', to_jsonb(v.x)) || case
+            when v.x ~ '^(true|false|-?(0|[1-9]\d{0,99})(\.\d{1,99})?)$'
+            then format(' || @ == %s', v.x) else '' end, ' || ')
         from jsonb_array_elements_text(c.given) as v(x)));
     elsif c.op in ('<', '<=', '>', '>=') then
       path := format('%s ? (@.double() %s %s)', path, c.op, c.given ->> 0);
     end if;
-    terms := terms || format('%sexists(%s)', case when c.op in ('!=', 'notin', 'absent') then '!' else '' end, path);
+    terms := terms || format('%sexists(%s)',
+      case when c.op in ('!=', 'notin', 'absent') then '!' else '' end, path);
   end loop;
   if tolerates is null then
     terms := terms || '!exists($taints[*])'::text;
   elsif '*' <> all (tolerates) then
     terms := terms || (
       select format('!exists($taints[*] ? (!(%s)))', string_agg(format('@ == %s', to_jsonb(w.taint))
-        || case when strpos(w.taint, '=') = 0 then format(' || @ starts with %s', to_jsonb(w.taint || '=')) else '' end, ' || '))
+        || case when strpos(w.taint, '=') = 0
+          then format(' || @ starts with %s', to_jsonb(w.taint || '=')) else '' end, ' || '))
       from unnest(tolerates) as w(taint));
   end if;
   return case when terms = '{}' then 'true' else array_to_string(terms, ' && ') end;

@@ -138,7 +138,8 @@ comment on function gangq.limit_hit is
   'resource of which null is asked: whether more of it is used than the limit. Binding only after '
   'lock_limited.';
 
-create function gangq.over_limit(queue text, submitter text) returns boolean language sql stable as $$
+create function gangq.over_limit(queue text, submitter text) returns boolean
+language sql stable as $$
   select gangq.limit_hit(over_limit.queue, over_limit.submitter, null, null, null, null, null)
     is not null
 $$;
@@ -164,9 +165,9 @@ begin
     perform gangq.refuse('GQ007',
       format('%s has submitted %s new combinations of queue, task, devices, memory, CPUs, labels, '
         'selector and model within a day, which is the most', login, most),
-      'Each new combination makes every claim slower. Use fewer different labels and selectors, and '
-      'round memory_mb and cpus up; what tells single jobs apart belongs in their payload. An admin '
-      'can raise the limit: gangq.configure(''{"new_shapes_per_day": ...}'').');
+      'Each new combination makes every claim slower. Use fewer different labels and selectors, '
+      'and round memory_mb and cpus up; what tells single jobs apart belongs in their payload. An '
+      'admin can raise the limit: gangq.configure(''{"new_shapes_per_day": ...}'').');
   end if;
 end $$;
 comment on function gangq.check_new_shape is

@@ -585,8 +585,8 @@ begin
       perform gangq.refuse('GQ001',
         format('%s has count %s and min %s', what, coalesce(r.count::text, 'null'),
           coalesce(r.min::text, 'null')),
-        'A role has a name, a count of at most 100000 members, and may have a min, without how many '
-        'of them the gang does not start.');
+        'A role has a name, a count of at most 100000 members, and may have a min, without how '
+        'many of them the gang does not start.');
     end if;
     if r.payload is not null and r.payloads is not null then
       perform gangq.refuse('GQ001', format('%s has both payload and payloads', what),

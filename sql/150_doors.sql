@@ -4,22 +4,24 @@
 
 do $$
 declare
-  roles text[] := array['gangq_viewer', 'gangq_submitter', 'gangq_worker', 'gangq_host', 'gangq_admin'];
+  roles text[] := '{gangq_viewer,gangq_submitter,gangq_worker,gangq_host,gangq_admin}';
   missing text[] := array(
     select r.name from unnest(roles) with ordinality as r(name, n)
     where not exists (select 1 from pg_catalog.pg_roles p where p.rolname = r.name)
-    order by r.n
-  );
+    order by r.n);
   r text;
 begin
   foreach r in array missing loop
     begin
       execute format('create role %I nologin', r);
     exception
-      when duplicate_object or unique_violation then null;  -- another database of this server migrates at the same time
+      -- Another database of this server migrates at the same time.
+      when duplicate_object or unique_violation then null;
       when insufficient_privilege then
-        raise exception using errcode = '42501', message = format('role %s is missing and %s may not create roles', r, current_user),
-          hint = format('Have an administrator run: create role %s;', array_to_string(missing, '; create role '));
+        raise exception using errcode = '42501',
+          message = format('role %s is missing and %s may not create roles', r, current_user),
+          hint = format('Have an administrator run: create role %s;',
+            array_to_string(missing, '; create role '));
     end;
   end loop;
 end $$;
@@ -30,8 +32,11 @@ revoke all on all sequences in schema gangq from public;
 revoke all on all functions in schema gangq from public;
 grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
-grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting, gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open,
-  gangq.trips, gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned, gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state, gangq.lock_rows
+grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting,
+  gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
+  gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
+  gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events,
+  gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state, gangq.lock_rows
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what
@@ -45,12 +50,15 @@ begin
     select p.oid::regprocedure as f, p.provolatile = 'v' as changes, d.waits, d.roles
     from (values
       ('submit submit_gang set_priority cancel retry', 'submitter', '2s'),
-      ('claim barrier complete complete_and_claim fail requeue release ack_preempted heartbeat', 'worker', '2s'),
-      ('save_checkpoint load_checkpoint append_log learn_gap suspect watch_terms', 'worker', '2s'),
+      ('claim barrier complete complete_and_claim fail requeue release ack_preempted', 'worker',
+        '2s'),
+      ('heartbeat save_checkpoint load_checkpoint append_log', 'worker', '2s'),
+      ('learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
       ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
-      ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick', 'worker host', '2s'),
+      ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
+        'worker host', '2s'),
       -- Steps of a tick.
       ('promote_due reap_expired time_out', 'worker', '100ms'),
       ('flag_dead_workers', 'worker host', '100ms'),
@@ -59,12 +67,14 @@ begin
       ('preempt_gang shrink_gang displace_job', '', '2s'),
       ('schema_version explain_gang explain_job board preview', every, '2s'),
       -- What views call.
-      ('shared_queues role_of hosts_of capacity_of queue_load waiting_later idle_beside_work infeasible kept_by_day', every, '2s')
+      ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
+      ('idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)
     left join pg_catalog.pg_proc p on p.oid = ('gangq.' || v.name)::regproc
   loop
-    execute format('alter function %s security definer set search_path = pg_catalog, pg_temp set jit = off', door.f);
+    execute format('alter function %s security definer '
+      'set search_path = pg_catalog, pg_temp set jit = off', door.f);
     if door.changes then
       execute format('alter function %s set lock_timeout = %L', door.f, door.waits);
     end if;
@@ -74,7 +84,8 @@ begin
 
   -- PL/pgSQL looks names up when it runs: no other path may be in force then.
   for door in
-    select p.oid::regprocedure as f from pg_catalog.pg_proc p join pg_catalog.pg_language l on l.oid = p.prolang
+    select p.oid::regprocedure as f
+    from pg_catalog.pg_proc p join pg_catalog.pg_language l on l.oid = p.prolang
     where p.pronamespace = 'gangq'::regnamespace and l.lanname = 'plpgsql' and not p.prosecdef
   loop
     execute format('alter function %s set search_path = pg_catalog, pg_temp', door.f);
@@ -83,8 +94,8 @@ end $$;
 
 -- What views call for each row, with the rights of whoever reads them.
 grant execute on function
-  gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report, gangq.may_report_too,
-  gangq.serves, gangq.in_epoch
+  gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report,
+  gangq.may_report_too, gangq.serves, gangq.in_epoch
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
 select gangq.keep_partitions(true);
