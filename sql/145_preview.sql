@@ -4,8 +4,9 @@
 
 -- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
 -- and its workers' are such that no sequence gets there.
-create function gangq.preview_gang(spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[])
-language plpgsql stable as $$
+create function gangq.preview_gang(
+  spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
+) language plpgsql stable as $$
 #variable_conflict use_column
 declare
   arguments constant text[] := array(
@@ -39,40 +40,51 @@ begin
   a.queue := coalesce(a.queue, 'default');
   select x.* into q from gangq.queues_table x where x.name = a.queue;
   if not found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', a.queue), 'select * from gangq.queues names them.');
+    perform gangq.refuse('GQ002', format('queue %L does not exist', a.queue),
+      'select * from gangq.queues names them.');
   end if;
   for r in
     select x.* from gangq.read_roles(a.task, a.size, a.gpus, o) x
   loop
     s := gangq.preview_shape(to_jsonb(r), a.queue, names);
-    perform gangq.check_level(format('role %s', r.name), r.require, r.prefer, r.strategy = 'strict_spread' and r.min > 1);
-    perform gangq.check_level('the gang', o.require, o.prefer, r.strategy = 'strict_spread' and r.min > 1);
+    perform gangq.check_level(w.what, w.require, w.prefer,
+      r.strategy = 'strict_spread' and r.min > 1)
+    from (values (format('role %s', r.name), r.require, r.prefer),
+      ('the gang', o.require, o.prefer)) as w(what, require, prefer);
     names := names || r.name;
     shapes := shapes || s;
-    budgets := budgets || coalesce(r.budget_s, o.budget_s, (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
+    budgets := budgets || coalesce(r.budget_s, o.budget_s,
+      (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
     members := members + r.count;
     roles := roles || jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
       'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),
-      'prefer', coalesce(r.prefer, ''), 'needs', jsonb_build_object('gpus', s.gpus, 'vram_mb', s.vram_mb,
-        'memory_mb', s.memory_mb, 'millicpus', (s.cpus * 1000)::bigint), 'serves', (
+      'prefer', coalesce(r.prefer, ''),
+      'needs', jsonb_build_object('gpus', s.gpus, 'vram_mb', s.vram_mb, 'memory_mb', s.memory_mb,
+        'millicpus', (s.cpus * 1000)::bigint),
+      'serves', (
         select coalesce(jsonb_agg(i.id), '[]') from gangq.incarnations i
         where i.ended_at is null and gangq.serves(i, s)));
   end loop;
   if members > 100000 or members <> a.size then
-    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members, coalesce(', and size is ' || a.size, '')),
+    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members,
+        coalesce(', and size is ' || a.size, '')),
       'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
   end if;
   -- As submit_gang: the longest is known only if one is set.
   if num_nonnulls(q.budget_s, (select max(x) from unnest(budgets) as x)) > 0 then
-    select max(coalesce(x.budget_s, q.budget_s, case when shapes[x.n].gpus > 0 then c.budget_gpu_s else c.budget_s end))
-    into budget from unnest(budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
+    select max(coalesce(x.budget_s, q.budget_s,
+      case when shapes[x.n].gpus > 0 then c.budget_gpu_s else c.budget_s end))
+    into budget
+    from unnest(budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
   end if;
   kind := jsonb_build_object('id', 2147000000 + nth, 'queue', a.queue, 'roles', roles,
-    'require', coalesce(o.require, ''), 'prefer', coalesce(o.prefer, ''), 'apart', coalesce(o.apart, ''),
+    'require', coalesce(o.require, ''), 'prefer', coalesce(o.prefer, ''),
+    'apart', coalesce(o.apart, ''),
     'model', coalesce((select min(x.model) from unnest(shapes) x), ''));
   ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', a.priority,
     'order', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
-      select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8 from unnest(shapes) x));
+      select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8
+      from unnest(shapes) x));
 end $$;
 comment on function gangq.preview_gang is
   'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
@@ -82,7 +94,8 @@ create function gangq.preview_shape(role jsonb, queue text, names text[]) return
 language plpgsql stable as $$
 declare
   s gangq.shapes := jsonb_populate_record(null::gangq.shapes,
-    role - 'selector' || jsonb_build_object('queue', queue, 'cpus', round((role ->> 'cpus')::numeric, 3)));
+    role - 'selector'
+      || jsonb_build_object('queue', queue, 'cpus', round((role ->> 'cpus')::numeric, 3)));
 begin
   if s.task is null or s.vram_mb > 0 and s.gpus = 0 then
     perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s',
@@ -100,97 +113,126 @@ end $$;
 comment on function gangq.preview_shape is
   'Internal. What a member of this role would ask for. Raises GQ001.';
 
-create function gangq.preview_worker(c jsonb, nth integer, out offer gangq.incarnations, out vrams integer[])
-language plpgsql stable as $$
+create function gangq.preview_worker(
+  c jsonb, nth integer, out offer gangq.incarnations, out vrams integer[]
+) language plpgsql stable as $$
 #variable_conflict use_column
 declare
   queues text[] := array(select q.name from gangq.queues_table q order by q.name);
   -- What is null is as if it had been left out.
   given jsonb := jsonb_strip_nulls(c);
+  gpus integer := given ->> 'gpus';
   nowhere text;
 begin
   if given ? 'like' then
-    select x.* into offer from gangq.incarnations x where x.name = given ->> 'like' order by x.id desc limit 1;
+    select x.* into offer from gangq.incarnations x
+    where x.name = given ->> 'like' order by x.id desc limit 1;
     if not found then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', given ->> 'like'), 'Workers by name: select name from gangq.workers.');
+      perform gangq.refuse('GQ002', format('worker %L does not exist', given ->> 'like'),
+        'Workers by name: select name from gangq.workers.');
     end if;
     vrams := array(
-      select r.vram_mb from gangq.device_registry r where r.offered_by = offer.id order by r.vram_mb, r.index, r.id);
+      select r.vram_mb from gangq.device_registry r
+      where r.offered_by = offer.id order by r.vram_mb, r.index, r.id);
   end if;
-  offer := jsonb_populate_record(offer, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576, "cpus": 1024, "labels": {},
-    "taints": [], "operator_taints": []}' || jsonb_build_object('queues', queues)
-    || coalesce(jsonb_strip_nulls(to_jsonb(offer)), '{}') || (given - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
-  if (given ->> 'gpus')::integer not between 0 and 1024 or (given ->> 'vram_mb')::integer < 0
-    or offer.slots not between 1 and 10000 or offer.memory_mb < 0 or offer.cpus < 0 or offer.cpus = 'NaN'
-    or jsonb_typeof(offer.labels) <> 'object' then
+  offer := jsonb_populate_record(offer, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576,
+      "cpus": 1024, "labels": {}, "taints": [], "operator_taints": []}'
+    || jsonb_build_object('queues', queues)
+    || coalesce(jsonb_strip_nulls(to_jsonb(offer)), '{}')
+    || (given - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
+  if gpus not between 0 and 1024 or (given ->> 'vram_mb')::integer < 0
+    or offer.slots not between 1 and 10000 or offer.memory_mb < 0
+    or offer.cpus < 0 or offer.cpus = 'NaN' or jsonb_typeof(offer.labels) <> 'object'
+  then
     perform gangq.refuse('GQ001', format('a new worker is %s', left(c::text, 300)),
-      'A worker has 0 to 1024 gpus and 1 to 10000 slots; memory_mb, vram_mb and cpus are not negative, and labels is an object.');
+      'A worker has 0 to 1024 gpus and 1 to 10000 slots; memory_mb, vram_mb and cpus are not '
+      'negative, and labels is an object.');
   end if;
-  if given ? 'gpus' then
-    vrams := array_fill(coalesce((given ->> 'vram_mb')::integer, (select max(v) from unnest(vrams) as v), 1048576),
-      array[(given ->> 'gpus')::integer]);
+  if gpus is not null then
+    vrams := array_fill(coalesce((given ->> 'vram_mb')::integer,
+      (select max(v) from unnest(vrams) as v), 1048576), array[gpus]);
     if not given ?| '{slots,like}' then
-      offer.slots := greatest(1, (given ->> 'gpus')::integer);
+      offer.slots := greatest(1, gpus);
     end if;
   end if;
-  nowhere := (select x.name from unnest(offer.queues) as x(name) where x.name <> all (queues) limit 1);
+  nowhere := (
+    select x.name from unnest(offer.queues) as x(name) where x.name <> all (queues) limit 1);
   if nowhere is not null then
-    perform gangq.refuse('GQ002', format('queue %s does not exist', nowhere), 'select * from gangq.queues names them.');
+    perform gangq.refuse('GQ002', format('queue %s does not exist', nowhere),
+      'select * from gangq.queues names them.');
   end if;
 end $$;
 comment on function gangq.preview_worker is
   'Internal. What a new worker would offer. Raises GQ001, GQ002.';
 
 -- Refuses what cannot be done, as the verb itself would.
+create function gangq.preview_quota(q jsonb) returns void language plpgsql stable as $$
+declare
+  keys constant text[] :=
+    '{queue,maximum,guaranteed,max_running_gangs,max_running_jobs,paused}';
+  known gangq.queues_table;
+begin
+  select x.* into known from gangq.queues_table x where x.name = q ->> 'queue';
+  if not found then
+    perform gangq.refuse('GQ002', format('queue %L does not exist', q ->> 'queue'),
+      'select * from gangq.queues names them.');
+  end if;
+  perform gangq.read_queue(known.name, q - 'queue', known);
+  if q - keys <> '{}'
+    or jsonb_path_exists(q, '$.maximum.** ? (@ == null), $.guaranteed.** ? (@ == null)')
+  then
+    perform gangq.refuse('GQ001', format('queue %s: %s', known.name, q - 'queue'),
+      'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and '
+      'jobs; max_running_gangs and max_running_jobs, 0 or more, null for no limit; and paused, '
+      'true or false.');
+  end if;
+end $$;
+comment on function gangq.preview_quota is
+  'Internal. Checks other limits of a queue, as set_queue would. Raises GQ001, GQ002.';
+
 create function gangq.preview_change(c jsonb) returns jsonb language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  q jsonb := c -> 'quota';
-  wrong text;
+  gang bigint := c -> 'priority' ->> 'gang';
+  value integer := c -> 'priority' ->> 'value';
   answer jsonb := '{}';
 begin
   if c ? 'quota' then
-    wrong := coalesce((
-      select k.key from jsonb_object_keys(q) as k(key)
-      where k.key <> all ('{queue,maximum,guaranteed,max_running_gangs,max_running_jobs,paused}'::text[]) limit 1), (
-      select k.name from unnest('{maximum,guaranteed}'::text[]) as k(name)
-      where q ? k.name and (jsonb_typeof(q -> k.name) <> 'object' or exists (
-        select 1 from jsonb_each(case jsonb_typeof(q -> k.name) when 'object' then q -> k.name else '{}' end) r
-        where r.key <> all ('{gpus,memory_mb,cpus,jobs}') or jsonb_typeof(r.value) <> 'number' or r.value::numeric < 0)) limit 1));
-    if wrong is not null or (q ->> 'max_running_gangs')::integer < 0 or (q ->> 'max_running_jobs')::integer < 0
-      or q ? 'paused' and (q ->> 'paused')::boolean is null then
-      perform gangq.refuse('GQ001', format('queue %s: %s', q ->> 'queue', q - 'queue'),
-        'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and jobs; max_running_gangs and max_running_jobs, '
-        '0 or more, null for no limit; and paused, true or false.');
-    elsif not exists (select 1 from gangq.queues_table x where x.name = q ->> 'queue') then
-      perform gangq.refuse('GQ002', format('queue %L does not exist', q ->> 'queue'), 'select * from gangq.queues names them.');
-    end if;
+    perform gangq.preview_quota(c -> 'quota');
   elsif c ? 'priority' then
-    if (c -> 'priority' ->> 'value')::integer is null or (c -> 'priority' ->> 'value')::integer not between -1000 and 1000 then
-      perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c), 'For example {"priority": {"gang": 7, "value": 50}}.');
-    elsif not exists (select 1 from gangq.live_gangs g where g.id = (c -> 'priority' ->> 'gang')::bigint) then
-      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(c -> 'priority' ->> 'gang', 'null')),
+    if (value between -1000 and 1000) is not true then
+      perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c),
+        'For example {"priority": {"gang": 7, "value": 50}}.');
+    elsif not exists (select 1 from gangq.live_gangs g where g.id = gang) then
+      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(gang::text, 'null')),
         'It has ended or never existed: select * from gangq.gangs.');
     end if;
     -- It may wait behind all that a board shows.
     answer := coalesce((
       select jsonb_build_object('ask', a)
-      from gangq.live_gangs g cross join lateral gangq.board_asks(gangq.now(), array[g.id]) as a
-      where g.id = (c -> 'priority' ->> 'gang')::bigint and g.state = 'blocked'
+      from gangq.live_gangs g
+      cross join lateral gangq.board_asks(gangq.now(), array[g.id]) as a
+      where g.id = gang and g.state = 'blocked'
         and (g.not_before is null or g.not_before <= gangq.now())), '{}');
   elsif c ? 'cancel' then
     answer := (
-      select jsonb_build_object('unit', 'g' || g.id) from gangq.live_gangs g where g.id = (c -> 'cancel' ->> 'gang')::bigint
+      select jsonb_build_object('unit', 'g' || g.id)
+      from gangq.live_gangs g
+      where g.id = (c -> 'cancel' ->> 'gang')::bigint
       union all
-      select jsonb_build_object('unit', 'j' || j.id, 'queue', s.queue, 'light', j.incarnation is not null and j.light)
+      select jsonb_build_object('unit', 'j' || j.id, 'queue', s.queue,
+        'light', j.incarnation is not null and j.light)
       from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
       where j.id = (c -> 'cancel' ->> 'job')::bigint and j.gang_id is null);
     if answer is null then
-      perform gangq.refuse('GQ002', format('%s is no live gang and no live solo job', c -> 'cancel'),
+      perform gangq.refuse('GQ002',
+        format('%s is no live gang and no live solo job', c -> 'cancel'),
         'Members stop with their gang: {"cancel": {"gang": 7}} or {"cancel": {"job": 12}}.');
     end if;
   elsif c ? 'remove_host' and not exists (
-    select 1 from gangq.incarnations x where x.host = c ->> 'remove_host' and x.ended_at is null) then
+    select 1 from gangq.incarnations x
+    where x.host = c ->> 'remove_host' and x.ended_at is null)
+  then
     perform gangq.refuse('GQ002', format('host %L has no live worker', c ->> 'remove_host'),
       'Hosts with workers: select distinct host from gangq.workers.');
   end if;
@@ -200,92 +242,124 @@ comment on function gangq.preview_change is
   'Internal. Checks a change of what there is; of a cancelled job how it holds its slot. Raises '
   'GQ001, GQ002.';
 
-create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb language plpgsql stable as $$
+create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
+language plpgsql stable as $$
 #variable_conflict use_variable
 declare
-  verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
-  worker_keys constant text[] := '{like,gpus,vram_mb,slots,memory_mb,cpus,labels,queues,tasks,taints,host,name}';
   c jsonb;
   n integer;
   verb text;
   gang record;
-  worker record;
   asked jsonb := '[]';
   answers jsonb := '[]';
 begin
   if jsonb_typeof(changes) is distinct from 'array' then
-    perform gangq.refuse('GQ001', format('changes is %s', left(coalesce(changes::text, 'null'), 200)),
+    perform gangq.refuse('GQ001',
+      format('changes is %s', left(coalesce(changes::text, 'null'), 200)),
       'It is a JSON array of changes: [{"priority": {"gang": 7, "value": 50}}].');
   end if;
   -- What the members of each kind ask for, those of submissions included.
   asked := (
     select coalesce(jsonb_agg(jsonb_build_array(r.kind_id, r.ordinal - 1, to_jsonb(s))), '[]')
     from (
-      select k.kind_id, k.ordinal::integer, k.shape_id from gangq.kind_roles k where k.kind_id = any (kinds)
+      select k.kind_id, k.ordinal::integer, k.shape_id
+      from gangq.kind_roles k where k.kind_id = any (kinds)
       union all
       select k, 1, -k from unnest(kinds) as k where k < 0) r
     join gangq.shapes s on s.id = r.shape_id);
-  for c, n in select e.change, e.n from jsonb_array_elements(changes) with ordinality as e(change, n) order by not e.change ? 'submit', e.n loop
-    verb := (
-      select k.key from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key)
-      where k.key = any (verbs) limit 1);
-    if verb is null or (verb <> 'add_workers' and c - verb <> '{}') or c - verb - worker_keys <> '{}'
-      or verb in ('priority', 'cancel', 'quota') and jsonb_typeof(c -> verb) <> 'object' then
-      perform gangq.refuse('GQ001', format('change %s is %s', n, left(c::text, 300)),
-        format('A change is an object with one of %s; priority takes {"gang", "value"}, cancel {"gang"} or {"job"}, quota {"queue", ...}; '
-          'add_workers also takes %s.', array_to_string(verbs, ', '), array_to_string(worker_keys, ', ')));
-    end if;
+  for c, n in
+    select e.change, e.n
+    from jsonb_array_elements(changes) with ordinality as e(change, n)
+    order by not e.change ? 'submit', e.n
+  loop
+    verb := gangq.preview_verb(c, n);
     begin
       case verb
         when 'submit' then
           gang := gangq.preview_gang(c -> verb, n);
           asked := asked || (
-            select jsonb_agg(jsonb_build_array(gang.kind -> 'id', x.n - 1, to_jsonb(x.s)) order by x.n)
+            select jsonb_agg(jsonb_build_array(gang.kind -> 'id', x.n - 1, to_jsonb(x.s))
+              order by x.n)
             from (select s, row_number() over () as n from unnest(gang.shapes) as s) x);
           answers := answers || jsonb_build_object('n', n, 'kind', gang.kind, 'ask', gang.ask);
         when 'add_workers' then
-          if coalesce((c ->> verb)::integer, 0) not between 1 and 1000 then
-            perform gangq.refuse('GQ001', format('change %s adds %s workers; it must be 1 to 1000', n, coalesce(c ->> verb, 'null')),
-              'For example {"add_workers": 2, "like": "w1"}.');
-          end if;
-          worker := gangq.preview_worker(c, n);
-          answers := answers || jsonb_build_object('n', n, 'workers',
-            gangq.preview_workers(worker.offer, worker.vrams, c, n, asked));
+          answers := answers || jsonb_build_object('n', n,
+            'workers', gangq.preview_workers(c, n, asked));
         else
           answers := answers || (jsonb_build_object('n', n) || gangq.preview_change(c));
       end case;
     exception
-      when invalid_text_representation or numeric_value_out_of_range or invalid_parameter_value or datatype_mismatch
-        or cannot_coerce or array_subscript_error then
-        perform gangq.refuse('GQ001', format('change %s is %s: %s', n, left(c::text, 300), sqlerrm),
-          'Ids, counts, gpus, vram_mb, slots, memory_mb and cpus are numbers, labels is an object, queues, tasks and taints are arrays.');
+      when invalid_text_representation or numeric_value_out_of_range or datatype_mismatch
+        or invalid_parameter_value or cannot_coerce or array_subscript_error then
+        perform gangq.refuse('GQ001',
+          format('change %s is %s: %s', n, left(c::text, 300), sqlerrm),
+          'Ids, counts, gpus, vram_mb, slots, memory_mb and cpus are numbers, labels is an object, '
+          'queues, tasks and taints are arrays.');
     end;
   end loop;
-  return (select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]') from jsonb_array_elements(answers) a);
+  return (
+    select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]')
+    from jsonb_array_elements(answers) a);
 end $$;
 comment on function gangq.preview is
   'Checks changes that gangq plan makes to a board (see Client.plan), and says of each what the '
   'board lacks: of {"submit"} its "kind" and "ask", of {"add_workers"} its "workers" and what each '
   'serves, of {"cancel"} the "unit". kinds: those on the board. Raises GQ001, GQ002.';
 
-create function gangq.preview_workers(offer gangq.incarnations, vrams integer[], c jsonb, nth integer, asked jsonb)
-returns jsonb language plpgsql stable as $$
+create function gangq.preview_verb(c jsonb, nth integer) returns text
+language plpgsql stable as $$
+declare
+  verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
+  worker_keys constant text[] :=
+    '{like,gpus,vram_mb,slots,memory_mb,cpus,labels,queues,tasks,taints,host,name}';
+  verb text := (
+    select k.key
+    from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key)
+    where k.key = any (verbs) limit 1);
+begin
+  if verb is null
+    or c - verb - (case verb when 'add_workers' then worker_keys else '{}' end) <> '{}'
+    or verb in ('priority', 'cancel', 'quota') and jsonb_typeof(c -> verb) <> 'object'
+  then
+    perform gangq.refuse('GQ001', format('change %s is %s', nth, left(c::text, 300)),
+      format('A change is an object with one of %s; priority takes {"gang", "value"}, cancel '
+        '{"gang"} or {"job"}, quota {"queue", ...}; add_workers also takes %s.',
+        array_to_string(verbs, ', '), array_to_string(worker_keys, ', ')));
+  end if;
+  return verb;
+end $$;
+comment on function gangq.preview_verb is
+  'Internal. Which of the changes this is, the nth in its list. Raises GQ001.';
+
+create function gangq.preview_workers(c jsonb, nth integer, asked jsonb) returns jsonb
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
   base constant bigint := 2305843009213693952 + nth * 1048576::bigint;
-  known gangq.incarnations := offer;
+  new record;
+  known gangq.incarnations;
   found jsonb := '[]';
 begin
+  if coalesce((c ->> 'add_workers')::integer, 0) not between 1 and 1000 then
+    perform gangq.refuse('GQ001', format('change %s adds %s workers; it must be 1 to 1000', nth,
+        coalesce(c ->> 'add_workers', 'null')),
+      'For example {"add_workers": 2, "like": "w1"}.');
+  end if;
+  new := gangq.preview_worker(c, nth);
+  known := new.offer;
   for n in 1 .. (c ->> 'add_workers')::integer loop
     known.id := base + n;
     known.name := coalesce(c ->> 'name', 'new' || nth) || '-' || n;
     known.host := coalesce(c ->> 'host', known.name);
-    found := found || jsonb_build_object('worker', jsonb_build_object(
-      'id', known.id, 'name', known.name, 'host', known.host, 'slots', known.slots, 'memory_mb', known.memory_mb,
-      'millicpus', (known.cpus * 1000)::bigint, 'domains', gangq.domains(known, (select s.topology from gangq.settings s)),
-      'devices', (
-        select coalesce(jsonb_agg(jsonb_build_object('id', base + n * 1024::bigint + d.n, 'vram_mb', d.vram_mb) order by d.n), '[]')
-        from unnest(vrams) with ordinality as d(vram_mb, n))), 'serves', (
+    found := found || jsonb_build_object('worker', jsonb_build_object('id', known.id,
+        'name', known.name, 'host', known.host, 'slots', known.slots,
+        'memory_mb', known.memory_mb, 'millicpus', (known.cpus * 1000)::bigint,
+        'domains', gangq.domains(known, (select s.topology from gangq.settings s)),
+        'devices', (
+          select coalesce(jsonb_agg(jsonb_build_object('id', base + n * 1024::bigint + d.n,
+            'vram_mb', d.vram_mb) order by d.n), '[]')
+          from unnest(new.vrams) with ordinality as d(vram_mb, n))),
+      'serves', (
         select coalesce(jsonb_agg(jsonb_build_array(a.value -> 0, a.value -> 1)), '[]')
         from jsonb_array_elements(asked) as a(value)
         where gangq.serves(known, jsonb_populate_record(null::gangq.shapes, a.value -> 2))));
@@ -293,4 +367,5 @@ begin
   return found;
 end $$;
 comment on function gangq.preview_workers is
-  'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';
+  'Internal. The new workers as they would be on a board, and which (kind, role) each serves. '
+  'Raises GQ001, GQ002.';
