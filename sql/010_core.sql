@@ -265,7 +265,8 @@ create function gangq.forget_sleeper(incarnation bigint) returns void language s
     select z.incarnation from gangq.sleepers z
     where z.incarnation = forget_sleeper.incarnation for update skip locked))
 $$;
-comment on function gangq.forget_sleeper is 'Internal. This worker does not sleep, or has ended. Waits for nobody.';
+comment on function gangq.forget_sleeper is
+  'Internal. This worker does not sleep, or has ended. Waits for nobody.';
 
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
 set enable_seqscan = off set jit = off as $$
