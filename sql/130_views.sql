@@ -4,15 +4,14 @@
 
 create function gangq.queue_load()
 returns table (
-  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint, gpus bigint,
-    memory_mb bigint, cpus numeric,
-  waiting_gangs bigint, waiting_jobs bigint
+  queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint,
+  gpus bigint, memory_mb bigint, cpus numeric, waiting_gangs bigint, waiting_jobs bigint
 ) language sql stable as $$
   with used as (
     select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs,
-      sum(u.gpus)::bigint as gpus,
-      sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
-    from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u group by u.queue
+      sum(u.gpus)::bigint as gpus, sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
+    from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u
+    group by u.queue
   ),
   -- Looked up one by one: of all shapes and kinds, which are kept for ever, only a few wait.
   waits as materialized (
@@ -53,13 +52,12 @@ comment on function gangq.queue_load is
 
 create view gangq.queues as
 select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s,
-  q.backoff_max_s, q.budget_s,
-  q.max_payload_bytes, q.retention_done, q.retention_failed, q.created_at,
-  l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight, q.max_running_gangs,
-  q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
-  q.timeout_style, q.preempts, q.preemptible, q.min_run_s, q.others, q.ceilings,
-  l.running_gangs, l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb,
-  l.cpus as used_cpus, l.waiting_gangs, l.waiting_jobs
+  q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done, q.retention_failed,
+  q.created_at, l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight,
+  q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
+  q.timeout_style, q.preempts, q.preemptible, q.min_run_s, q.others, q.ceilings, l.running_gangs,
+  l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb, l.cpus as used_cpus,
+  l.waiting_gangs, l.waiting_jobs
 from gangq.queues_table q join gangq.queue_load() l on l.queue = q.name
 order by string_to_array(q.name, '.') collate "C";
 comment on view gangq.queues is
@@ -74,7 +72,7 @@ select coalesce(ts.task, b.task, o.task) as task, ts.budget_s, ts.stall_timeout_
   ts.health_window_s, ts.long_phase_s, ts.notify_only,
   b.device_class, b.longest_s as longest_gap_s, b.beats, b.updated_at as learned_at,
   jsonb_strip_nulls(to_jsonb(o) - '{task,worker,declared_at}'::text[]) as declared,
-    o.worker as declared_by, o.declared_at
+  o.worker as declared_by, o.declared_at
 from gangq.task_settings ts
 full join gangq.beat_gaps b on b.task = ts.task
 full join gangq.task_options o on o.task = coalesce(ts.task, b.task);
@@ -124,28 +122,25 @@ comment on function gangq.hosts_of is
 -- reads 50 rows.
 create view gangq.jobs as
 select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host,
-  k.attempts, k.max_attempts,
-  k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at, k.finished_at, k.told_at,
-  k.stop_reason, k.token, k.budget_s,
-  s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, k.submitter, p.data as progress,
+  k.attempts, k.max_attempts, k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at,
+  k.finished_at, k.told_at, k.stop_reason, k.token, k.budget_s, s.gpus, s.vram_mb, s.memory_mb,
+  s.cpus, s.labels, k.submitter, p.data as progress,
   case when o.readable then k.payload end as payload,
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
   case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
-    k.parent, k.login, o.readable, k.max_trips
+  k.parent, k.login, o.readable, k.max_trips
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
-    j.max_attempts, j.crashes, j.trips,
-    j.stops, j.submitted_at, j.due_at, j.claimed_at, j.finished_at, j.told_at, j.stop_reason,
-    j.token, j.budget_s, j.submitter,
-    j.login, j.payload, j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips
+    j.max_attempts, j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at,
+    j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter, j.login, j.payload,
+    j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts,
-    h.max_attempts, h.crashes, h.trips,
-    h.stops, h.submitted_at, null::timestamptz, h.claimed_at, h.finished_at, null::timestamptz,
-    null::text, h.token, h.budget_s,
-    h.submitter, h.login, h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips
+    h.max_attempts, h.crashes, h.trips, h.stops, h.submitted_at, null::timestamptz, h.claimed_at,
+    h.finished_at, null::timestamptz, null::text, h.token, h.budget_s, h.submitter, h.login,
+    h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
@@ -170,27 +165,24 @@ comment on view gangq.jobs is
 -- As jobs: the union is of bare tables.
 create view gangq.gangs as
 select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts,
-  k.max_attempts, k.crashes, k.trips, k.placement_misses,
-  k.never_started, k.preemptions, k.submitted_at, k.not_before, k.reserved_at, k.deadline_at,
-  k.go_at, k.finished_at,
-  k.drain_cause, k.note, k.reason, k.submitter,
+  k.max_attempts, k.crashes, k.trips, k.placement_misses, k.never_started, k.preemptions,
+  k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at, k.drain_cause,
+  k.note, k.reason, k.submitter,
   case when k.finished_at is null then gangq.hosts_of(k.id) else '{}' end as hosts,
   k.world_size, k.failure_policy, k.completion, k.missing_since, k.login
 from (
   select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts,
-    g.crashes, g.trips, g.placement_misses,
-    g.never_started, g.preemptions, g.submitted_at, g.not_before, g.reserved_at, g.deadline_at,
-    g.go_at, null::timestamptz as finished_at,
+    g.crashes, g.trips, g.placement_misses, g.never_started, g.preemptions, g.submitted_at,
+    g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
     g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy,
     g.completion, g.missing_since, g.login
   from gangq.live_gangs g
   union all
   select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts,
-    h.max_attempts, h.crashes, h.trips, h.placement_misses,
-    h.never_started, h.preemptions, h.submitted_at, null::timestamptz, null::timestamptz,
-    null::timestamptz, null::timestamptz, h.finished_at,
-    null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy, h.completion,
-      null::timestamptz, h.login
+    h.max_attempts, h.crashes, h.trips, h.placement_misses, h.never_started, h.preemptions,
+    h.submitted_at, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz,
+    h.finished_at, null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy,
+    h.completion, null::timestamptz, h.login
   from gangq.gang_history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
@@ -351,7 +343,7 @@ comment on view gangq.job_evidence is
 create view gangq.trips as
 select e.at, n.code, e.data ->> 'class' as class, e.reason, e.data ->> 'outcome' as outcome,
   e.data ->> 'task' as task, e.data ->> 'queue' as queue, e.job_id, e.gang_id, e.epoch, n.rank,
-    e.worker, e.data ->> 'host' as host,
+  e.worker, e.data ->> 'host' as host,
   array(
     select d #>> '{}'
     from jsonb_array_elements(case jsonb_typeof(e.data -> 'devices') when 'array'
@@ -379,7 +371,7 @@ select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots,
   sum(greatest(f.slots, 0)) as free_slots,
   sum(d.gpus)::bigint as gpus, sum(cardinality(f.device_ids)) as free_gpus,
   sum(i.memory_mb) as memory_mb, sum(f.memory_mb) as free_memory_mb, sum(i.cpus) as cpus,
-    sum(f.cpus) as free_cpus,
+  sum(f.cpus) as free_cpus,
   count(*) filter (where exists (
     select 1
     from gangq.cordons x
@@ -398,7 +390,7 @@ comment on view gangq.capacity is
 create view gangq.timeline as
 select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
   (e.data ->> 'rank')::integer as rank, e.worker, coalesce(i.host, e.data ->> 'host') as host,
-    e.reason, e.data, e.actor
+  e.reason, e.data, e.actor
 from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
 where e.gang_id is not null
 order by e.id;
@@ -409,18 +401,7 @@ comment on view gangq.timeline is
 create view gangq.drains as
 select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job,
   (d.data ->> 'told')::integer as moved,
-  (
-    select count(*)
-    from gangq.events a
-    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'ack') as acked,
-  (
-    select count(*)
-    from gangq.events a
-    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'force') as forced,
-  (
-    select count(*)
-    from gangq.events a
-    where a.gang_id = d.gang_id and a.epoch = d.epoch and a.kind = 'dead') as dead,
+  n.acked, n.forced, n.dead,
   z.data ->> 'outcome' as outcome, d.reason, d.at as started_at, z.at as ended_at
 from gangq.events d
 left join lateral (
@@ -429,6 +410,12 @@ left join lateral (
   where x.gang_id = d.gang_id and x.epoch = d.epoch and x.kind = 'drained' and x.id > d.id
   order by x.id
   limit 1) z on true
+cross join lateral (
+  select count(*) filter (where a.kind = 'ack') as acked,
+    count(*) filter (where a.kind = 'force') as forced,
+    count(*) filter (where a.kind = 'dead') as dead
+  from gangq.events a
+  where a.gang_id = d.gang_id and a.epoch = d.epoch) n
 where d.kind = 'drain' and d.gang_id is not null;
 comment on view gangq.drains is
   'One row per drain: what caused it, how many members were told to stop, how many acknowledged, '
