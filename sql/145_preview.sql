@@ -16,9 +16,7 @@ declare
   r record;
   s gangq.shapes;
   q gangq.queues_table;
-  names text[] := '{}';
-  members integer := 0;
-  budgets real[] := '{}';
+  m gangq.gang_members := row('{}', '{}', '{}', '{}', '{}', '{}', '[]', 0, 0);
   budget real;
   roles jsonb := '[]';
 begin
@@ -32,11 +30,7 @@ begin
     where e.key = any (arguments)), null::gangq.arguments);
   o := gangq.read_options('submit', spec - arguments, null::gangq.gang_options);
   a.priority := coalesce(a.priority, 0);
-  if o.roles is null and (a.size is null or o.min_size > a.size) then
-    perform gangq.refuse('GQ001', format('submit: size is %s and min_size is %s',
-      coalesce(a.size::text, 'null'), coalesce(o.min_size::text, 'null')),
-      'A gang has 1 to 100000 members, and min_size of them at least; or pass roles.');
-  end if;
+  perform gangq.check_gang(a.size, a.due_at, o);
   a.queue := coalesce(a.queue, 'default');
   select x.* into q from gangq.queues_table x where x.name = a.queue;
   if not found then
@@ -46,16 +40,17 @@ begin
   for r in
     select x.* from gangq.read_roles(a.task, a.size, a.gpus, o) x
   loop
-    s := gangq.preview_shape(to_jsonb(r), a.queue, names);
+    s := gangq.preview_shape(to_jsonb(r), a.queue, m.names);
     perform gangq.check_level(w.what, w.require, w.prefer,
       r.strategy = 'strict_spread' and r.min > 1)
     from (values (format('role %s', r.name), r.require, r.prefer),
       ('the gang', o.require, o.prefer)) as w(what, require, prefer);
-    names := names || r.name;
+    m.names := m.names || r.name;
     shapes := shapes || s;
-    budgets := budgets || coalesce(r.budget_s, o.budget_s,
+    m.budgets := m.budgets || coalesce(r.budget_s, o.budget_s,
       (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
-    members := members + r.count;
+    m.least_members := m.least_members + r.min;
+    m.members := m.members + r.count;
     roles := roles || jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
       'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),
       'prefer', coalesce(r.prefer, ''),
@@ -65,17 +60,13 @@ begin
         select coalesce(jsonb_agg(i.id), '[]') from gangq.incarnations i
         where i.ended_at is null and gangq.serves(i, s)));
   end loop;
-  if members > 100000 or members <> a.size then
-    perform gangq.refuse('GQ001', format('submit: the roles have %s members in all%s', members,
-        coalesce(', and size is ' || a.size, '')),
-      'Leave size out: it is the sum of the roles'' counts, 100000 at most.');
-  end if;
+  perform gangq.check_members(a.size, m, o);
   -- As submit_gang: the longest is known only if one is set.
-  if num_nonnulls(q.budget_s, (select max(x) from unnest(budgets) as x)) > 0 then
+  if num_nonnulls(q.budget_s, (select max(x) from unnest(m.budgets) as x)) > 0 then
     select max(coalesce(x.budget_s, q.budget_s,
       case when shapes[x.n].gpus > 0 then c.budget_gpu_s else c.budget_s end))
     into budget
-    from unnest(budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
+    from unnest(m.budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
   end if;
   kind := jsonb_build_object('id', 2147000000 + nth, 'queue', a.queue, 'roles', roles,
     'require', coalesce(o.require, ''), 'prefer', coalesce(o.prefer, ''),
