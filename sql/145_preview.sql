@@ -170,7 +170,8 @@ begin
   end if;
   perform gangq.read_queue(known.name, q - 'queue', known);
   if q - keys <> '{}'
-    or jsonb_path_exists(q, '$.maximum.** ? (@ == null), $.guaranteed.** ? (@ == null)')
+    or jsonb_path_exists(q - '{max_running_gangs,max_running_jobs}'::text[],
+      '$.** ? (@ == null)')
   then
     perform gangq.refuse('GQ001', format('queue %s: %s', known.name, q - 'queue'),
       'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and '

@@ -415,9 +415,7 @@ def test_a_gang_larger_than_all_hardware_known_is_refused_with_the_numbers(q: Q)
     q.worker("w2", devices=gpus(8000, prefix="H"), slots=4).retire()
     assert q.submit_gang(2, gpus=1).note is None
     assert "could hold 2 of 3" in q.submit_gang(3, gpus=1).note, "w2 may come back"
-    with refused(
-        INVALID, "the 2 known workers of queue default, ended ones included, could hold 3 of 4"
-    ):
+    with refused(INVALID, "the 2 known workers of queue default, ended ones included, could hold 3 of 4"):
         q.submit_gang(4, gpus=1)
     assert q.submit_gang(8, min_size=3, gpus=1).id, "an elastic gang counts with its minimum"
     with refused(INVALID, "could hold 0 of 1"):
