@@ -1,6 +1,5 @@
--- Who is charged when an attempt ends. This is the one place of the rule: drain, complete_drain,
--- lose_members, shrink_gang, trip, requeue, free_orphans and hand_back read it. To change who pays,
--- change a row of charges_for.
+-- Who is charged when an attempt ends. This is the one place of the rule: every end reads it. To
+-- change who pays, change a row of charges_for.
 -- Takes no locks and changes nothing.
 --
 -- An attempt is counted at the claim. A charge is one word:
@@ -99,12 +98,8 @@ language sql immutable as $$
     else false
   end
 $$;
-comment on function gangq.spends_gang is
-  'Internal. Whether this charge, which is not counted yet, is the last that the gang may have: '
-  'then it ends.';
+comment on function gangq.spends_gang is 'Internal. As spends_job, for a gang.';
 
--- A member whose code has not begun is not charged: before the barrier opened, or as a successor
--- that still waits at the barrier for another successor.
 create function gangq.cause_charged(g gangq.live_gangs, culprits bigint[], cause text) returns text
 language sql stable as $$
   select case
@@ -119,8 +114,9 @@ language sql stable as $$
   end
 $$;
 comment on function gangq.cause_charged is
-  'Internal. The cause that a gang is charged for: never_started instead of fail, crash or trip '
-  'when no culprit had begun.';
+  'Internal. The cause that a gang is charged for. A member whose code has not begun is not '
+  'charged: before the barrier opened, or as a successor that still waits for another one. So '
+  'fail, crash and trip become never_started when no culprit had begun.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
   select case
@@ -131,5 +127,4 @@ create function gangq.cause_of_loss(i gangq.incarnations) returns text language 
 $$;
 comment on function gangq.cause_of_loss is
   'Internal. The cause of the end of what an ended incarnation still held: crash when it was lost, '
-  'worker_lost when it tripped over another job (it said so and was not lost), release when it '
-  'retired.';
+  'worker_lost when it tripped over another job, release when it retired.';

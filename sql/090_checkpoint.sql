@@ -3,20 +3,20 @@
 -- unseen while it saves.
 
 create function gangq.restore_step(g gangq.live_gangs) returns bigint language sql stable as $$
-  select case (g).checkpoint_mode
+  select case g.checkpoint_mode
     when 'rank0' then (
       select max(c.step) from gangq.checkpoints c join gangq.live_jobs j on j.id = c.job_id
-      where c.gang_id = (g).id and (j.rank = 0 or gangq.elastic((g).kind_id)))
+      where c.gang_id = g.id and (j.rank = 0 or gangq.elastic(g.kind_id)))
     when 'each' then (
       select c.step from gangq.checkpoints c
-      where c.gang_id = (g).id
-      group by c.step having count(*) = (g).size
+      where c.gang_id = g.id
+      group by c.step having count(*) = g.size
       order by c.step desc limit 1)
   end
 $$;
 comment on function gangq.restore_step is
-  'Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; in an '
-  'elastic gang by the member that was rank 0 then: no other bytes are kept); null: none.';
+  'Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; an '
+  'elastic gang keeps only what the member that was rank 0 then saved). Null: none.';
 
 create function gangq.own_claim(job_id bigint, token bigint) returns gangq.live_jobs
 language plpgsql stable as $$
@@ -58,11 +58,6 @@ begin
   end if;
   perform from gangq.live_jobs x where x.id = save_checkpoint.job_id for key share;
   j := gangq.own_claim(save_checkpoint.job_id, save_checkpoint.token);
-  if j.gang_id is null then
-    perform gangq.write_checkpoint(j, save_checkpoint.step, save_checkpoint.data);
-    delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
-    return;
-  end if;
   select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   -- Two kinds of checkpoint are dropped without an error. rank0: from another rank, or from a
   -- member that has left the epoch. Its step could hide the steps of the members that go on. each:
@@ -74,7 +69,14 @@ begin
   then
     return;
   end if;
-  perform gangq.write_checkpoint(j, save_checkpoint.step, save_checkpoint.data);
+  insert into gangq.checkpoints (job_id, step, gang_id, token, saved_at, data)
+  values (j.id, save_checkpoint.step, j.gang_id, j.token, gangq.now(), save_checkpoint.data)
+  on conflict (job_id, step) do update
+  set token = excluded.token, saved_at = excluded.saved_at, data = excluded.data;
+  if j.gang_id is null then
+    delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
+    return;
+  end if;
   complete_step := gangq.restore_step(g);
   if g.checkpoint_mode = 'each' and 64 < (
     select count(*) from gangq.checkpoints c
@@ -98,15 +100,6 @@ comment on function gangq.save_checkpoint is
   'mode each keeps nothing from an older epoch. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do '
   'not save), GQ007, 42501.';
 
-create function gangq.write_checkpoint(j gangq.live_jobs, step bigint, data bytea) returns void
-language sql as $$
-  insert into gangq.checkpoints (job_id, step, gang_id, token, saved_at, data)
-  values (j.id, write_checkpoint.step, j.gang_id, j.token, gangq.now(), write_checkpoint.data)
-  on conflict (job_id, step) do update
-  set token = excluded.token, saved_at = excluded.saved_at, data = excluded.data
-$$;
-comment on function gangq.write_checkpoint is 'Internal. Writes, or replaces, one checkpoint.';
-
 create function gangq.load_checkpoint(job_id bigint, token bigint)
 returns table (step bigint, data bytea) language plpgsql stable as $$
 #variable_conflict use_column
@@ -114,14 +107,14 @@ declare
   j gangq.live_jobs := gangq.own_claim(load_checkpoint.job_id, load_checkpoint.token);
   g gangq.live_gangs;
 begin
-  if j.gang_id is null then
+  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  if not found then
     return query
     select c.step, c.data from gangq.checkpoints c
     where c.job_id = j.id
     order by c.step desc limit 1;
     return;
   end if;
-  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   return query
   select c.step, c.data from gangq.checkpoints c join gangq.live_jobs x on x.id = c.job_id
   where c.gang_id = g.id and c.step = g.restore_step

@@ -1,8 +1,10 @@
--- A gang is taken down together: drain, ack_preempted, complete_drain. cancel and retry use the
--- same path.
--- Who pays for a drain: charges_for in 078_charges.sql.
--- Locks: gangs by id, jobs by id. retry locks the ending that it starts from (history or
--- gang_history), then the settings, shared. Never a worker row.
+-- How an epoch ends: a gang is taken down together (drain, ack_preempted, complete_drain), or its
+-- failure policy lets it go on without the members it lost (lose_members, shrink_gang). After that
+-- cancel and retry.
+-- Who pays: charges_for in 078_charges.sql.
+-- Locks: gangs by id, jobs by id; internal functions are called under the lock of the gang and all
+-- its members. retry locks the ending that it starts from (history or gang_history), then the
+-- settings, shared. Never a worker row.
 
 create function gangq.drain(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz,
@@ -11,32 +13,38 @@ create function gangq.drain(
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
-  how text;
   pays bigint[] := coalesce(drain.charged, culprits);
-  told bigint;
-  unreserved bigint;
+  charges record;
+  told bigint[];
 begin
-  select x.* into g from gangq.live_gangs x where x.id = drain.gang_id for update;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  how := gangq.cause_charged(g, culprits, drain.cause);
-  perform gangq.stop_members(g, culprits, pays, how, drain.error, t, final);
-  update gangq.live_jobs j set
-    state = 'blocked',
-    incarnation = null,
-    deadline_at = null
-  where j.gang_id = g.id and j.state = 'reserved';
-  get diagnostics unreserved = row_count;
-  delete from gangq.device_holds h using gangq.live_jobs j
-  where h.job_id = j.id and j.gang_id = g.id and h.kind = 'job'
-    and j.state in ('blocked', 'preempted');
+  select x.* into g from gangq.live_gangs x where x.id = drain.gang_id;
+  cause := gangq.cause_charged(g, culprits, drain.cause);
+  charges := gangq.charges_for(cause);
+  perform gangq.stop_culprits(g, culprits, pays, cause, drain.error, final);
+  with stopping as (
+    update gangq.live_jobs j set
+      state = 'preempting',
+      (attempts, crashes, trips, stops) = (
+        select * from gangq.charge_job(j,
+          case when j.id = any (pays) then charges.culprit else charges.sibling end, final)),
+      error = case when j.id = any (pays) then coalesce(drain.error, j.error) else j.error end,
+      told_at = t,
+      stop_reason = case cause when 'cancel' then 'cancel' else 'drain' end
+    where j.gang_id = g.id and j.state = 'running'
+    returning j.incarnation
+  )
+  select array_agg(s.incarnation) into told from stopping s;
+  with unreserved as (
+    update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null
+    where j.gang_id = g.id and j.state = 'reserved'
+    returning j.id
+  )
+  delete from gangq.device_holds h using unreserved u where h.job_id = u.id and h.kind = 'job';
   update gangq.live_gangs x set
     state = 'draining',
     drain_started_at = t,
-    drain_cause = how,
+    drain_cause = cause,
     drain_trigger = coalesce(pays[1], culprits[1]),
-    (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
-      select c.attempts, c.crashes, c.trips, c.never_started, c.placement_misses, c.preemptions
-      from gangq.charge_gang(x, (gangq.charges_for(how)).gang) c),
     deadline_at = null,
     missing_since = null,
     not_before = null,
@@ -44,74 +52,50 @@ begin
     master_addr = null,
     master_port = null
   where x.id = g.id;
-  select count(*)
-  into told
-  from gangq.live_jobs j
-  where j.gang_id = g.id and j.state = 'preempting';
   perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(pays[1], culprits[1]),
     reason => drain.reason,
-    data => jsonb_build_object('cause', how, 'culprits', culprits, 'told', told, 'unreserved',
-      unreserved,
-      'error', gangq.for_events(drain.error)));
-  perform gangq.wake(array(
-    select j.incarnation from gangq.live_jobs j where j.gang_id = g.id and j.state = 'preempting'),
-      'stop');
-  if told = 0 then
-    perform gangq.complete_drain(g.id);
-  end if;
+    data => jsonb_build_object('cause', cause, 'culprits', culprits,
+      'told', coalesce(cardinality(told), 0), 'error', gangq.for_events(drain.error)));
+  perform gangq.wake(told, 'stop');
+  perform gangq.complete_drain(g.id);
 end $$;
 comment on function gangq.drain is
-  'Internal. Takes a reserved or running gang down. Called by lose_members, release, cancel, '
-  'preempt_gang, apply, and by the steps of the tick. culprits: members that are proven stopped. '
-  'All others that run are told to stop; reserved members are blocked again. cause: one of '
-  'charges_for. charged: whom a trip is counted against, proven stopped or not; null: the '
-  'culprits; empty: only the gang, because nobody knows which member is at fault. final: a failure '
-  'that is not retryable. Calls complete_drain when no member has to be waited for.';
+  'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped. All '
+  'others that run are told to stop; reserved members are blocked again. cause: one of '
+  'charges_for. charged: the members that pay as culprits, proven stopped or not; null: the '
+  'culprits; empty: only the gang, because the member at fault is not known. final: a failure that '
+  'is not retryable.';
 
-create function gangq.stop_members(
-  g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, t timestamptz,
-    final boolean
-) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
+create function gangq.stop_culprits(
+  g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean
+) returns gangq.live_gangs language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  charges record := gangq.charges_for(stop_members.cause);
+  charges record := gangq.charges_for(stop_culprits.cause);
 begin
   update gangq.live_jobs j set
     state = 'preempted',
     (attempts, crashes, trips, stops) = (
-      select c.attempts, c.crashes, c.trips, c.stops
-      from gangq.charge_job(j,
-        case when j.id = any (pays) then charges.culprit else charges.sibling end, final) c),
+      select * from gangq.charge_job(j,
+        case when j.id = any (pays) then charges.culprit else charges.sibling end, final)),
     final_token = j.token,
     token = null,
     incarnation = null,
     request_id = null,
-    error = coalesce(stop_members.error, j.error),
-    told_at = null,
-    stop_reason = null
-  where j.gang_id = g.id and j.state = 'running' and j.id = any (culprits);
-  update gangq.live_jobs j set
-    state = 'preempting',
-    (attempts, crashes, trips, stops) = (
-      select c.attempts, c.crashes, c.trips, c.stops
-      from gangq.charge_job(j,
-        case when j.id = any (pays) then charges.culprit else charges.sibling end, final) c),
-    error = case when j.id = any (pays) then coalesce(stop_members.error, j.error) else j.error end,
-    told_at = t,
-    stop_reason = case when g.cancelling then 'cancel' else 'drain' end
-  where j.gang_id = g.id and j.state = 'running';
-  if g.cancelling then
-    update gangq.live_jobs j set stop_reason = 'cancel'
-    where j.gang_id = g.id and j.state = 'preempting' and j.stop_reason <> 'cancel';
-  end if;
+    error = coalesce(stop_culprits.error, j.error)
+  where j.id = any (culprits) and j.state = 'running';
+  delete from gangq.device_holds h where h.job_id = any (culprits) and h.kind = 'job';
+  update gangq.live_gangs x set
+    (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
+      select * from gangq.charge_gang(x, charges.gang))
+  where x.id = g.id
+  returning x.* into g;
+  return g;
 end $$;
-comment on function gangq.stop_members is
-  'Internal, for drain. The running culprits are preempted, all other running members are told to '
-  'stop; each is charged by charges_for. pays: the members charged as culprits. A gang that is '
-  'being cancelled tells all of them so.';
+comment on function gangq.stop_culprits is
+  'Internal, for drain and lose_members. The culprits are preempted and charged, their devices are '
+  'free, and the gang is charged. Returns the gang.';
 
--- Members that ran are proven stopped. The failure policy can spare the others the restart, but it
--- does not spare the gang its budgets.
 create function gangq.lose_members(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz,
   final boolean default false, charged bigint[] default null
@@ -121,35 +105,15 @@ declare
   g gangq.live_gangs;
   pays bigint[] := coalesce(lose_members.charged, culprits);
 begin
-  select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id for update;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
+  select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id;
   cause := gangq.cause_charged(g, culprits, cause);
   if gangq.must_drain(g, culprits, pays, cause, final) then
-    perform gangq.drain(lose_members.gang_id, culprits, cause, error, reason, t, final,
-      lose_members.charged);
+    perform gangq.drain(g.id, culprits, cause, error, reason, t, final, lose_members.charged);
     return;
   end if;
-  update gangq.live_jobs j set
-    state = 'preempted',
-    (attempts, crashes, trips, stops) = (
-      select c.attempts, c.crashes, c.trips, c.stops
-      from gangq.charges_for(lose_members.cause) p
-      cross join gangq.charge_job(j, case when j.id = any (pays) then p.culprit else p.sibling end) c),
-    final_token = j.token,
-    token = null,
-    incarnation = null,
-    request_id = null,
-    error = coalesce(lose_members.error, j.error)
-  where j.id = any (culprits) and j.state = 'running';
+  g := gangq.stop_culprits(g, culprits, pays, cause, error, final);
   update gangq.live_jobs j set state = 'blocked'
   where j.id = any (culprits) and j.state = 'preempted';
-  delete from gangq.device_holds h where h.job_id = any (culprits) and h.kind = 'job';
-  update gangq.live_gangs x set
-    (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
-      select c.attempts, c.crashes, c.trips, c.never_started, c.placement_misses, c.preemptions
-      from gangq.charge_gang(x, (gangq.charges_for(lose_members.cause)).gang) c)
-  where x.id = g.id
-  returning x.* into g;
   if g.failure_policy = 'shrink' then
     perform gangq.go_on_without(g, culprits,
       jsonb_build_object('cause', cause, 'error', gangq.for_events(error)), reason, t);
@@ -158,28 +122,24 @@ begin
   end if;
 end $$;
 comment on function gangq.lose_members is
-  'Internal. Called by fail, requeue, trip and free_orphans for members that are proven stopped '
-  '(culprits). restart_gang and fail: the gang drains. restart_member: they wait, blocked, for a '
-  'new place, and the others run on. shrink: they leave the epoch as long as their roles keep '
-  'their minimum. The arguments are those of drain.';
+  'Internal. Members (culprits) are proven stopped without having been told to. restart_gang and '
+  'fail: the gang drains. restart_member: they wait, blocked, for a new place, and the others run '
+  'on. shrink: they leave the epoch as long as their roles keep their minimum. The policy can '
+  'spare the others the restart, never the gang its budgets. The arguments are those of drain.';
 
 create function gangq.must_drain(
   g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, final boolean
 ) returns boolean language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  charges record;
+  charges record := gangq.charges_for(must_drain.cause);
 begin
-  if g.go_at is null
+  return g.go_at is null
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
     or must_drain.cause not in ('fail', 'crash', 'trip', 'never_started', 'worker_lost')
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
-  then
-    return true;
-  end if;
-  charges := gangq.charges_for(must_drain.cause);
-  return gangq.spends_gang(g, charges.gang)
+    or gangq.spends_gang(g, charges.gang)
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
       select 1 from gangq.live_jobs j
@@ -222,8 +182,11 @@ create function gangq.await_replacement(
 ) returns void language plpgsql as $$
 #variable_conflict use_column
 declare
-  delay interval := gangq.restart_delay(g, await_replacement.cause, missing, t);
-  resumes_at timestamptz := case when delay > '0' then t + delay end;
+  resumes_at timestamptz := gangq.resumes_at(g, await_replacement.cause, missing, t);
+  leads boolean := exists (
+    select 1
+    from gangq.live_jobs j
+    where j.id = any (missing) and coalesce(j.epoch_rank, j.rank) = 0);
 begin
   update gangq.live_gangs x set
     missing_since = coalesce(x.missing_since, t),
@@ -231,16 +194,11 @@ begin
     timeout_at = case when x.missing_since is null then t + make_interval(secs => x.timeout_s)
       else x.timeout_at end,
     held_s = case when x.missing_since is null then gangq.ineligible_s(x.kind_id, t)
-      else x.held_s end
+      else x.held_s end,
+    master_host = case when not leads then x.master_host end,
+    master_addr = case when not leads then x.master_addr end,
+    master_port = case when not leads then x.master_port end
   where x.id = g.id;
-  if exists (
-    select 1
-    from gangq.live_jobs j
-    where j.id = any (missing) and coalesce(j.epoch_rank, j.rank) = 0)
-  then
-    update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null
-    where x.id = g.id;
-  end if;
   perform gangq.log_event(t, 'replace', g.id, g.epoch, missing[1],
     reason => await_replacement.reason,
     data => jsonb_build_object('cause', await_replacement.cause, 'culprits', missing,
@@ -252,68 +210,52 @@ comment on function gangq.await_replacement is
   'placement timeout starts with the first loss. Without rank 0 the gang has no rendezvous '
   'address.';
 
-create function gangq.restart_delay(g gangq.live_gangs, cause text, stopped bigint[], t timestamptz)
-returns interval
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  cfg gangq.settings;
-  q gangq.queues_table;
-  delay interval := '0';
-begin
-  if restart_delay.cause in ('never_started', 'placement_miss') then
-    select x.* into cfg from gangq.settings x;
-    delay := gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s,
-      case restart_delay.cause when 'never_started' then g.never_started
-        else g.placement_misses end);
-  elsif restart_delay.cause in ('fail', 'trip') then
-    select x.*
-    into q
-    from gangq.queues_table x
-    join gangq.shapes s on s.queue = x.name
-    where s.id = g.shape_id;
-    delay := gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips);
-  end if;
-  -- A worker that tripped counts as stopped at once, but its process ends at exits_at. Its job does
-  -- not run again before that.
-  return greatest(delay, (
-    select max(i.exits_at)
-    from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on
-    where j.id = any (restart_delay.stopped)) - t);
-end $$;
-comment on function gangq.restart_delay is
-  'Internal. How long a gang waits before these stopped members are placed again: the backoff of '
-  'its cause, and at least until the processes of workers that tripped have ended.';
+create function gangq.resumes_at(
+  g gangq.live_gangs, cause text, stopped bigint[], t timestamptz
+) returns timestamptz language sql volatile as $$
+  select nullif(greatest(t,
+    case
+      when cause = 'never_started' then (
+        select t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, g.never_started)
+        from gangq.settings c)
+      when cause = 'placement_miss' then (
+        select t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, g.placement_misses)
+        from gangq.settings c)
+      when cause in ('fail', 'trip') then (
+        select t + gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
+        from gangq.shapes s join gangq.queues_table q on q.name = s.queue
+        where s.id = g.shape_id)
+    end,
+    -- A worker that tripped counts as stopped at once, but its process ends at exits_at.
+    (
+      select max(i.exits_at)
+      from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on
+      where j.id = any (stopped))), t)
+$$;
+comment on function gangq.resumes_at is
+  'Internal. Until when a gang waits before these stopped members are placed again: for the '
+  'backoff of its cause, and for the processes of workers that tripped to end. Null: no wait.';
 
--- The database opens no barrier for the new epoch: members learn its number from their next
--- heartbeat.
-create function gangq.go_on_without(g gangq.live_gangs, leaving bigint[], why jsonb, reason text,
-  t timestamptz)
-returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
+create function gangq.go_on_without(
+  g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  rest bigint[];
-  leader_changes boolean := exists (
-    select 1
-    from gangq.live_jobs j
-    where j.id = any (leaving) and coalesce(j.epoch_rank, j.rank) = 0);
+  -- The next epoch, by rank: the members that run; if none runs, those that are done, and the gang
+  -- is fulfilled.
+  rest bigint[] := array(
+    select x.id
+    from (
+      select j.id, j.rank, j.state, bool_or(j.state = 'running') over () as any_runs
+      from gangq.live_jobs j
+      where j.gang_id = g.id and j.id <> all (leaving) and gangq.in_epoch(j, g)
+        and j.state in ('running', 'done')) x
+    where x.state = 'running' or not x.any_runs
+    order by x.rank);
+  same_leader boolean := (
+    select coalesce(j.epoch_rank, j.rank) = 0 from gangq.live_jobs j where j.id = rest[1]);
   kept bigint;
 begin
-  rest := array(
-    select j.id from gangq.live_jobs j
-    where j.gang_id = g.id and j.id <> all (leaving) and gangq.in_epoch(j, g)
-      and j.state = 'running'
-    order by j.rank);
-  if rest = '{}' then
-    -- Only members that are done are left: the gang is fulfilled.
-    rest := array(
-      select j.id from gangq.live_jobs j
-      where j.gang_id = g.id and j.id <> all (leaving) and gangq.in_epoch(j, g) and j.state = 'done'
-      order by j.rank);
-  else
-    leader_changes := leader_changes or (
-      select coalesce(j.epoch_rank, j.rank) <> 0 from gangq.live_jobs j where j.id = rest[1]);
-  end if;
   update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
   where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
   kept := gangq.restore_step(g);
@@ -322,9 +264,9 @@ begin
     epoch = x.epoch + 1,
     world_size = cardinality(rest),
     restore_step = kept,
-    master_host = case when not leader_changes then x.master_host end,
-    master_addr = case when not leader_changes then x.master_addr end,
-    master_port = case when not leader_changes then x.master_port end
+    master_host = case when same_leader then x.master_host end,
+    master_addr = case when same_leader then x.master_addr end,
+    master_port = case when same_leader then x.master_port end
   where x.id = g.id;
   perform gangq.log_event(t, 'shrink', g.id, g.epoch + 1, leaving[1],
     reason => go_on_without.reason,
@@ -340,8 +282,9 @@ begin
 end $$;
 comment on function gangq.go_on_without is
   'Internal, for lose_members and shrink_gang. These members leave the epoch. The others get the '
-  'next epoch at once, with ranks renumbered in order. When rank 0 changes, the new rank 0 '
-  'publishes its address through barrier.';
+  'next epoch at once, with ranks renumbered in order, and learn its number from their next '
+  'heartbeat: no barrier opens. When rank 0 changes, the new rank 0 publishes its address through '
+  'barrier.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null)
 returns boolean
@@ -376,8 +319,7 @@ begin
     told_at = t,
     stop_reason = 'preempt',
     (attempts, crashes, trips, stops) = (
-      select c.attempts, c.crashes, c.trips, c.stops
-      from gangq.charge_job(j, (gangq.charges_for('preempt')).sibling) c)
+      select * from gangq.charge_job(j, (gangq.charges_for('preempt')).sibling))
   where j.id = any (leaving);
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (leaving)),
     'stop');
@@ -394,27 +336,13 @@ comment on function gangq.shrink_gang is
 
 create function gangq.fulfilled(gang_id bigint) returns boolean
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-declare
-  g gangq.live_gangs;
-  deciding smallint;
 begin
-  select x.* into g from gangq.live_gangs x where x.id = fulfilled.gang_id;
-  if g.completion is not null then
-    select r.ordinal
-    into deciding
-    from gangq.kind_roles r
-    where r.kind_id = g.kind_id and r.name = g.completion;
-  end if;
-  return exists (
-      select 1 from gangq.live_jobs j
-      where j.gang_id = g.id and j.state = 'done'
-        and (deciding is null or coalesce(j.role, 1) = deciding))
-    and not exists (
-      select 1 from gangq.live_jobs j
-      where j.gang_id = g.id
-        and j.state <> 'done'
-        and gangq.in_epoch(j, g)
-        and (deciding is null or coalesce(j.role, 1) = deciding));
+  return (
+    select coalesce(bool_and(j.state = 'done'), false)
+    from gangq.live_gangs g
+    join gangq.live_jobs j on j.gang_id = g.id and (j.state = 'done' or gangq.in_epoch(j, g))
+    left join gangq.kind_roles r on r.kind_id = g.kind_id and r.name = g.completion
+    where g.id = fulfilled.gang_id and coalesce(r.ordinal = coalesce(j.role, 1), true));
 end $$;
 comment on function gangq.fulfilled is
   'Internal. Whether a placed gang has done its work: every member of this epoch is done, or every '
@@ -434,20 +362,42 @@ end $$;
 comment on function gangq.wind_up is
   'Internal. Ends a fulfilled gang as done, after the members that still run have stopped.';
 
+create function gangq.member_ended(
+  gang_id bigint, job_id bigint, token bigint, how text, t timestamptz
+) returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+  g gangq.live_gangs;
+  j gangq.live_jobs;
+begin
+  select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
+  select x.* into j from gangq.live_jobs x where x.id = member_ended.job_id;
+  perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token, j.ran_on,
+    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
+  if g.state = 'draining' then
+    perform gangq.complete_drain(g.id);
+  elsif gangq.fulfilled(g.id) then
+    perform gangq.wind_up(g.id, t);
+  end if;
+end $$;
+comment on function gangq.member_ended is
+  'Internal. Called by complete for a member that is done. The last member, or the last of the '
+  'role that the gang''s completion names, ends its gang; one done during a drain may complete the '
+  'drain.';
+
 create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack')
 returns text
 language plpgsql as $$
 declare
   g gangq.live_gangs;
 begin
-  if j.gang_id is null then
-    if j.stop_reason = 'cancel' then
-      perform gangq.leave(array[j.id], array[j.token], 'cancelled', array[null]::jsonb[], error, t);
-      perform gangq.log_event(t, how, job_id => j.id, token => j.token,
-        incarnation => j.incarnation, reason => 'cancelled');
-      perform gangq.wake_tick();
-      return 'cancelled';
-    end if;
+  if j.gang_id is null and j.stop_reason = 'cancel' then
+    perform gangq.leave(array[j.id], array[j.token], 'cancelled', '{}', error, t);
+    perform gangq.log_event(t, how, job_id => j.id, token => j.token,
+      incarnation => j.incarnation, reason => 'cancelled');
+    perform gangq.wake_tick();
+    return 'cancelled';
+  elsif j.gang_id is null then
     return gangq.hand_back(j, 'release', 'told to stop', t);
   end if;
   select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
@@ -466,8 +416,7 @@ begin
     data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank), 'seconds',
       extract(epoch from t - j.told_at)));
   if g.state = 'running' then
-    -- The member had left the epoch (shrink_gang). The others run on, and its devices are free for
-    -- waiting work.
+    -- The member had left the epoch (shrink_gang), and the others run on.
     update gangq.live_jobs x set state = 'blocked' where x.id = j.id;
     perform gangq.wake_tick();
   else
@@ -476,10 +425,9 @@ begin
   return 'preempted';
 end $$;
 comment on function gangq.stopped is
-  'Internal. A member or a single job that was told to stop is proven stopped. Called under its '
-  'lock, or its gang''s. how: ack (its worker said so), dead (its worker has ended), force (it '
-  'never confirmed and its lease is over). Returns its state: preempted, cancelled, pending or '
-  'failed.';
+  'Internal. A member or a single job that was told to stop is proven stopped. how: ack (its '
+  'worker said so), dead (its worker has ended), force (it never confirmed and its lease is over). '
+  'Returns its state: preempted, cancelled, pending or failed.';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
 language plpgsql as $$
@@ -505,37 +453,14 @@ comment on function gangq.ack_preempted is
   'preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003, '
   'GQ004 (it was not told to stop), 42501.';
 
-create function gangq.member_ended(gang_id bigint, job_id bigint, token bigint, how text,
-  t timestamptz) returns void
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  g gangq.live_gangs;
-  j gangq.live_jobs;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
-  select x.* into j from gangq.live_jobs x where x.id = member_ended.job_id;
-  perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token, j.ran_on,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
-  if g.state = 'draining' then
-    perform gangq.complete_drain(g.id);
-  elsif gangq.fulfilled(g.id) then
-    perform gangq.wind_up(g.id, t);
-  end if;
-end $$;
-comment on function gangq.member_ended is
-  'Internal. Called by complete, under the gang''s lock, for a member that is done. The last '
-  'member, or the last of the role that the gang''s completion names, ends its gang. A member done '
-  'during a drain may complete the drain.';
-
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
+  outcome text;
   why text;
-  delay interval;
   resumes_at timestamptz;
 begin
   select x.* into g from gangq.live_gangs x where x.id = complete_drain.gang_id for update;
@@ -550,27 +475,24 @@ begin
     return null;
   end if;
   if gangq.fulfilled(g.id) then
-    perform gangq.log_event(t, 'drained', g.id, g.epoch, data => '{"outcome": "done"}',
-      reason => case when g.completion is null then 'every member had finished'
-        else format('every member of role %s had finished', g.completion) end);
-    perform gangq.end_gang(g.id, 'done', null, t);
-    return 'done';
+    outcome := 'done';
+  elsif g.cancelling then
+    outcome := 'cancelled';
+    why := 'cancelled';
+  else
+    why := gangq.drained_for_good(g);
+    outcome := case when why is null then 'blocked' else 'failed' end;
   end if;
-  if g.cancelling then
-    perform gangq.log_event(t, 'drained', g.id, g.epoch, data => '{"outcome": "cancelled"}');
-    perform gangq.end_gang(g.id, 'cancelled', 'cancelled', t);
-    return 'cancelled';
+  if outcome = 'blocked' then
+    resumes_at := gangq.resumes_at(g, g.drain_cause,
+      array(select j.id from gangq.live_jobs j where j.gang_id = g.id), t);
   end if;
-  why := gangq.drained_for_good(g);
-  if why is not null then
-    perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => why,
-      data => '{"outcome": "failed"}');
-    perform gangq.end_gang(g.id, 'failed', why, t);
-    return 'failed';
+  perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => coalesce(why, g.drain_cause),
+    data => jsonb_build_object('outcome', outcome, 'not_before', resumes_at));
+  if outcome <> 'blocked' then
+    perform gangq.end_gang(g.id, outcome, why, t);
+    return outcome;
   end if;
-  delay := gangq.restart_delay(g, g.drain_cause,
-    array(select j.id from gangq.live_jobs j where j.gang_id = g.id), t);
-  resumes_at := case when delay > '0' then t + delay end;
   update gangq.live_jobs j set state = 'blocked', epoch_rank = null
   where j.gang_id = g.id and (j.state = 'preempted' or j.epoch_rank is not null);
   update gangq.live_gangs x set
@@ -581,10 +503,8 @@ begin
     reserved_at = null,
     not_before = resumes_at
   where x.id = g.id;
-  perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => g.drain_cause,
-    data => jsonb_build_object('outcome', 'blocked', 'not_before', resumes_at));
   perform gangq.wake_tick();
-  return 'blocked';
+  return outcome;
 end $$;
 comment on function gangq.complete_drain is
   'Called when a member of a draining gang is proven stopped; does its work when that was the last '
@@ -648,7 +568,6 @@ language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
-  ids bigint[];
 begin
   select x.* into g from gangq.live_gangs x where x.id = end_gang.gang_id;
   -- Members that a done gang did not need are cancelled.
@@ -658,7 +577,7 @@ begin
     waits_on = 0,
     error = case when end_gang.final_state = 'failed'
       then coalesce(j.error, jsonb_build_object('type', 'GangFailed', 'message', end_gang.reason))
-        else j.error end
+      else j.error end
   where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
   -- Before the members leave: gangq.ended_as reads this row for their dependents.
   insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch,
@@ -674,9 +593,9 @@ begin
     g.preemptible, g.budget_s, g.timeout_s, g.timeout_style
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue
   where s.id = g.shape_id;
-  ids := array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id);
-  perform gangq.leave(ids, array_fill(null::bigint, array[cardinality(ids)]), null,
-    array_fill(null::jsonb, array[cardinality(ids)]), null, t, end_gang.final_state);
+  perform gangq.leave(
+    array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id), '{}', null,
+    '{}', null, t, end_gang.final_state);
   if end_gang.final_state <> 'failed' then
     delete from gangq.checkpoints c where c.gang_id = g.id;
   end if;
@@ -687,15 +606,14 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.end_gang is
-  'Internal. Moves a gang and all its members to history together, under the gang''s lock. A '
-  'failed gang keeps its checkpoints for a retry.';
+  'Internal. Moves a gang and all its members to history together. A failed gang keeps its '
+  'checkpoints for a retry.';
 
-create function gangq.preempt_gang(gang_id bigint, trigger_job bigint default null,
-  reason text default null)
-returns boolean language plpgsql as $$
+create function gangq.preempt_gang(
+  gang_id bigint, trigger_job bigint default null, reason text default null
+) returns boolean language plpgsql as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
   g gangq.live_gangs;
 begin
   perform gangq.refuse_larger('the reason', octet_length(preempt_gang.reason), 4000);
@@ -708,7 +626,7 @@ begin
     return false;
   end if;
   perform gangq.drain(g.id, '{}', 'preempt', null,
-    coalesce(preempt_gang.reason, 'preempted by an operator'), t);
+    coalesce(preempt_gang.reason, 'preempted by an operator'), gangq.now());
   return true;
 end $$;
 comment on function gangq.preempt_gang is
@@ -716,6 +634,8 @@ comment on function gangq.preempt_gang is
   'placed again. (A gang of which a member has finished cannot run again and ends failed, for '
   'gangq.retry.) trigger_job, if given, must be a live member of the present epoch. Returns false, '
   'and changes nothing, when it is not, or the gang is not placed. Raises GQ002, GQ007.';
+
+-- Cancel and retry --------------------------------------------------------------------------------
 
 create function gangq.refuse_no_history(what text, id bigint, more text default '.') returns void
 language plpgsql as $$
@@ -726,150 +646,82 @@ end $$;
 comment on function gangq.refuse_no_history is
   'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
-create function gangq.refuse_cancel_of_member(job_id bigint, rank integer, gang_id bigint)
-returns void
-language plpgsql as $$
-begin
-  perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', job_id, rank, gang_id),
-    format('Members stop together: cancel the gang (gang_ids => array[%s]).', gang_id));
-end $$;
-comment on function gangq.refuse_cancel_of_member is
-  'Internal. Raises GQ001: one member cannot be cancelled by itself.';
-
-create function gangq.refuse_bad_cancels(job_ids bigint[], gang_ids bigint[]) returns void
-language plpgsql as $$
-declare
-  w record;
-begin
-  for w in
-    select c.id, x.gang_id, x.rank,
-      x.id is null and not exists (select 1 from gangq.history h where h.job_id = c.id) as unknown
-    from unnest(refuse_bad_cancels.job_ids) as c(id)
-    left join gangq.live_jobs x on x.id = c.id
-  loop
-    if w.unknown then
-      perform gangq.refuse_no_history('job', w.id);
-    elsif w.gang_id is not null then
-      perform gangq.refuse_cancel_of_member(w.id, w.rank, w.gang_id);
-    end if;
-  end loop;
-  for w in
-    select c.id from unnest(refuse_bad_cancels.gang_ids) as c(id)
-    where not exists (select 1 from gangq.live_gangs x where x.id = c.id)
-      and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)
-  loop
-    perform gangq.refuse_no_history('gang', w.id);
-  end loop;
-end $$;
-comment on function gangq.refuse_bad_cancels is
-  'Internal, for cancel_all. Raises GQ001 or GQ002 when one of these, which are left for another '
-  'call, could not be cancelled by it: so the first call changes nothing.';
-
-create function gangq.cancel_gang(id bigint, why text, t timestamptz) returns text
-language plpgsql as $$
-declare
-  g gangq.live_gangs;
-  state text;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = cancel_gang.id;
-  if not found then
-    select h.state into state
-    from gangq.gang_history h where h.gang_id = cancel_gang.id
-    order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse_no_history('gang', cancel_gang.id);
-    end if;
-    return state;
-  end if;
-  perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => why);
-  update gangq.live_gangs x set cancelling = true where x.id = g.id;
-  if g.state in ('reserved', 'running') then
-    perform gangq.drain(g.id, '{}', 'cancel', null, why, t);
-  elsif g.state in ('waiting', 'blocked') then
-    perform gangq.end_gang(g.id, 'cancelled', why, t);
-  else
-    update gangq.live_jobs x set stop_reason = 'cancel'
-    where x.gang_id = g.id and x.state = 'preempting';
-  end if;
-  return coalesce((select x.state from gangq.live_gangs x where x.id = g.id), 'cancelled');
-end $$;
-comment on function gangq.cancel_gang is
-  'Internal, for cancel_all. Cancels a locked gang and returns its state. Raises GQ002.';
-
-create function gangq.cancel_job(id bigint, why text, t timestamptz) returns text
-language plpgsql as $$
-declare
-  j gangq.live_jobs;
-  state text;
-begin
-  select x.* into j from gangq.live_jobs x where x.id = cancel_job.id;
-  if not found then
-    select h.state into state
-    from gangq.history h where h.job_id = cancel_job.id
-    order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse_no_history('job', cancel_job.id);
-    end if;
-    return state;
-  end if;
-  if j.gang_id is not null then
-    perform gangq.refuse_cancel_of_member(j.id, j.rank, j.gang_id);
-  end if;
-  perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token, reason => why);
-  if j.state = 'running' then
-    update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = 'cancel'
-    where x.id = j.id;
-    perform gangq.wake(array[j.incarnation], 'stop');
-    return 'preempting';
-  elsif j.state = 'preempting' then
-    update gangq.live_jobs x set stop_reason = 'cancel' where x.id = j.id;
-    return 'preempting';
-  end if;
-  perform gangq.leave(array[j.id], array[j.token], 'cancelled', array[null]::jsonb[],
-    jsonb_build_object('type', 'Cancelled', 'message', why), t);
-  return 'cancelled';
-end $$;
-comment on function gangq.cancel_job is
-  'Internal, for cancel_all. Cancels a locked single job and returns its state. Raises GQ001 (a '
-  'member of a gang), GQ002.';
-
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql as $$
+language plpgsql set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
-  w record;
   batch record;
+  g gangq.live_gangs;
 begin
   perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
   batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
-  perform gangq.refuse_bad_cancels(batch.left_jobs, batch.left_gangs);
+  perform gangq.refuse_no_history('job', c.id) from unnest(cancel_all.job_ids) as c(id)
+  where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
+    and not exists (select 1 from gangq.history h where h.job_id = c.id);
+  perform gangq.refuse_no_history('gang', c.id) from unnest(cancel_all.gang_ids) as c(id)
+  where not exists (select 1 from gangq.live_gangs x where x.id = c.id)
+    and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
+  perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
+    format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
+  from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
   -- Read under the locks: an ending must not be dated before the retry that it ends.
   t := gangq.now();
-  for w in select c.id from unnest(batch.gangs) as c(id) order by c.id loop
-    gang_id := w.id;
-    state := gangq.cancel_gang(w.id, cancel_all.reason, t);
-    return next;
+  for g in select x.* from gangq.live_gangs x where x.id = any (batch.gangs) order by x.id loop
+    perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_all.reason);
+    update gangq.live_gangs x set cancelling = true where x.id = g.id;
+    if g.state in ('reserved', 'running') then
+      perform gangq.drain(g.id, '{}', 'cancel', null, cancel_all.reason, t);
+    elsif g.state in ('waiting', 'blocked') then
+      perform gangq.end_gang(g.id, 'cancelled', cancel_all.reason, t);
+    end if;
+    -- Of a gang that drained already, and members that had left the epoch.
+    update gangq.live_jobs x set stop_reason = 'cancel'
+    where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
   end loop;
-  gang_id := null;
-  for w in select c.id from unnest(batch.jobs) as c(id) order by c.id loop
-    job_id := w.id;
-    state := gangq.cancel_job(w.id, cancel_all.reason, t);
-    return next;
-  end loop;
+  perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token,
+    reason => cancel_all.reason)
+  from gangq.live_jobs j where j.id = any (batch.jobs);
+  perform gangq.wake(array(
+    select j.incarnation from gangq.live_jobs j
+    where j.id = any (batch.jobs) and j.state = 'running'), 'stop');
+  update gangq.live_jobs j set
+    state = 'preempting',
+    told_at = case j.state when 'running' then t else j.told_at end,
+    stop_reason = 'cancel'
+  where j.id = any (batch.jobs) and j.state in ('running', 'preempting');
+  perform gangq.leave(
+    array(select j.id from gangq.live_jobs j
+      where j.id = any (batch.jobs) and j.state <> 'preempting'),
+    '{}', 'cancelled', '{}',
+    jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
   return query
-  select null::bigint, l.id, 'left' from unnest(batch.left_gangs) as l(id)
+  select null::bigint, c.id, case when c.id = any (batch.left_gangs) then 'left' else coalesce(
+    (select x.state from gangq.live_gangs x where x.id = c.id),
+    (
+      select h.state from gangq.gang_history h
+      where h.gang_id = c.id and not exists (
+        select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
+      order by h.finished_at desc limit 1)) end
+  from (select distinct u.id from unnest(cancel_all.gang_ids) as u(id)) c
   union all
-  select l.id, null, 'left' from unnest(batch.left_jobs) as l(id);
+  select c.id, null, case when c.id = any (batch.left_jobs) then 'left' else coalesce(
+    (select x.state from gangq.live_jobs x where x.id = c.id),
+    (
+      select h.state from gangq.history h
+      where h.job_id = c.id and not exists (
+        select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+      order by h.finished_at desc limit 1)) end
+  from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
 comment on function gangq.cancel_all is
   'Internal. The work of cancel, after the caller''s right was checked. promote_due calls it for '
   'work that waits for a job which did not succeed.';
 
-create function gangq.cancel(job_ids bigint[] default '{}', gang_ids bigint[] default '{}',
-  reason text default null)
-returns table (job_id bigint, gang_id bigint, state text)
+create function gangq.cancel(
+  job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null
+) returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql as $$
 begin
   perform gangq.check_owner('cancel', cancel.job_ids, cancel.gang_ids);
@@ -900,88 +752,98 @@ end $$;
 comment on function gangq.check_open is
   'Internal. Raises GQ004 if this queue or one above it is draining.';
 
--- The race between two retries of one ending: both read the ending, the first retries, its job runs
--- and ends. The second must not start from the old ending. So the ending's row is locked, and
--- gangq.retried is read once more under the lock.
-create function gangq.lock_ended_gang(id bigint, wait boolean, lock boolean)
-returns gangq.gang_history
-language plpgsql as $$
+-- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
+-- second must not start from the old ending. So each
+-- 1. locks the ending's row,
+-- 2. reads in a later statement which ending no retry has started from,
+-- 3. writes that ending into retried, whose key no two rows share.
+create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
 declare
-  k gangq.gang_history;
+  t timestamptz := gangq.now();
+  room integer := 500;
+  members integer;
+  taken bigint[];
 begin
-  loop
-    if lock_ended_gang.wait then
-      select x.* into k from gangq.gang_history x
-      where x.gang_id = lock_ended_gang.id and not exists (
-        select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
-      for update;
-    elsif lock_ended_gang.lock then
-      select x.* into k from gangq.gang_history x
-      where x.gang_id = lock_ended_gang.id and not exists (
-        select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
-      for update skip locked;
-    end if;
-    if exists (select 1 from gangq.live_gangs x where x.id = lock_ended_gang.id) then
-      perform gangq.refuse('GQ004', format('gang %s is live', lock_ended_gang.id),
-        'Only a gang that has ended can be retried.');
-    end if;
-    exit when not exists (
-      select 1 from gangq.retried r where r.gang_id = k.gang_id and r.finished_at = k.finished_at);
-  end loop;
-  if k.gang_id is null and not exists (
-    select 1 from gangq.gang_history x where x.gang_id = lock_ended_gang.id) then
-    perform gangq.refuse_no_history('gang', lock_ended_gang.id,
-      '; history is kept for its retention.');
+  perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
+  if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
+    perform 1 from gangq.history h where h.job_id = any (retry.job_ids) for update;
+    perform 1 from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
   end if;
-  return k;
+  perform gangq.refuse_retries(retry.job_ids, retry.gang_ids);
+  -- Submissions have their transaction id before they draw a position, and so has this.
+  perform pg_current_xact_id();
+  for gang_id in
+    select c.id
+    from unnest(retry.gang_ids) with ordinality as c(id, n)
+    group by c.id
+    order by min(c.n)
+  loop
+    members := case when room > 0 then gangq.retry_gang(gang_id, t) end;
+    room := room - coalesce(members, 0);
+    state := case when members is null then 'left' else 'blocked' end;
+    return next;
+  end loop;
+  taken := gangq.retry_jobs(retry.job_ids, greatest(room, 0), t);
+  return query
+  select c.id, null::bigint, case when c.id = any (taken) then 'pending' else 'left' end
+  from (select distinct u.id from unnest(retry.job_ids) as u(id)) c;
+  perform gangq.wake_tick();
 end $$;
-comment on function gangq.lock_ended_gang is
-  'Internal, for retry. The ending of a gang that no retry has started from, locked. Null: another '
-  'transaction holds it and wait is false, or lock is false, or a retry has started from it. '
-  'Raises GQ002, GQ004 (the gang is live).';
+comment on function gangq.retry is
+  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A '
+  'failed gang resumes from its last complete checkpoint. They count as the caller''s in limits '
+  'and shares. Of several, those that another transaction holds and those beyond 500 are returned '
+  'unchanged with the state left: call again with them, in another transaction. Raises GQ001 (a '
+  'member of a gang, or a topology level that no longer exists), GQ002, GQ004 (still live, or its '
+  'queue is draining), 42501 (another submitter''s, in a queue that is not shared, or a priority '
+  'above the caller''s ceiling).';
 
-create function gangq.lock_ended_job(id bigint, wait boolean, lock boolean) returns gangq.history
+create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql as $$
-declare
-  h gangq.history;
 begin
-  loop
-    if lock_ended_job.wait then
-      select x.* into h from gangq.history x
-      where x.job_id = lock_ended_job.id and not exists (
-        select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
-      for update;
-    elsif lock_ended_job.lock then
-      select x.* into h from gangq.history x
-      where x.job_id = lock_ended_job.id and not exists (
-        select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
-      for update skip locked;
-    end if;
-    if exists (select 1 from gangq.live_jobs x where x.id = lock_ended_job.id) then
-      perform gangq.refuse('GQ004', format('job %s is live', lock_ended_job.id),
-        'Only a job that has ended can be retried.');
-    end if;
-    exit when not exists (
-      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at);
-  end loop;
-  if h.job_id is null and not exists (
-    select 1 from gangq.history x where x.job_id = lock_ended_job.id) then
-    perform gangq.refuse_no_history('job', lock_ended_job.id,
-      '; history is kept for its retention.');
-  end if;
-  return h;
+  perform gangq.refuse('GQ004', format('gang %s is live', g.id),
+    'Only a gang that has ended can be retried.')
+  from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids);
+  perform gangq.refuse('GQ004', format('job %s is live', j.id),
+    'Only a job that has ended can be retried.')
+  from gangq.live_jobs j where j.id = any (refuse_retries.job_ids);
+  perform gangq.refuse_no_history('gang', c.id, '; history is kept for its retention.')
+  from unnest(refuse_retries.gang_ids) as c(id)
+  where not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
+  perform gangq.refuse_no_history('job', c.id, '; history is kept for its retention.')
+  from unnest(refuse_retries.job_ids) as c(id)
+  where not exists (select 1 from gangq.history h where h.job_id = c.id);
+  perform gangq.refuse('GQ001',
+    format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
+    format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
+  from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
-comment on function gangq.lock_ended_job is
-  'Internal, for retry. As lock_ended_gang, for a single job.';
+comment on function gangq.refuse_retries is
+  'Internal, for retry. Raises GQ001, GQ002 or GQ004 when one of these cannot be retried.';
 
-create function gangq.retry_gang(k gangq.gang_history, t timestamptz) returns void
+create function gangq.retry_gang(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
 #variable_conflict use_column
 declare
-  own_queue text := (select s.queue from gangq.shapes s where s.id = k.shape_id);
+  k gangq.gang_history;
+  base bigint := (select b.base from gangq.id_base() b);
 begin
-  perform gangq.check_open(own_queue);
-  perform gangq.check_ceiling(own_queue, k.priority, gangq.caller(), session_user);
+  select x.* into k from gangq.gang_history x
+  where x.gang_id = retry_gang.gang_id and not exists (
+    select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
+  for update skip locked;
+  insert into gangq.retried (gang_id, finished_at)
+  select k.gang_id, k.finished_at where k.gang_id is not null
+  on conflict do nothing;
+  if not found then
+    return null;
+  end if;
+  perform gangq.check_open(s.queue),
+    gangq.check_ceiling(s.queue, k.priority, gangq.caller(), session_user)
+  from gangq.shapes s where s.id = k.shape_id;
   -- As in submit_gang.
   perform from gangq.settings c for share;
   perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
@@ -993,27 +855,15 @@ begin
     max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s, submitted_at,
     name, submitter, failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style,
     timeout_at)
-  select k.gang_id, gangq.order_key(k.priority,
-    gangq.next_pos((select b.base from gangq.id_base() b))),
-    case when k.kind_id is not null then gangq.kind_for(k.kind_id, gangq.caller(), session_user)
-      else gangq.intern_kind(s.queue,
-        jsonb_build_array(jsonb_build_object('name', 'member', 'shape', o.shape_id,
-        'min', k.size, 'max', k.size, 'strategy', 'pack', 'require', null, 'prefer', null,
-          'balanced', false)),
-        null, null, null) end,
-    o.shape_id, k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes,
-    k.max_trips, 'blocked', k.checkpoint_mode, k.claim_deadline_s, t, k.name, gangq.caller(),
-    coalesce(k.failure_policy, 'restart_gang'), k.completion, coalesce(k.preemptible, true),
-      k.budget_s,
-    coalesce(k.timeout_s, c.placement_timeout_s), coalesce(k.timeout_style, 'requeue'),
-    t + make_interval(secs => coalesce(k.timeout_s, c.placement_timeout_s))
-  from gangq.shapes s
-  cross join gangq.settings c
-  cross join (select gangq.shape_for(k.shape_id, gangq.caller(), session_user) as shape_id offset 0) o
-  where s.id = k.shape_id;
+  values (k.gang_id, gangq.order_key(k.priority, gangq.next_pos(base)),
+    gangq.kind_for(k.kind_id, gangq.caller(), session_user),
+    gangq.shape_for(k.shape_id, gangq.caller(), session_user), k.size, k.epoch, k.priority,
+    k.max_attempts, k.max_crashes, k.max_trips, 'blocked', k.checkpoint_mode, k.claim_deadline_s, t,
+    k.name, gangq.caller(), k.failure_policy, k.completion, k.preemptible, k.budget_s, k.timeout_s,
+    k.timeout_style, t + make_interval(secs => k.timeout_s));
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
     priority, max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
-  select distinct on (x.job_id) x.job_id, g.order_key, g.id, x.rank, (
+  select x.job_id, g.order_key, g.id, x.rank, (
       select max(r.ordinal)
       from gangq.kind_roles r
       where r.kind_id = g.kind_id and r.first_rank <= x.rank),
@@ -1023,13 +873,11 @@ begin
   where g.id = k.gang_id and not exists (
     select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
   order by x.job_id;
-  insert into gangq.retried (gang_id, finished_at) values (k.gang_id, k.finished_at);
   insert into gangq.retried (job_id, finished_at)
-  select distinct on (x.job_id) x.job_id, x.finished_at
+  select x.job_id, x.finished_at
   from gangq.history x
-  where x.gang_id = k.gang_id and not exists (
-    select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
-  order by x.job_id;
+  where x.gang_id = k.gang_id
+  on conflict do nothing;
   if (select count(*) from gangq.live_jobs x where x.gang_id = k.gang_id) <> k.size then
     perform gangq.refuse('GQ002',
       format('history no longer has every member of gang %s', k.gang_id),
@@ -1037,94 +885,65 @@ begin
   end if;
   perform gangq.log_event(t, 'retry', k.gang_id, k.epoch,
     reason => 'retried by ' || gangq.caller());
+  return k.size;
 end $$;
 comment on function gangq.retry_gang is
-  'Internal, for retry. Makes a gang live again from its locked ending, with the caller as its '
-  'submitter. Raises GQ001, GQ002 (a member is no longer in history), GQ004, 42501.';
+  'Internal, for retry. Makes a gang live again from its latest ending, with the caller as its '
+  'submitter. Returns how many members it has; null: another transaction holds the ending. Raises '
+  'GQ001 (a topology level that no longer exists), GQ002 (a member is no longer in history), '
+  'GQ004, 42501.';
 
-create function gangq.retry_job(h gangq.history, t timestamptz) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  own_queue text := (select s.queue from gangq.shapes s where s.id = h.shape_id);
-begin
-  if h.gang_id is not null then
-    perform gangq.refuse('GQ001',
-      format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
-      format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id));
-  end if;
-  perform gangq.check_open(own_queue);
-  perform gangq.check_ceiling(own_queue, h.priority, gangq.caller(), session_user);
-  perform pg_current_xact_id();
-  insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority,
-    max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
-  select h.job_id, gangq.order_key(h.priority,
-    gangq.next_pos((select b.base from gangq.id_base() b))), t,
-    gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
-    h.max_attempts, h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.parent, h.payload,
-    h.token;
-  insert into gangq.retried (job_id, finished_at) values (h.job_id, h.finished_at);
-  perform gangq.log_event(t, 'retry', job_id => h.job_id,
-    reason => 'retried by ' || gangq.caller());
-  perform gangq.wake_lane(h.shape_id, 1, 'commit');
-end $$;
-comment on function gangq.retry_job is
-  'Internal, for retry. Makes a single job live again from its locked ending, with the caller as '
-  'its submitter. Raises GQ001, GQ004, 42501.';
-
-create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
-returns table (job_id bigint, gang_id bigint, state text)
+create function gangq.retry_jobs(job_ids bigint[], most integer, t timestamptz) returns bigint[]
 language plpgsql as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
-  w record;
-  h gangq.history;
-  k gangq.gang_history;
-  room integer := 500;
-  alone boolean := coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids),
-    0) = 1;
+  taken bigint[];
+  base bigint := (select b.base from gangq.id_base() b);
 begin
-  perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
-  for w in
-    select c.id, min(c.n) as n
-    from unnest(retry.gang_ids) with ordinality as c(id, n)
-    group by c.id
-    order by n
-  loop
-    gang_id := w.id;
-    state := 'left';
-    k := gangq.lock_ended_gang(w.id, alone, room > 0);
-    if k.gang_id is not null then
-      room := room - k.size;
-      perform gangq.retry_gang(k, t);
-      state := 'blocked';
-    end if;
-    return next;
-  end loop;
-  gang_id := null;
-  for w in
-    select c.id, min(c.n) as n
-    from unnest(retry.job_ids) with ordinality as c(id, n)
-    group by c.id
-    order by n
-  loop
-    job_id := w.id;
-    state := 'left';
-    h := gangq.lock_ended_job(w.id, alone, room > 0);
-    if h.job_id is not null then
-      room := room - 1;
-      perform gangq.retry_job(h, t);
-      state := 'pending';
-    end if;
-    return next;
-  end loop;
-  perform gangq.wake_tick();
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit most
+    for update of h skip locked
+  ),
+  overtaken as (
+    insert into gangq.retried (job_id, finished_at)
+    select f.job_id, f.finished_at from free f
+    on conflict do nothing
+    returning job_id, finished_at
+  ),
+  live as (
+    insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority,
+      max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
+    select h.job_id, gangq.order_key(h.priority, gangq.next_pos(base)), t,
+      gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
+      h.max_attempts, h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.parent, h.payload,
+      h.token
+    from overtaken o join gangq.history h on h.job_id = o.job_id and h.finished_at = o.finished_at
+    order by array_position(retry_jobs.job_ids, h.job_id)
+    returning id
+  )
+  select coalesce(array_agg(l.id), '{}') into taken from live l;
+  perform gangq.check_open(r.queue),
+    gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
+  from (
+    select distinct s.queue, j.priority
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.id = any (taken)) r;
+  perform gangq.log_event(t, 'retry', job_id => j.id, reason => 'retried by ' || gangq.caller())
+  from gangq.live_jobs j where j.id = any (taken) order by j.id;
+  perform gangq.wake_lane(r.shape_id, r.jobs, 'commit')
+  from (
+    select j.shape_id, count(*) as jobs from gangq.live_jobs j
+    where j.id = any (taken)
+    group by j.shape_id) r;
+  return taken;
 end $$;
-comment on function gangq.retry is
-  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A '
-  'failed gang resumes from its last complete checkpoint. They count as the caller''s in limits '
-  'and shares. Of several, those that another transaction holds and those beyond 500 are returned '
-  'unchanged with the state left: call again with them, in another transaction. Raises GQ001 (a '
-  'member of a gang, or a topology level that no longer exists), GQ002, GQ004 (still live, or its '
-  'queue is draining), 42501 (another submitter''s, in a queue that is not shared, or a priority '
-  'above the caller''s ceiling).';
+comment on function gangq.retry_jobs is
+  'Internal, for retry. Makes single jobs live again, each from its latest ending, with the caller '
+  'as their submitter. Returns which: at most so many, and none whose ending another transaction '
+  'holds. Raises GQ004, 42501.';

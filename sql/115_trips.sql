@@ -9,40 +9,47 @@ create function gangq.witness(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
 ) returns void language plpgsql as $$
 declare
-  what jsonb := coalesce(nullif(witness.evidence, 'null'), '{}');
-  s gangq.shapes;
-  i gangq.incarnations;
+  waits_for jsonb := witness.evidence -> 'waits_for';
 begin
-  select x.* into s from gangq.shapes x where x.id = (j).shape_id;
-  select x.* into i from gangq.incarnations x where x.id = (j).incarnation;
-  perform gangq.log_event(t, witness.kind, (j).gang_id,
-    (select g.epoch from gangq.live_gangs g where g.id = (j).gang_id), (j).id,
-    (j).token, (j).incarnation, witness.reason,
-    witness.data || jsonb_strip_nulls(jsonb_build_object('waits_for',
-      case when jsonb_typeof(what -> 'waits_for') = 'array'
-        and pg_column_size(what -> 'waits_for') < 4096 then what -> 'waits_for' end))
-      || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host, 'worker', i.name,
-        'rank', coalesce((j).epoch_rank, (j).rank)));
+  perform gangq.log_event(t, witness.kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    witness.reason,
+    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
+      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank))
+      || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
+        then jsonb_build_object('waits_for', waits_for) else '{}' end)
+  from gangq.shapes s left join gangq.incarnations i on i.id = j.incarnation
+  where s.id = j.shape_id;
   -- A trip must not fail because of a long log.
-  if pg_column_size(what) > 4194304 then
-    what := jsonb_build_object('dropped',
-      format('%s bytes of evidence; 4 MiB are kept', pg_column_size(what)));
-  end if;
   insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
-  values (t, witness.kind, (j).id, (j).token, (j).incarnation, what);
+  values (t, witness.kind, j.id, j.token, j.incarnation,
+    gangq.cut(coalesce(nullif(witness.evidence, 'null'), '{}'), 4194304));
 end $$;
 comment on function gangq.witness is
   'Internal. Called by trip, suspect and judge_standstill. Appends an event of a job, readable by '
   'everybody, and its evidence, readable by those who may read payloads, at the same instant.';
 
 create function gangq.class_of(code integer) returns text language sql immutable as $$
-  select case code when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78
-    then 'health' when 79 then 'unstopped'
-    when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory' when 87 then 'unkillable'
-    when 88 then 'unfit' end
+  select case code
+    when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health'
+    when 79 then 'unstopped' when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory'
+    when 87 then 'unkillable' when 88 then 'unfit' end
 $$;
 comment on function gangq.class_of is
   'Internal. The watchdog class of an exit code; null for a code that no watchdog uses.';
+
+create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
+  select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
+  from gangq.device_registry r where r.id = any (uuids_of.device_ids)
+$$;
+comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
+
+create function gangq.held_uuids(job_id bigint) returns jsonb language sql stable as $$
+  select gangq.uuids_of(array(
+    select h.device_id from gangq.device_holds h where h.job_id = held_uuids.job_id))
+$$;
+comment on function gangq.held_uuids is
+  'Internal. The names of the devices that a job holds, for events.';
 
 -- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
 -- the brake holds their trips. The members of one gang wait for each other and count as one
@@ -63,17 +70,16 @@ language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   cfg gangq.settings;
+  own_unit text;
   suspects bigint;
   fleet bigint;
-  last_beat timestamptz;
   held_since timestamptz;
-  unit text;
 begin
   select x.* into cfg from gangq.settings x;
-  select coalesce('g' || (j).gang_id, 'w' || i.name)
-  into unit
+  select coalesce('g' || j.gang_id, 'w' || i.name)
+  into own_unit
   from gangq.incarnations i
-  where i.id = (j).incarnation;
+  where i.id = j.incarnation;
   with suspected as (
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
@@ -86,7 +92,7 @@ begin
           and p.at > t - interval '1 hour'
           and p.kind in ('suspect', 'held') and p.data ->> 'class' = e.data ->> 'class' offset 0)
     union
-    select braking.unit from (values (unit)) as braking(unit)
+    select own_unit
   ),
   -- A job tripped within the minute has ended: it counts as suspect and as fleet.
   live as (
@@ -102,18 +108,18 @@ begin
   if suspects < 3 or suspects <= cfg.brake_share::numeric * fleet then
     return false;
   end if;
-  select p.beat_at
-  into last_beat
-  from gangq.progress p
-  where p.job_id = (j).id and p.token = (j).token;
-  select min(e.at) into held_since from gangq.events e
-  where e.job_id = (j).id and e.token = (j).token and e.kind = 'held'
-    and e.data ->> 'class' = braking.class
-    and e.at > coalesce(last_beat, '-infinity');
+  held_since := (
+    select min(e.at) from gangq.events e
+    where e.job_id = j.id and e.token = j.token and e.kind = 'held'
+      and e.data ->> 'class' = braking.class
+      and not exists (
+        select 1
+        from gangq.progress p
+        where p.job_id = j.id and p.token = j.token and p.beat_at >= e.at));
   return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
     or exists (
       select 1 from gangq.tick_state x cross join gangq.leases l
-      where l.incarnation = (j).incarnation
+      where l.incarnation = j.incarnation
         and x.outage_ended_at > t - make_interval(secs => l.lease_s))
     -- A held trip comes again once a stall timeout, so this looks back ten minutes instead of one.
     or exists (
@@ -124,7 +130,7 @@ begin
           select w.thing
           from jsonb_array_elements_text(case jsonb_typeof(evidence -> 'waits_for') when 'array'
             then evidence -> 'waits_for' else '[]' end) as w(thing))
-        and coalesce('g' || e.gang_id, 'w' || e.worker) <> unit
+        and coalesce('g' || e.gang_id, 'w' || e.worker) <> own_unit
         and not exists (
           select 1
           from gangq.progress b
@@ -132,84 +138,9 @@ begin
 end $$;
 comment on function gangq.braking is
   'Internal. Whether so many gangs and single workers, the one of this job among them, were '
-  'suspect within the last minute that nobody is to be stopped on suspicion: at least three, and '
-  'more than brake_share of the fleet. The members of a gang are one. A job suspected before, that '
-  'has beaten since, does not count. After brake_hold_s a held trip is let go, unless other '
-  'suspects wait for the same file system or peer (evidence''s "waits_for"), or the database was '
-  'away within a lease.';
-
--- In a collective the waiting members look like the one that they wait for: none beats. The first
--- to stop is named only when the data show it:
--- 1. One member is behind all others by at least the longest stride (steps between two beats).
--- 2. All others wait in one place of the code, and one member is in another place.
--- The order of last beats proves nothing: all members beat the last step before the one that was
--- never finished.
-create function gangq.who_stopped(
-  gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
-) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-  m record;
-  odd record;
-  n bigint;
-begin
-  select array_agg(x.id order by x.step, x.rank) as ids,
-    array_agg(x.rank order by x.step, x.rank) as ranks,
-    array_agg(x.step order by x.step, x.rank) as steps,
-      array_agg(x.stride order by x.step, x.rank) as strides,
-    array_agg(x.place order by x.step, x.rank) as places
-  into m
-  from (
-    select j.id, coalesce(j.epoch_rank, j.rank) as rank, p.step, p.stride,
-      case when j.id = own_id then own_place else (
-        select v.data ->> 'place' from gangq.evidence v
-        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')
-        order by v.at desc
-        limit 1) end as place
-    from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
-    where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')) x;
-  n := cardinality(m.ids);
-  if n > 1 and array_position(m.steps, null) is null
-    and m.steps[2]::numeric - m.steps[1] >= (
-      select coalesce(max(s.stride), 1) from unnest(m.strides) as s(stride)) then
-    job_id := m.ids[1];
-    sentence := format('rank %s stopped first: it is at step %s, the others at step %s or later',
-      m.ranks[1], m.steps[1], m.steps[2]);
-    return;
-  end if;
-  if n > 2 and array_position(m.places, null) is null then
-    select here.place, here.ids[1] as id, here.ranks[1] as rank, there.place as elsewhere,
-      there.ranks as ranks
-    into odd
-    from (
-      select x.place, array_agg(x.id) as ids, array_agg(x.rank order by x.rank) as ranks
-      from unnest(m.ids, m.ranks, m.places) as x(id, rank, place) group by x.place) here
-    join (
-      select x.place, array_agg(x.rank order by x.rank) as ranks
-      from unnest(m.ranks, m.places) as x(rank, place)
-      group by x.place) there
-      on there.place <> here.place
-    where cardinality(here.ids) = 1 and cardinality(there.ranks) = n - 1;
-    if found then
-      job_id := odd.id;
-      sentence := format('%s in %s; rank %s has not arrived: it is in %s',
-        gangq.ranks_wait(odd.ranks), odd.elsewhere, odd.rank, odd.place);
-      return;
-    end if;
-  end if;
-  sentence := format('%s%s%s; which of them stopped first is not known',
-    gangq.ranks_wait(array(select x.rank from unnest(m.ranks) as x(rank) order by x.rank)),
-    case when m.steps[1] is null then '' when array_position(m.steps, null) is null
-      and m.steps[1] = m.steps[n] then format(' at step %s', m.steps[1])
-      else format(' at step %s and later', m.steps[1]) end,
-    case when array_position(m.places, null) is null
-      and (select count(distinct x.place) from unnest(m.places) as x(place)) = 1
-      then ' in ' || m.places[1] else '' end);
-end $$;
-comment on function gangq.who_stopped is
-  'Internal. Which member of a gang that stands still stopped first (null when the data do not '
-  'show it), and a sentence about it. own_place: where in its code the member own_id waits, known '
-  'before its evidence is stored.';
+  'suspect within the last minute that no job is to be stopped on suspicion: at least three, and '
+  'more than brake_share of the fleet. After brake_hold_s a held trip is released, unless the '
+  'fault is seen to be a shared one.';
 
 create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
   select case
@@ -224,22 +155,93 @@ $$;
 comment on function gangq.ranks_wait is
   'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
 
+-- In a collective the waiting members look like the one that they wait for: none beats. The first
+-- to stop is named only when the data show it:
+-- 1. One member is behind all others by at least the longest stride (steps between two beats).
+-- 2. All others wait in one place of the code, and one member is in another place.
+-- The order of last beats proves nothing: all members beat the last step before the one that was
+-- never finished.
+create function gangq.who_stopped(
+  gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
+) language sql stable as $$
+  with members as materialized (
+    select j.id, coalesce(j.epoch_rank, j.rank) as rank, p.step, p.stride,
+      case when j.id = own_id then own_place else (
+        select v.data ->> 'place' from gangq.evidence v
+        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')
+        order by v.at desc
+        limit 1) end as place
+    from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
+    where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')
+  ),
+  gang as (
+    select count(*) as members, count(m.step) = count(*) as all_step,
+      count(m.place) = count(*) as all_placed, coalesce(max(m.stride), 1) as stride,
+      array_agg(m.step order by m.step) as steps, array_agg(m.rank order by m.rank) as ranks,
+      (array_agg(m.id order by m.step, m.rank))[1] as last_id,
+      (array_agg(m.rank order by m.step, m.rank))[1] as last_rank
+    from members m
+  ),
+  places as (
+    select m.place, array_agg(m.rank order by m.rank) as ranks, min(m.id) as id
+    from members m
+    group by m.place
+  )
+  select a.job_id, a.sentence
+  from (
+    select 1 as nth, g.last_id as job_id,
+      format('rank %s stopped first: it is at step %s, the others at step %s or later',
+        g.last_rank, g.steps[1], g.steps[2]) as sentence
+    from gang g
+    where g.members > 1 and g.all_step and g.steps[2]::numeric - g.steps[1] >= g.stride
+    union all
+    select 2, here.id, format('%s in %s; rank %s has not arrived: it is in %s',
+      gangq.ranks_wait(there.ranks), there.place, here.ranks[1], here.place)
+    from gang g
+    join places here on cardinality(here.ranks) = 1
+    join places there on there.place <> here.place and cardinality(there.ranks) = g.members - 1
+    where g.members > 2 and g.all_placed
+    union all
+    select 3, null, format('%s%s%s; which of them stopped first is not known',
+      gangq.ranks_wait(g.ranks),
+      ' at step ' || g.steps[1]
+        || case when g.all_step and g.steps[1] = g.steps[g.members] then '' else ' and later' end,
+      (select ' in ' || min(p.place) from places p having count(*) = 1))
+    from gang g) a
+  order by a.nth
+  limit 1
+$$;
+comment on function gangq.who_stopped is
+  'Internal. Which member of a gang that stands still stopped first (null when the data do not '
+  'show it), and a sentence about it. own_place: where in its code the member own_id waits, known '
+  'before its evidence is stored.';
+
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
-language plpgsql as $$
-begin
-  return gangq.shape_like(shape_avoiding.shape_id,
+language sql as $$
+  select gangq.shape_like(s.id,
     nullif(array(
       select distinct d.id
-      from unnest(shape_avoiding.device_ids) as d(id)
+      from unnest(device_ids) as d(id)
       where d.id is not null
       order by d.id), '{}'),
-    (select s.submitter from gangq.shapes s where s.id = shape_avoiding.shape_id), null);
-end $$;
+    s.submitter, null)
+  from gangq.shapes s where s.id = shape_avoiding.shape_id
+$$;
 comment on function gangq.shape_avoiding is
   'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
 
--- Whether a gang or job of this shape could ever be placed without these devices, on workers as
--- they are registered.
+create function gangq.change_shape(gang_ids bigint[], old_shape integer, new_shape integer)
+returns void language sql as $$
+  update gangq.live_gangs g set
+    kind_id = gangq.kind_avoiding(g.kind_id, old_shape, new_shape),
+    shape_id = case g.shape_id when old_shape then new_shape else g.shape_id end
+  where g.id = any (gang_ids);
+  update gangq.live_jobs j set shape_id = new_shape
+  where j.gang_id = any (gang_ids) and j.shape_id = old_shape;
+$$;
+comment on function gangq.change_shape is
+  'Internal. The members of these gangs that have the one shape get the other.';
+
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
 returns boolean
 language sql stable as $$
@@ -259,8 +261,8 @@ language sql stable as $$
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
 comment on function gangq.placeable_without is
-  'Internal. Whether the workers that take work have room for so many members when idle, on '
-  'devices besides these.';
+  'Internal. Whether the workers that take work, as they are registered, have room for so many '
+  'members when idle, on devices besides these.';
 
 -- A job avoids a device that was only idle (78) as long as another device could take the job. That
 -- can end: the worker of the other device retires, or it is quarantined. A device quarantined for
@@ -271,10 +273,7 @@ create function gangq.lift_avoided(most integer default 200) returns integer
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
   w record;
-  opened integer;
-  said jsonb;
   n integer := 0;
 begin
   for w in
@@ -294,7 +293,7 @@ begin
         limit 1)
       from blocked b where b.kind_id is not null
     )
-    select s.id as shape_id, k.kind_id, k.members, s.queue, s.avoid, a.kept
+    select s.id as shape_id, k.kind_id, k.members, s.avoid, a.kept
     from (
       select p.shape_id, null::integer as kind_id, 1::bigint as members from gangq.pending_shapes p
       union all
@@ -314,20 +313,10 @@ begin
     order by random() limit 20
   loop
     exit when n >= most;
-    -- When it could not be placed either way, as while all workers restart, nothing would be
-    -- gained.
+    -- When it could not be placed either way, as while all workers restart, nothing is gained.
     continue when gangq.placeable_without(w.shape_id, w.members, w.avoid)
       or not gangq.placeable_without(w.shape_id, w.members, w.kept);
-    opened := gangq.shape_avoiding(w.shape_id, w.kept);
-    said := jsonb_build_object('devices', (
-      select jsonb_agg(r.uuid order by r.host, r.index, r.id)
-      from gangq.device_registry r
-      where r.id = any (w.avoid) and r.id <> all (w.kept)));
-    if w.kind_id is null then
-      n := n + gangq.unavoid_jobs(w.shape_id, opened, said, t, most - n);
-    else
-      n := n + gangq.unavoid_gangs(w.kind_id, w.shape_id, opened, said, t, most - n);
-    end if;
+    n := n + gangq.unavoid(w.shape_id, w.kind_id, w.kept, most - n);
   end loop;
   return n;
 end $$;
@@ -336,66 +325,55 @@ comment on function gangq.lift_avoided is
   'there, and that no other registered device could take by now, may use them again unless they '
   'are quarantined. Returns how many.';
 
-create function gangq.unavoid_jobs(shape_id integer, opened integer, devices jsonb, t timestamptz,
-  most integer)
+create function gangq.unavoid(shape_id integer, kind_id integer, kept bigint[], most integer)
 returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
-  m record;
-  n integer := 0;
+  t timestamptz := gangq.now();
+  why text := 'no other device could take it any more';
+  opened integer := gangq.shape_avoiding(unavoid.shape_id, kept);
+  said jsonb := (
+    select jsonb_build_object('devices', gangq.uuids_of(array(
+      select d from unnest(s.avoid) as d where d <> all (kept))))
+    from gangq.shapes s where s.id = unavoid.shape_id);
+  ids bigint[];
 begin
-  for m in
-    update gangq.live_jobs j set shape_id = opened
-    where j.id = any (array(
-      select z.id from gangq.live_jobs z
-      where z.shape_id = unavoid_jobs.shape_id and z.state = 'pending'
-      order by z.order_key
-      limit most
-      for update skip locked))
-    returning j.id
-  loop
-    n := n + 1;
-    perform gangq.log_event(t, 'unavoid', job_id => m.id,
-      reason => 'no other device could take it any more', data => devices);
-  end loop;
-  perform gangq.wake_lane(opened, n, 'sleepers');
-  return n;
+  if unavoid.kind_id is null then
+    with again as (
+      update gangq.live_jobs j set shape_id = opened
+      where j.id = any (array(
+        select z.id from gangq.live_jobs z
+        where z.shape_id = unavoid.shape_id and z.state = 'pending'
+        order by z.order_key
+        limit most
+        for update skip locked))
+      returning j.id
+    )
+    select coalesce(array_agg(a.id), '{}') into ids from again a;
+    perform gangq.log_event(t, 'unavoid', job_id => i.id, reason => why, data => said)
+    from unnest(ids) as i(id);
+    perform gangq.wake_lane(opened, cardinality(ids), 'sleepers');
+    return cardinality(ids);
+  end if;
+  ids := array(
+    select w.id
+    from (
+      select g.id from gangq.live_gangs g
+      where g.state = 'blocked' and g.kind_id = unavoid.kind_id
+      order by g.order_key
+      limit most) w
+    where gangq.try_lock_gang(w.id));
+  ids := array(
+    select g.id from gangq.live_gangs g
+    where g.id = any (ids) and g.state = 'blocked' and g.kind_id = unavoid.kind_id);
+  perform gangq.change_shape(ids, unavoid.shape_id, opened);
+  perform gangq.log_event(t, 'unavoid', g.id, g.epoch, reason => why, data => said)
+  from gangq.live_gangs g where g.id = any (ids);
+  return cardinality(ids);
 end $$;
-comment on function gangq.unavoid_jobs is
-  'Internal, for lift_avoided. Pending jobs of a shape take the shape that avoids less. devices: '
-  'for their events. Returns how many.';
-
-create function gangq.unavoid_gangs(kind_id integer, shape_id integer, opened integer,
-  devices jsonb, t timestamptz, most integer)
-returns integer language plpgsql as $$
-#variable_conflict use_column
-declare
-  m record;
-  n integer := 0;
-begin
-  for m in
-    select g.id, g.epoch from gangq.live_gangs g
-    where g.state = 'blocked' and g.kind_id = unavoid_gangs.kind_id
-    order by g.order_key
-    limit most
-  loop
-    continue when not gangq.try_lock_gang(m.id);
-    update gangq.live_gangs g set
-      kind_id = gangq.kind_avoiding(g.kind_id, unavoid_gangs.shape_id, opened),
-      shape_id = case g.shape_id when unavoid_gangs.shape_id then opened else g.shape_id end
-    where g.id = m.id and g.state = 'blocked' and g.kind_id = unavoid_gangs.kind_id;
-    continue when not found;
-    update gangq.live_jobs j set shape_id = opened
-    where j.gang_id = m.id and j.shape_id = unavoid_gangs.shape_id;
-    perform gangq.log_event(t, 'unavoid', m.id, m.epoch,
-      reason => 'no other devices could take it any more', data => devices);
-    n := n + 1;
-  end loop;
-  return n;
-end $$;
-comment on function gangq.unavoid_gangs is
-  'Internal, for lift_avoided. Blocked gangs of a kind take, for their members of one shape, the '
-  'shape that avoids less. Returns how many.';
+comment on function gangq.unavoid is
+  'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) take, in '
+  'place of this shape, the one that avoids only the devices kept. Returns how many.';
 
 -- What the quarantine rule counts. A budget (75) or the host's memory (86) says nothing about a
 -- device, nor does a fault that the driver lays to the application, nor a job that trips wherever
@@ -425,12 +403,14 @@ begin
   if gangq.class_of(code) is null or code in (77, 88) then
     perform gangq.refuse('GQ001',
       format('code is %s; no watchdog trips with that', coalesce(code::text, 'null')),
-      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, 87 unkillable.');
+      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, '
+      '87 unkillable.');
   end if;
   if class not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen', 'memory',
     'unkillable') then
     perform gangq.refuse('GQ001', format('class is %L', class),
-      'Leave it null for that of the code; notify_only knows budget, stall, health, fault and gang.');
+      'Leave it null for that of the code; notify_only knows budget, stall, health, fault and '
+      'gang.');
   end if;
   if exit_in_s is not null and not (exit_in_s >= 0 and exit_in_s <= 600) then
     perform gangq.refuse('GQ001', format('exit_in_s is %s', exit_in_s),
@@ -484,19 +464,19 @@ comment on function gangq.all_stand_still is
 
 create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
+declare
+  hosts jsonb := (
+    select jsonb_agg(distinct e.data ->> 'host') from gangq.events e
+    where e.job_id = j.id and e.kind = 'trip' and e.data ->> 'host' is not null
+      and coalesce((e.data ->> 'charged')::boolean, true));
 begin
-  if not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison') and (
-    select count(distinct e.data ->> 'host') from gangq.events e
-    where e.job_id = j.id and e.kind = 'trip'
-      and coalesce((e.data ->> 'charged')::boolean, true)) > 1
+  if jsonb_array_length(hosts) > 1
+    and not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison')
   then
     perform gangq.log_event(t, 'poison', j.gang_id,
       (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
       j.id, j.token, j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices',
-      (
-        select jsonb_build_object('hosts', jsonb_agg(distinct e.data ->> 'host'))
-        from gangq.events e
-        where e.job_id = j.id and e.kind = 'trip'));
+      jsonb_build_object('hosts', hosts));
   end if;
 end $$;
 comment on function gangq.note_poison is
@@ -547,9 +527,6 @@ begin
         having count(distinct d.job_id) >= most)
       order by r.id);
   end if;
-  if bad = '{}' then
-    return;
-  end if;
   update gangq.device_holds h set
     kind = 'quarantine',
     job_id = null,
@@ -571,30 +548,23 @@ comment on function gangq.quarantine_blamed is
   'the device (faulty), otherwise those on which settings.device_trips different jobs tripped '
   'within a day.';
 
-create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
-  select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
-  from gangq.device_registry r where r.id = any (uuids_of.device_ids)
-$$;
-comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
-
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb,
-    evidence jsonb default '{}',
-  devices text[] default '{}', exit_in_s real default null, class text default null
+  evidence jsonb default '{}', devices text[] default '{}', exit_in_s real default null,
+  class text default null
 ) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz;
-  kind_of text := coalesce(trip.class, gangq.class_of(trip.code));
+  class_of text := coalesce(trip.class, gangq.class_of(trip.code));
   why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
-  application boolean := coalesce(trip.evidence ->> 'application' = 'true', false);
   said jsonb;
   j gangq.live_jobs;
   held bigint[];
   blamed bigint[];
   ended boolean;
 begin
-  perform gangq.check_trip(trip.code, kind_of, trip.error, trip.exit_in_s);
+  perform gangq.check_trip(trip.code, class_of, trip.error, trip.exit_in_s);
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
@@ -612,57 +582,43 @@ begin
       return 'repeated';
     end if;
     perform gangq.refuse_stale(trip.job_id, trip.token);
-  end if;
-  if j.incarnation is distinct from trip.incarnation then
+  elsif j.incarnation is distinct from trip.incarnation then
     perform gangq.refuse('GQ001',
       format('job %s runs on incarnation %s, not %s', j.id, j.incarnation,
         coalesce(trip.incarnation::text, 'null')),
       'A worker trips its own claims only: pass the incarnation that register_worker returned.');
   end if;
-  held := array(
-    select h.device_id from gangq.device_holds h where h.job_id = j.id and h.kind = 'job');
+  held := array(select h.device_id from gangq.device_holds h where h.job_id = j.id);
   blamed := array(
     select r.id
     from gangq.device_registry r
     where r.id = any (held) and r.uuid = any (trip.devices));
-  if blamed = '{}' then
-    blamed := held;
-  end if;
-  said := jsonb_build_object('code', trip.code, 'class', kind_of, 'message',
-    trip.error ->> 'message', 'trips', j.trips,
-    'exit_in_s', trip.exit_in_s, 'application', application,
+  blamed := case when blamed = '{}' then held else blamed end;
+  said := jsonb_build_object('code', trip.code, 'class', class_of, 'message',
+    trip.error ->> 'message', 'trips', j.trips, 'exit_in_s', trip.exit_in_s,
+    'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'devices', gangq.uuids_of(held), 'blamed', gangq.uuids_of(blamed));
   -- The work is dead, or was told to stop already: it cannot go on, so notify and held are no
   -- answers.
   ended := trip.exit_in_s is null or j.state = 'preempting';
-  if kind_of = any (coalesce(
-    (
-      select ts.notify_only
-      from gangq.task_settings ts
-      join gangq.shapes s on s.task = ts.task
-      where s.id = j.shape_id),
-    (select c.notify_only from gangq.settings c)))
-  then
-    if not ended then
-      perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
-      return 'notify';
-    end if;
+  if gangq.only_notifies(j.shape_id, class_of) and not ended then
+    perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
+    return 'notify';
+  elsif gangq.only_notifies(j.shape_id, class_of) then
     -- It is ended and charged, but a class that only notifies blames no device.
     said := said || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
-  end if;
   -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
   -- and conclusions about a whole fleet can be wrong at once.
-  if trip.code in (76, 78) and kind_of in ('stall', 'health') and not ended then
-    if gangq.braked(j, kind_of, trip.evidence) then
+  elsif trip.code in (76, 78) and class_of in ('stall', 'health') and not ended then
+    if gangq.braked(j, class_of, trip.evidence) then
       perform gangq.witness(gangq.now(), 'held', j, why, said || '{"outcome": "held"}',
         trip.evidence);
       return 'held';
     end if;
     t := gangq.now();
   end if;
-  return gangq.carry_out_trip(j, trip.code, kind_of, why, trip.error, trip.evidence, said, blamed,
-    trip.exit_in_s, t);
+  return gangq.carry_out_trip(j, why, trip.error, trip.evidence, said, blamed, t);
 end $$;
 comment on function gangq.trip is
   'A watchdog stops a job, in one statement. The event and its evidence are written. A single job '
@@ -682,36 +638,35 @@ comment on function gangq.trip is
   'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
 create function gangq.carry_out_trip(
-  j gangq.live_jobs, code integer, class text, why text, error jsonb, evidence jsonb, said jsonb,
-    blamed bigint[],
-  exit_in_s real, t timestamptz
+  j gangq.live_jobs, why text, error jsonb, evidence jsonb, said jsonb, blamed bigint[],
+  t timestamptz
 ) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
+  code integer := said ->> 'code';
+  faulty boolean := code = 85 and not (said ->> 'application')::boolean;
   me gangq.incarnations;
-  faulty boolean := carry_out_trip.code = 85 and not (said ->> 'application')::boolean;
+  gone_at timestamptz;
   culprit bigint := j.id;
+  sentence text;
   charge text := 'nothing';
   outcome text;
-  gone_at timestamptz;
-  stands text;
   new_shape integer := j.shape_id;
-  prefetched bigint[];
 begin
-  if exit_in_s is not null then
+  if said ->> 'exit_in_s' is not null then
     select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
     -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
     -- or nothing is to be waited for.
     gone_at := case
-      when me.ended_at is null then t + make_interval(secs => exit_in_s)
+      when me.ended_at is null then t + make_interval(secs => (said ->> 'exit_in_s')::real)
       when me.exits_at > t then me.exits_at end;
   end if;
-  if j.gang_id is not null and j.state = 'running' and carry_out_trip.class in ('stall', 'health')
+  if j.gang_id is not null and j.state = 'running' and said ->> 'class' in ('stall', 'health')
     and gangq.all_stand_still(j) then
     select w.job_id, w.sentence
-    into culprit, stands
+    into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
-    said := said || jsonb_build_object('gang', stands);
+    said := said || jsonb_build_object('gang', sentence);
   end if;
   if j.state = 'running' and culprit is not distinct from j.id then
     charge := (gangq.charges_for('trip')).culprit;
@@ -724,44 +679,35 @@ begin
     else 'pending' end;
   perform gangq.witness(t, 'trip', j, why, said || jsonb_build_object('outcome', outcome,
     'charged', culprit is not distinct from j.id, 'trips', j.trips + (charge = 'trip')::integer),
-      evidence);
+    evidence);
   perform gangq.note_poison(j, t);
-  if carry_out_trip.code in (78, 85) and blamed <> '{}' then
+  if code in (78, 85) and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
   if gone_at is not null then
-    perform gangq.withhold(j,
-      format('worker %s is exiting after a trip (%s)', me.name, carry_out_trip.code),
+    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)', me.name, code),
       greatest(gone_at, (
         select l.expires_at from gangq.leases l where l.incarnation = j.incarnation)), t);
   end if;
-  if me.id is not null and me.ended_at is null then
-    -- Before the job moves: complete_drain reads exits_at, so that no member is placed again while
-    -- the old process may run.
-    perform gangq.end_incarnation(me.id, 'dead', t);
-    update gangq.incarnations i
-      set exits_at = gone_at, exit_code = carry_out_trip.code, flagged_at = null
-    where i.id = me.id
-    returning i.* into me;
-    -- Of prefetched jobs only the oldest can have begun.
-    prefetched := case when me.prefetch > 1 then array(
-      select x.id
-      from gangq.live_jobs x
-      where x.incarnation = me.id and x.light
-      order by x.token offset 1) end;
-  end if;
-  if j.gang_id is not null then
-    perform gangq.trip_member(j, error, carry_out_trip.code, coalesce(stands, why),
-      array_remove(array[culprit], null), new_shape, t);
+  -- Before the job moves: complete_drain reads exits_at, so that no member is placed again while
+  -- the old process may run.
+  perform gangq.end_tripped(me, j, code, gone_at, t);
+  error := error || jsonb_build_object('code', code);
+  if j.gang_id is null then
+    outcome := gangq.trip_single(j, outcome, charge, error, new_shape, gone_at, t);
   else
-    outcome := gangq.trip_single(j, outcome, charge, error, carry_out_trip.code, new_shape, gone_at,
-      t);
+    if new_shape <> j.shape_id then
+      perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
+    end if;
+    if j.state = 'preempting' then
+      perform gangq.stopped(j, error, t);
+    else
+      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
+        charged => array_remove(array[culprit], null));
+    end if;
   end if;
-  if me.id is not null then
-    perform gangq.free_orphaned_job(x.id, me, 2, t) from unnest(prefetched) as x(id);
-    perform gangq.free_orphans(array[me.id]);
-  end if;
+  perform gangq.free_orphans(array[me.id]);
   -- Always: the next tick has to know when the job becomes due.
   perform gangq.wake_tick(true);
   return outcome;
@@ -771,63 +717,57 @@ comment on function gangq.carry_out_trip is
   'the incarnation whose process exits, and moves the job. said: the data of its event. blamed: '
   'devices. Returns as trip.';
 
-create function gangq.trip_member(
-  j gangq.live_jobs, error jsonb, code integer, why text, charged bigint[], new_shape integer,
-    t timestamptz
+create function gangq.end_tripped(
+  me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
 ) returns void language plpgsql as $$
-#variable_conflict use_column
 begin
-  if new_shape <> j.shape_id then
-    update gangq.live_gangs g set
-      kind_id = gangq.kind_avoiding(g.kind_id, j.shape_id, new_shape),
-      shape_id = case g.shape_id when j.shape_id then new_shape else g.shape_id end
-    where g.id = j.gang_id;
-    update gangq.live_jobs x set shape_id = new_shape
-    where x.gang_id = j.gang_id and x.shape_id = j.shape_id;
+  if me.id is null or me.ended_at is not null then
+    return;
   end if;
-  if j.state = 'preempting' then
-    perform gangq.stopped(j, error, t);
-  else
-    perform gangq.lose_members(j.gang_id, array[j.id], 'trip',
-      error || jsonb_build_object('code', trip_member.code), why, t,
-      charged => trip_member.charged);
-  end if;
+  perform gangq.end_incarnation(me.id, 'dead', t);
+  update gangq.incarnations i
+    set exits_at = gone_at, exit_code = end_tripped.code, flagged_at = null
+  where i.id = me.id
+  returning i.* into me;
+  -- Of prefetched jobs only the oldest can have begun.
+  perform gangq.free_orphaned_job(x.id, me, 2, t)
+  from (
+    select y.id
+    from gangq.live_jobs y
+    where y.incarnation = me.id and y.light
+    order by y.claimed_at, y.order_key offset 1) x
+  where me.prefetch > 1 and x.id <> j.id;
 end $$;
-comment on function gangq.trip_member is
-  'Internal, for trip. A member has tripped: all members of its shape avoid the blamed devices, '
-  'and the member is lost, or stopped when it was told to stop. charged: the member at fault; '
-  'empty when that is not known.';
+comment on function gangq.end_tripped is
+  'Internal, for trip. The incarnation of the job ends, unless it has ended or its process lives '
+  'on (me is null). Its prefetched jobs are free at once.';
 
 create function gangq.trip_single(
-  j gangq.live_jobs, outcome text, charge text, error jsonb, code integer, new_shape integer,
-    gone_at timestamptz,
-  t timestamptz
+  j gangq.live_jobs, outcome text, charge text, error jsonb, new_shape integer,
+  gone_at timestamptz, t timestamptz
 ) returns text language plpgsql as $$
 #variable_conflict use_column
-declare
-  last_error jsonb := trip_single.error || jsonb_build_object('code', trip_single.code);
 begin
-  if j.stop_reason = 'cancel' or j.state = 'preempting' and gone_at is null then
+  if outcome = 'cancelled' then
     return gangq.stopped(j, trip_single.error, t);
   elsif j.state = 'preempting' then
     return gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
   elsif outcome = 'failed' then
     update gangq.live_jobs x set trips = x.trips + (charge = 'trip')::integer where x.id = j.id;
-    perform gangq.leave(array[j.id], array[j.token], 'failed', array[null]::jsonb[], last_error, t);
+    perform gangq.leave(array[j.id], array[j.token], 'failed', '{}', trip_single.error, t);
     return outcome;
   end if;
   update gangq.live_jobs x set
     state = outcome,
     due_at = gone_at,
-    (attempts, crashes, trips, stops) = (
-      select c.attempts, c.crashes, c.trips, c.stops from gangq.charge_job(x, charge) c),
+    (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
     final_token = x.token,
     token = null,
     incarnation = null,
     ran_on = case when gone_at is not null then x.incarnation end,
     request_id = null,
     shape_id = new_shape,
-    error = last_error,
+    error = trip_single.error,
     order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
@@ -841,14 +781,18 @@ comment on function gangq.trip_single is
   '(scheduled for when its process is gone, gone_at), or is stopped when it was told to stop. '
   'Returns its state.';
 
-create function gangq.withhold(j gangq.live_jobs, reason text, until timestamptz, t timestamptz)
-returns void
-language sql volatile as $$
-  update gangq.device_holds h
-    set kind = 'quarantine', job_id = null, token = null, since = withhold.t,
-      reason = withhold.reason,
-    incarnation = (j).incarnation, until = withhold.until
-  where h.job_id = (j).id and h.kind = 'job'
+create function gangq.withhold(
+  j gangq.live_jobs, reason text, until timestamptz, t timestamptz
+) returns void language sql volatile as $$
+  update gangq.device_holds h set
+    kind = 'quarantine',
+    job_id = null,
+    token = null,
+    since = withhold.t,
+    reason = withhold.reason,
+    incarnation = j.incarnation,
+    until = withhold.until
+  where h.job_id = j.id
 $$;
 comment on function gangq.withhold is
   'Internal, for trip and keep_doubtful: the job''s worker may not be gone yet. Its devices are '
@@ -859,35 +803,32 @@ create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most i
 returns integer
 language plpgsql as $$
 declare
-  lifted record;
-  n integer := 0;
+  devices bigint[];
+  workers bigint[];
 begin
-  for lifted in
-    with free as (
-      delete from gangq.device_holds h where h.device_id = any (array(
-        select z.device_id from gangq.device_holds z
-        where z.kind = 'quarantine' and z.until is not null
-          and case when of_incarnation is null then z.until <= lift_withheld.t
-            else z.incarnation = of_incarnation end
-        order by z.device_id limit most for update skip locked))
-      returning h.device_id, h.incarnation
-    )
-    select r.uuid, r.offered_by, f.incarnation
-    from free f
-    join gangq.device_registry r on r.id = f.device_id
-    order by r.id
-  loop
-    n := n + 1;
-    perform gangq.log_event(lift_withheld.t, 'unquarantine', incarnation => lifted.incarnation,
-      reason => case when of_incarnation is null then 'its worker''s lease would be over'
-        else 'its worker is proven gone' end,
-      data => jsonb_build_object('device', lifted.uuid));
-    perform gangq.wake(array[lifted.offered_by], 'claim');
-  end loop;
-  if n > 0 then
-    perform gangq.wake_tick();
+  with free as (
+    delete from gangq.device_holds h where h.device_id = any (array(
+      select z.device_id from gangq.device_holds z
+      where z.kind = 'quarantine' and z.until is not null
+        and case when of_incarnation is null then z.until <= lift_withheld.t
+          else z.incarnation = of_incarnation end
+      order by z.device_id limit most for update skip locked))
+    returning h.device_id, h.incarnation
+  )
+  select array_agg(f.device_id), array_agg(f.incarnation) into devices, workers from free f;
+  if devices is null then
+    return 0;
   end if;
-  return n;
+  perform gangq.log_event(lift_withheld.t, 'unquarantine', incarnation => f.incarnation,
+    reason => case when of_incarnation is null then 'its worker''s lease would be over'
+      else 'its worker is proven gone' end,
+    data => jsonb_build_object('device', r.uuid))
+  from unnest(devices, workers) as f(device_id, incarnation)
+  join gangq.device_registry r on r.id = f.device_id;
+  perform gangq.wake(array(
+    select r.offered_by from gangq.device_registry r where r.id = any (devices)), 'claim');
+  perform gangq.wake_tick();
+  return cardinality(devices);
 end $$;
 comment on function gangq.lift_withheld is
   'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
@@ -895,8 +836,7 @@ comment on function gangq.lift_withheld is
 
 create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
-    notify boolean default false,
-  convicted boolean default false
+  notify boolean default false, convicted boolean default false
 ) returns text
 language plpgsql as $$
 #variable_conflict use_column
@@ -922,11 +862,8 @@ begin
   kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
     else 'suspect' end;
   perform gangq.witness(t, kind, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
-    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect'), 'devices', (
-      select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
-      from gangq.device_holds h
-      join gangq.device_registry r on r.id = h.device_id
-      where h.job_id = j.id)), suspect.evidence);
+    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect'),
+      'devices', gangq.held_uuids(j.id)), suspect.evidence);
   return case when held then 'held' else 'noted' end;
 end $$;
 comment on function gangq.suspect is
@@ -952,6 +889,29 @@ comment on function gangq.unproven is
   'their devices back. Those that another login registered are left out, but for gangq_host and '
   'gangq_admin.';
 
+create function gangq.predecessor(worker text)
+returns table (incarnation bigint, state text, host text, boot_id text, pid bigint, identity jsonb,
+  ended_at timestamptz, quarantined text, reboot_needed boolean, exits_at timestamptz,
+  exit_code integer, devices text[])
+language sql stable as $$
+  select i.id, i.state, i.host, i.boot_id, i.pid,
+    case when gangq.may_report(i.login) or gangq.may_act_as('gangq_host') then i.identity
+      else '{}' end,
+    i.ended_at, i.quarantined, i.reboot_needed, i.exits_at, i.exit_code::integer,
+    array(
+      select r.uuid from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
+      where c.incarnation = i.id and r.source <> 'declared'
+      order by r.index, r.id)
+  from gangq.incarnations i
+  where i.name = predecessor.worker
+  order by i.id desc
+  limit 1
+$$;
+comment on function gangq.predecessor is
+  'The latest incarnation of this name, ended or not, with the devices it saw that a driver '
+  'vouches for. A worker that starts compares them with what it sees itself, and does not start '
+  'beside a process that nothing could kill. identity is empty where another login registered it.';
+
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
 #variable_conflict use_column
@@ -961,20 +921,20 @@ declare
   why text;
   lease_ends timestamptz;
   stuck bigint[];
-  elsewhere jsonb;
+  elsewhere jsonb := '[]';
 begin
   if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object'
     or report_stuck.evidence = '{}' then
     perform gangq.refuse('GQ001',
       format('worker %L is reported stuck without evidence', report_stuck.worker),
-      'Say which process survived SIGKILL, as a JSON object: {"pid": 4711, "state": "D", "wchan": "..."}.');
+      'Say which process survived SIGKILL, as a JSON object: '
+      '{"pid": 4711, "state": "D", "wchan": "..."}.');
   end if;
   i := gangq.lock_stuck(report_stuck.worker, report_stuck.incarnation);
   t := gangq.now();
   why := format('process %s cannot be killed: reboot host %s',
     coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
-  -- Devices that its jobs hold are withheld when its lease ends and the jobs are freed: see
-  -- free_orphans.
+  -- What its jobs hold is withheld when its lease ends and the jobs are freed: see free_orphans.
   stuck := array(
     select h.device_id from gangq.device_holds h left join gangq.live_jobs j on j.id = h.job_id
     where j.incarnation = i.id or h.kind = 'quarantine' and h.incarnation = i.id
@@ -985,26 +945,15 @@ begin
   lease_ends := greatest(i.exits_at,
     (select l.expires_at from gangq.leases l where l.incarnation = i.id));
   if i.ended_at is not null and (i.exits_at is null or lease_ends <= t) then
-    -- The devices of its jobs were given back, and it is not known any more which they were: all
-    -- that it had are quarantined.
-    stuck := array(
-      select distinct d.id
-      from unnest(stuck || gangq.quarantine_all_of(i, why, t)) as d(id)
-      order by d.id);
-    elsewhere := (
-      select jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
-        order by r.index, r.id)
-      from gangq.device_claimants c
-      join gangq.device_registry r on r.id = c.device_id
-      join gangq.device_holds h on h.device_id = r.id
-      join gangq.live_jobs j on j.id = h.job_id
-      left join gangq.incarnations x on x.id = j.incarnation
-      where c.incarnation = i.id and j.incarnation is distinct from i.id);
+    -- The devices of its jobs were given back, and it is not known any more which they were.
+    stuck := gangq.quarantine_all_of(i, why, t);
+    elsewhere := gangq.held_elsewhere(i.id);
   end if;
-  update gangq.incarnations x set reboot_needed = true where x.id = i.id;
-  update gangq.incarnations x set quarantined = why
-  where x.id = (
-    select y.id from gangq.incarnations y where y.name = i.name order by y.id desc limit 1);
+  update gangq.incarnations x set
+    reboot_needed = x.reboot_needed or x.id = i.id,
+    quarantined = case when x.id = newest.id then why else x.quarantined end
+  from (select max(y.id) as id from gangq.incarnations y where y.name = i.name) newest
+  where x.id in (i.id, newest.id);
   update gangq.device_holds h set reason = why, until = null
   where h.kind = 'quarantine' and h.incarnation = i.id;
   if i.exits_at > t then
@@ -1012,17 +961,26 @@ begin
   end if;
   perform gangq.log_event(t, 'stuck', incarnation => i.id, reason => why,
     data => gangq.for_events(report_stuck.evidence) || jsonb_build_object('host', i.host,
-      'held_by_others', coalesce(elsewhere, '[]'), 'devices', gangq.uuids_of(stuck)));
+      'held_by_others', elsewhere, 'devices', gangq.uuids_of(stuck)));
   insert into gangq.evidence (at, kind, incarnation, data)
   values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, 4194304));
-  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are quarantined until gangq.unquarantine%)',
-    i.name, i.host, i.id, why, coalesce((
-      select '; others hold '
-        || string_agg(format('device %s by now (job %s of worker %s): cancel it, then select gangq.quarantine(%L)',
-        e ->> 'device', e ->> 'job_id', e ->> 'worker', e ->> 'device'), '; ')
-          from jsonb_array_elements(elsewhere) e), '');
+  raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are '
+    'quarantined until gangq.unquarantine%)',
+    i.name, i.host, i.id, why, (
+      select coalesce('; others hold ' || string_agg(format('device %s by now (job %s of worker '
+        '%s): cancel it, then select gangq.quarantine(%L)', e ->> 'device', e ->> 'job_id',
+        e ->> 'worker', e ->> 'device'), '; '), '')
+      from jsonb_array_elements(elsewhere) e);
   return cardinality(stuck);
 end $$;
+comment on function gangq.report_stuck is
+  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is '
+  'freed early. The worker is quarantined by name. Every device that it holds is quarantined from '
+  'the end of its lease until an operator lifts that; said after the lease, every device that it '
+  'had, except those that other jobs hold by now: the event and the server''s log name them. '
+  'Returns how many devices. Repeats are harmless. For the login that registered the worker, '
+  'gangq_host and gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: '
+  'try again.';
 
 create function gangq.lock_stuck(worker text, incarnation bigint) returns gangq.incarnations
 language plpgsql as $$
@@ -1072,49 +1030,58 @@ returns bigint[]
 language plpgsql as $$
 #variable_conflict use_column
 declare
+  had bigint[] := array(
+    select c.device_id from gangq.device_claimants c where c.incarnation = i.id);
   offering bigint[] := array(
     select distinct r.offered_by
-    from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
-    where c.incarnation = i.id and r.offered_by is not null);
-  quarantined bigint[];
+    from gangq.device_registry r
+    where r.id = any (had) and r.offered_by is not null);
 begin
   perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
   perform 1 from gangq.device_registry r
-  where r.offered_by is null
-    and r.id in (select c.device_id from gangq.device_claimants c where c.incarnation = i.id)
+  where r.id = any (had) and r.offered_by is null
   order by r.uuid
   for no key update;
   if exists (
-    select 1 from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
-    where c.incarnation = i.id and r.offered_by is not null and r.offered_by <> all (offering))
+    select 1 from gangq.device_registry r
+    where r.id = any (had) and r.offered_by is not null and r.offered_by <> all (offering))
   then
     raise exception using errcode = 'lock_not_available',
       message = format('a device of worker %s is changing hands this moment', i.name),
       hint = 'Nothing was changed: try again.';
   end if;
-  perform gangq.close_places(waits => true, ids => array(
-    select h.place_id
-    from gangq.device_claimants c join gangq.device_holds h on h.device_id = c.device_id
-    where c.incarnation = i.id and h.kind = 'place'));
-  with taken as (
-    insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
-    select c.device_id, 'quarantine', why, t, i.id
-    from gangq.device_claimants c
-    where c.incarnation = i.id
-    order by c.device_id
-    -- Also devices that another trip withholds for a while only.
-    on conflict (device_id) do update
-      set reason = excluded.reason, incarnation = excluded.incarnation, until = null
-    where h.kind = 'quarantine' and h.until is not null
-    returning h.device_id
-  )
-  select coalesce(array_agg(k.device_id), '{}') into quarantined from taken k;
-  return quarantined;
+  perform gangq.close_places(array(
+    select h.place_id from gangq.device_holds h
+    where h.device_id = any (had) and h.kind = 'place'));
+  insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
+  select d.id, 'quarantine', why, t, i.id from unnest(had) as d(id) order by d.id
+  -- Also devices that another trip withholds for a while only.
+  on conflict (device_id) do update
+    set reason = excluded.reason, incarnation = excluded.incarnation, until = null
+  where h.kind = 'quarantine' and h.until is not null;
+  return array(
+    select h.device_id from gangq.device_holds h
+    where h.kind = 'quarantine' and h.incarnation = i.id
+    order by h.device_id);
 end $$;
 comment on function gangq.quarantine_all_of is
   'Internal, for report_stuck. Quarantines every device that an incarnation had, except those that '
-  'jobs or other quarantines hold; returns the quarantined ones. Raises 55P03 while a device is '
-  'being registered by another worker.';
+  'jobs or other quarantines hold; returns those that are quarantined for it. Raises 55P03 while a '
+  'device is being registered by another worker.';
+
+create function gangq.held_elsewhere(incarnation bigint) returns jsonb language sql stable as $$
+  select coalesce(jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
+    order by r.index, r.id), '[]')
+  from gangq.device_claimants c
+  join gangq.device_registry r on r.id = c.device_id
+  join gangq.device_holds h on h.device_id = r.id
+  join gangq.live_jobs j on j.id = h.job_id
+  left join gangq.incarnations x on x.id = j.incarnation
+  where c.incarnation = held_elsewhere.incarnation
+    and j.incarnation is distinct from held_elsewhere.incarnation
+$$;
+comment on function gangq.held_elsewhere is
+  'Internal, for report_stuck. The devices that an incarnation had and jobs of others hold now.';
 
 create function gangq.postpone_exit(i gangq.incarnations, lease_ends timestamptz) returns void
 language plpgsql as $$
@@ -1141,11 +1108,3 @@ comment on function gangq.postpone_exit is
   'Internal, for report_stuck. A trip announced that this process is gone at exits_at, and it is '
   'not. Now its lease decides, as for any silent worker: work that waits for its exit waits for '
   'the end of the lease.';
-
-comment on function gangq.report_stuck is
-  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is '
-  'freed early; the worker is quarantined by name, and every device it holds from when its lease '
-  'ends, until an operator lifts it. Said after that, every device it had is, but for those that '
-  'other jobs hold by now: the event and the server''s log name them. Returns how many devices. '
-  'Repeats are harmless. For the login that registered the worker, gangq_host and gangq_admin. '
-  'Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: try again.';

@@ -1,32 +1,31 @@
--- All maintenance in the right order, run by the session that gets the tick's lock: tick; and the
--- partitions it keeps.
+-- All maintenance in the right order, run by the session that gets the tick's lock; and the
+-- partitions by day.
 -- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip
 -- locked; tick_state; at the end, once an hour, requests and requests_before as a whole. A tick is
 -- one autocommit call.
 --
--- No wake-up is lost, and nobody waits in the database:
+-- No wake-up is lost, and no call waits in the database:
 -- 1. A call that finds the row locked reads runs = n first. What runs is run n + 1, or a later one.
--- 2. Run n + 1 may have passed the step that the caller is interested in. Run n + 2 begins after
---    run n + 1 has committed,
---    which is after the caller asked, so it sees everything that the caller had committed.
+-- 2. Run n + 1 may have passed the step that the caller needs. Run n + 2 begins after run n + 1 has
+--    committed, so it sees everything that the caller had committed.
 -- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or
 --    runs >= turn.
 -- A run that is rolled back is not counted: then the caller runs, or waits for one more.
 
-create function gangq.tick(force boolean default false, turn bigint default null,
-  decides boolean default false)
-returns table (ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint,
-  decide boolean)
-language plpgsql as $$
+create function gangq.tick(
+  force boolean default false, turn bigint default null, decides boolean default false
+) returns table (
+  ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean
+) language plpgsql as $$
 #variable_conflict use_column
 declare
   every real := (select s.tick_s from gangq.settings s);
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'finish_drains', 'close_overdue',
-    'flag_dead_workers', 'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided',
-    'move_away', 'part_submitters', 'raise_idle_lows', 'keep_partitions'];
+  steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
+    'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away',
+    'part_submitters', 'raise_idle_lows', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -36,10 +35,10 @@ begin
   ran := false;
   again := false;
   decide := false;
-  next_in_s := every;
   if (not force or runs >= tick.turn) and last_at <= t
     and last_at > t - make_interval(secs => every * 0.8) then
-    next_in_s := every - extract(epoch from t - last_at);
+    every := every - extract(epoch from t - last_at);
+    next_in_s := every;
     -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for
     -- each of them.
     if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)
@@ -48,7 +47,6 @@ begin
       return;
     end if;
     steps := array['promote_due'];
-    every := next_in_s;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
@@ -60,9 +58,10 @@ begin
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
   -- The row stays locked to the end of the transaction. A client that called this inside of one and
   -- then froze would stop all maintenance, so the server hangs up on it. This is the one setting of
-  -- a caller that gangq changes, for this transaction only: no lock_timeout of the others could end
-  -- a wait that they do not even begin.
-  if current_setting('idle_in_transaction_session_timeout')::interval not between interval '1 ms' and interval '5 s' then
+  -- a caller that gangq changes, for this transaction only.
+  if current_setting('idle_in_transaction_session_timeout')::interval
+    not between interval '1 ms' and interval '5 s'
+  then
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
   foreach step in array steps loop
@@ -72,30 +71,14 @@ begin
     again := again or done < 0 or done >= 200;
   end loop;
   ran := true;
-  -- What is due sooner than the next safety tick is served on time, not up to a tick late. What was
-  -- due by now and is left is more than one step takes (again), or somebody holds it.
-  next_in_s := greatest(0.01, least(every, extract(epoch from (
-    select min(x.due) from (
-      (
-        select j.due_at as due
-        from gangq.live_jobs j
-        where j.state = 'scheduled' and j.due_at > t
-        order by j.due_at
-        limit 1)
-      union all
-      (select g.not_before from gangq.live_gangs g
-        where g.state = 'blocked' and g.not_before > t order by g.not_before limit 1)
-      union all
-      (select g.not_before from gangq.live_gangs g
-        where g.missing_since is not null and g.not_before > t
-        order by g.not_before
-        limit 1)) x) - gangq.now())));
-  next_in_s := coalesce(next_in_s, every);
+  -- What is due before the next safety tick is served on time. What was due by now and is left is
+  -- more than one step takes (again), or another transaction holds it.
+  next_in_s := greatest(0.01, least(every, extract(epoch from gangq.next_due(t) - gangq.now())));
   if again then
-    -- What somebody holds locked may stay so: asking at once would be asking all the time.
+    -- What another transaction holds may stay locked: asking at once would be asking all the time.
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
   end if;
-  -- Last, as whoever decides waits for this row at the end of his pass.
+  -- Last, because the decider waits for this row at the end of its pass.
   if tick.decides and cardinality(steps) > 1 then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
@@ -104,25 +87,34 @@ begin
   return next;
 end $$;
 comment on function gangq.tick is
-  'All maintenance: stale reservations, expired leases, finished drains, flags, due jobs, gangs '
-  'that stand still, avoided devices that are the last ones left, hosts to be left by now, '
-  'partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has '
-  'just run; without it a call that comes soon after another does no more than what is due. Where '
-  'one runs already, ran is false, next_in_s is 0.02 and next_turn says which run is the first '
-  'that has not begun yet: call again with turn => next_turn until ran is true or next_turn is '
-  'null, which it is as soon as that run is over. next_in_s: when to call again; where ran is true '
-  'and it is below settings.tick_s, something is due then: whoever is told does not come early; '
-  'again: there was more to do, or something was busy. decides: the caller can decide. decide: '
-  'something waits to be placed, and he has the turn: decide on gangq.board() and call gangq.apply '
-  'within a second. Call it in autocommit: the server hangs up on a transaction that ticked and '
-  'then idles for more than 5 s. Raises GQ008.';
+  'All maintenance: stale reservations, expired leases, flags, due jobs, gangs that stand still, '
+  'avoided devices that are the last ones left, hosts to be left by now, partitions. Safe to call '
+  'from anywhere at any rate: one runs at a time. force: even if one has just run; without it a '
+  'call soon after another does only what is due. next_in_s: when to call again; below '
+  'settings.tick_s it is the moment when something is due. again: there was more to do, or '
+  'something was busy. If another one runs, ran is false and next_turn names the first run that '
+  'has not begun: call again after next_in_s with turn => next_turn, until ran is true or '
+  'next_turn is null. decides: the caller can decide. decide: something waits to be placed, and '
+  'this caller has the turn: it decides on gangq.board() and calls gangq.apply within a second. '
+  'Call it in autocommit: the server hangs up on a transaction that ticked and then idles for more '
+  'than 5 s. Raises GQ008.';
+
+create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
+  select least(
+    (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
+    (select min(g.not_before) from gangq.live_gangs g
+      where g.state = 'blocked' and g.not_before > t),
+    (select min(g.not_before) from gangq.live_gangs g
+      where g.missing_since is not null and g.not_before > t))
+$$;
+comment on function gangq.next_due is
+  'Internal. The first moment after t at which a job is due or a gang has backed off; null: none.';
 
 create function gangq.tick_step(step text) returns integer language plpgsql as $$
 begin
   case step
     when 'rollback_stale' then return gangq.rollback_stale();
     when 'reap_expired' then return gangq.reap_expired();
-    when 'finish_drains' then return gangq.finish_drains();
     when 'close_overdue' then return gangq.close_overdue();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'settle_dependents' then return gangq.settle_dependents();
@@ -139,8 +131,7 @@ exception
   when lock_not_available or deadlock_detected then
     return -1;
   when others then
-    -- One broken row must not stop the rest of the maintenance for ever; it must not go unseen
-    -- either.
+    -- One broken row must neither stop the rest of the maintenance for ever nor go unseen.
     perform gangq.log_event(gangq.now(), 'tick_error', reason => sqlerrm,
       data => jsonb_build_object('step', step, 'sqlstate', sqlstate));
     raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
@@ -151,28 +142,6 @@ comment on function gangq.tick_step is
   'much it did, -1 for "something was busy, ask again". A failure is logged as an event '
   '(tick_error) and a warning, and the other steps go on.';
 
-create function gangq.finish_drains(most integer default 200) returns integer language plpgsql as $$
-declare
-  w record;
-  n integer := 0;
-begin
-  for w in
-    select g.id from gangq.live_gangs g
-    where g.state = 'draining' and not exists (
-      select 1
-      from gangq.live_jobs j
-      where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
-    order by g.id limit most
-  loop
-    continue when not gangq.try_lock_gang(w.id);
-    perform gangq.complete_drain(w.id);
-    n := n + 1;
-  end loop;
-  return n;
-end $$;
-comment on function gangq.finish_drains is
-  'Internal. Drains whose last member stopped without anybody completing them.';
-
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
 language sql stable as $$
   select p.name, p.key, p.class,
@@ -181,28 +150,24 @@ language sql stable as $$
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
     ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
     ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'),
-      ('logs', 'at', 'short')) as p(name, key, class)
+    ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): by which column, of which retention class, and how '
   'long a day is kept.';
 
--- Partitions by day, made two days ahead. The only dynamic SQL: names of partitions cannot be
--- parameters. Each statement waits 100 ms at most for its lock, and is tried again by a later tick.
--- Bounds are written and read in UTC, whatever the session's own.
+-- The only dynamic SQL: names of partitions cannot be parameters. Each statement waits at most
+-- 100 ms for its lock and is tried again by a later tick. Bounds are written and read in UTC,
+-- whatever the time zone of the session is.
 create function gangq.keep_partitions(at_once boolean default false) returns integer
 language plpgsql
 set datestyle = 'ISO' set timezone = 'UTC' as $$
 declare
   t timestamptz := gangq.now();
-  cfg gangq.settings;
   parent record;
   day date;
   part text;
   old record;
-  rest text;
-  is_over text;
-  over boolean;
   made integer := 0;
 begin
   if not at_once and exists (
@@ -210,97 +175,115 @@ begin
     return 0;
   end if;
   update gangq.tick_state x set partitions_checked_at = t;
-  select x.* into cfg from gangq.settings x;
   for parent in
-    select p.name, p.key, p.keep from gangq.kept_by_day() p
+    select p.name, p.key, (t - p.keep) as until from gangq.kept_by_day() p
   loop
-    for day in select (t at time zone 'UTC')::date + n from generate_series(0, 2) n loop
+    for day in select t::date + n from generate_series(0, 2) n loop
       part := parent.name || '_' || to_char(day, 'YYYYMMDD');
       continue when to_regclass('gangq.' || part) is not null;
       -- One day at a time: rows that the default partition has caught on one day must not cost the
       -- others theirs.
       begin
-        execute format('create table gangq.%I (like gangq.%I including defaults including constraints)', part, parent.name);
-        execute format('alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)', parent.name, part,
-          day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
+        execute format(
+          'create table gangq.%I (like gangq.%I including defaults including constraints)', part,
+          parent.name);
+        execute format(
+          'alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)',
+          parent.name, part, day::timestamptz, (day + 1)::timestamptz);
         execute format('comment on table gangq.%I is %L', part,
           parent.name || ' of ' || day || ' (UTC)');
         made := made + 1;
       exception
-        -- A lock not to be had now, or rows of that day already in the default partition: they stay
-        -- there.
+        -- The lock is not to be had now, or rows of that day are in the default partition: they
+        -- stay there.
         when lock_not_available or check_violation then null;
       end;
     end loop;
-    rest := parent.name || '_rest';
     begin
       for old in
         select c.relname
         from pg_catalog.pg_inherits i
         join pg_catalog.pg_class c on c.oid = i.inhrelid
         where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
-          and to_date(right(c.relname, 8),
-            'YYYYMMDD') < ((t - parent.keep) at time zone 'UTC')::date
+          and to_date(right(c.relname, 8), 'YYYYMMDD') < parent.until::date
       loop
         execute format('drop table gangq.%I', old.relname);
       end loop;
-      if to_regclass('gangq.' || rest) is null then
-        execute format('create table gangq.%I partition of gangq.%I default', rest, parent.name);
-        execute format('comment on table gangq.%I is %L', rest,
-          'Catches rows of days without a partition.');
-      end if;
-      -- What the default partition has caught goes as a whole too, once the last of it is past its
-      -- time.
-      is_over := format('select exists (select 1 from gangq.%1$I) and not exists (select 1 from gangq.%1$I x where x.%2$I >= $1)', rest, parent.key);
-      execute is_over into over using t - parent.keep;
-      if over then
-        -- Asked again under the lock: a job may just have ended there.
-        execute format('lock table gangq.%I in access exclusive mode', rest);
-        execute is_over into over using t - parent.keep;
-      end if;
-      if over then
-        execute format('truncate gangq.%I', rest);
-      end if;
+      perform gangq.keep_rest(parent.name, parent.key, parent.until);
     exception
       when lock_not_available then null;
     end;
   end loop;
-  delete from gangq.incarnations i where i.ended_at < t - cfg.incarnation_retention
+  perform gangq.forget(t);
+  perform gangq.turn_requests(t);
+  return made;
+end $$;
+comment on function gangq.keep_partitions is
+  'Makes the partitions of today and the next two days and drops those past their retention, '
+  'whole, every ten minutes or at once; also forgets what nothing refers to any more, and answers '
+  'of submissions. Returns how many partitions were made.';
+
+create function gangq.keep_rest(parent text, key text, until timestamptz) returns void
+language plpgsql as $$
+declare
+  rest text := parent || '_rest';
+  newest timestamptz;
+begin
+  if to_regclass('gangq.' || rest) is null then
+    execute format('create table gangq.%I partition of gangq.%I default', rest, parent);
+    execute format('comment on table gangq.%I is %L', rest,
+      'Catches rows of days without a partition.');
+  end if;
+  execute format('select max(%I) from gangq.%I', key, rest) into newest;
+  if newest < until then
+    -- Asked again under the lock: a job may just have ended there.
+    execute format('lock table gangq.%I in access exclusive mode', rest);
+    execute format('select max(%I) from gangq.%I', key, rest) into newest;
+    if newest < until then
+      execute format('truncate gangq.%I', rest);
+    end if;
+  end if;
+end $$;
+comment on function gangq.keep_rest is
+  'Internal, for keep_partitions. The default partition of a table. What it has caught goes as a '
+  'whole, once the last of it is past its time.';
+
+-- offset 0: each is looked up by itself, so that no join reads all jobs.
+create function gangq.forget(t timestamptz) returns void language plpgsql as $$
+declare
+  cfg gangq.settings;
+begin
+  select x.* into cfg from gangq.settings x;
+  delete from gangq.incarnations i
+  where i.ended_at < t - cfg.incarnation_retention
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
-    and exists (
-      select 1
-      from gangq.incarnations n
-      where n.name = i.name and n.id > i.id or i.quarantined is null and i.operator_taints = '{}');
+    and (i.quarantined is null and i.operator_taints = '{}' or exists (
+      select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id));
   delete from gangq.worker_names n where n.name = any (array(
     select z.name from gangq.worker_names z
     where not exists (select 1 from gangq.incarnations i where i.name = z.name)
     for update skip locked));
-  -- Who ended over a trip keeps its lease as long as its jobs, and until it is over: their devices
-  -- are nobody's so long.
+  -- An incarnation that ended by a trip keeps its lease as long as its jobs, and until it is over:
+  -- so long its devices are withheld.
   delete from gangq.leases l using gangq.incarnations i
   where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
-  -- What a last heartbeat brought of a job that had just ended. Each is looked up by itself (offset
-  -- 0): no join reads all jobs.
-  delete from gangq.progress p where p.beat_at < t - interval '10 minutes'
+  -- What a last heartbeat brought of a job that had just ended.
+  delete from gangq.progress p
+  where p.beat_at < t - interval '10 minutes'
     and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
   delete from gangq.retried r
   where not exists (
     select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
     and not exists (
-      select 1
-      from gangq.gang_history h
+      select 1 from gangq.gang_history h
       where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
-  perform gangq.turn_requests(t);
-  return made;
 end $$;
-comment on function gangq.keep_partitions is
-  'Makes the partitions of the next two days and drops those past their retention, whole, every '
-  'ten minutes or at once; also forgets incarnations and checkpoints long over, and answers of '
-  'submissions (turn_requests). Returns how many partitions were made.';
+comment on function gangq.forget is
+  'Internal, for keep_partitions. Deletes rows about work and workers long over.';
 
 -- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The
 -- lock waits for all submissions under way, and is held until the tick commits: see

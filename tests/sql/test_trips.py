@@ -321,7 +321,7 @@ def test_the_event_says_what_happened_and_the_evidence_lies_apart(q: Q) -> None:
 def test_evidence_without_end_does_not_keep_a_trip_from_happening(q: Q) -> None:
     claim = running(q)
     assert claim.trip(evidence={str(n): "ab" * 1000 for n in range(2500)}) == "pending"
-    assert list(q.value("select data from gangq.evidence")) == ["dropped"]
+    assert "cut" in q.value("select data from gangq.evidence")
     assert tripping(q, claim.job_id, "w2").trip(evidence=None) == "pending"
 
 
