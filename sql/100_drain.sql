@@ -769,7 +769,8 @@ declare
 begin
   perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
   if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
-    perform 1 from gangq.history h where h.job_id = any (retry.job_ids) for update;
+    perform 1 from gangq.history h where h.job_id = any (retry.job_ids) and h.gang_id is null
+    for update;
     perform 1 from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
   end if;
   perform gangq.refuse_retries(retry.job_ids, retry.gang_ids);
@@ -841,9 +842,6 @@ begin
   if not found then
     return null;
   end if;
-  perform gangq.check_open(s.queue),
-    gangq.check_ceiling(s.queue, k.priority, gangq.caller(), session_user)
-  from gangq.shapes s where s.id = k.shape_id;
   -- As in submit_gang.
   perform from gangq.settings c for share;
   perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
@@ -861,24 +859,9 @@ begin
     k.max_attempts, k.max_crashes, k.max_trips, 'blocked', k.checkpoint_mode, k.claim_deadline_s, t,
     k.name, gangq.caller(), k.failure_policy, k.completion, k.preemptible, k.budget_s, k.timeout_s,
     k.timeout_style, t + make_interval(secs => k.timeout_s));
-  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
-    priority, max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
-  select x.job_id, g.order_key, g.id, x.rank, (
-      select max(r.ordinal)
-      from gangq.kind_roles r
-      where r.kind_id = g.kind_id and r.first_rank <= x.rank),
-    t, gangq.shape_for(x.shape_id, g.submitter, session_user), x.budget_s, g.priority,
-    x.max_attempts, x.max_crashes, x.max_trips, 'blocked', g.submitter, x.parent, x.payload, x.token
-  from gangq.live_gangs g join gangq.history x on x.gang_id = g.id
-  where g.id = k.gang_id and not exists (
-    select 1 from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
-  order by x.job_id;
-  insert into gangq.retried (job_id, finished_at)
-  select x.job_id, x.finished_at
-  from gangq.history x
-  where x.gang_id = k.gang_id
-  on conflict do nothing;
-  if (select count(*) from gangq.live_jobs x where x.gang_id = k.gang_id) <> k.size then
+  if k.size <> cardinality(gangq.retry_jobs(
+    array(select h.job_id from gangq.history h where h.gang_id = k.gang_id), null, t))
+  then
     perform gangq.refuse('GQ002',
       format('history no longer has every member of gang %s', k.gang_id),
       'Part of it was dropped after its retention: submit the gang anew.');
@@ -917,13 +900,21 @@ begin
     returning job_id, finished_at
   ),
   live as (
-    insert into gangq.live_jobs (id, order_key, submitted_at, shape_id, budget_s, priority,
-      max_attempts, max_crashes, max_trips, state, submitter, parent, payload, final_token)
-    select h.job_id, gangq.order_key(h.priority, gangq.next_pos(base)), t,
-      gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
-      h.max_attempts, h.max_crashes, h.max_trips, 'pending', gangq.caller(), h.parent, h.payload,
+    insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
+      budget_s, priority, max_attempts, max_crashes, max_trips, state, submitter, parent, payload,
+      final_token)
+    select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
+      h.rank, (
+        select max(r.ordinal)
+        from gangq.kind_roles r
+        where r.kind_id = g.kind_id and r.first_rank <= h.rank),
+      t, gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
+      h.max_attempts, h.max_crashes, h.max_trips,
+      case when g.id is null then 'pending' else 'blocked' end, gangq.caller(), h.parent, h.payload,
       h.token
-    from overtaken o join gangq.history h on h.job_id = o.job_id and h.finished_at = o.finished_at
+    from overtaken o
+    join gangq.history h on h.job_id = o.job_id and h.finished_at = o.finished_at
+    left join gangq.live_gangs g on g.id = h.gang_id
     order by array_position(retry_jobs.job_ids, h.job_id)
     returning id
   )
@@ -935,15 +926,15 @@ begin
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
     where j.id = any (taken)) r;
   perform gangq.log_event(t, 'retry', job_id => j.id, reason => 'retried by ' || gangq.caller())
-  from gangq.live_jobs j where j.id = any (taken) order by j.id;
+  from gangq.live_jobs j where j.id = any (taken) and j.gang_id is null order by j.id;
   perform gangq.wake_lane(r.shape_id, r.jobs, 'commit')
   from (
     select j.shape_id, count(*) as jobs from gangq.live_jobs j
-    where j.id = any (taken)
+    where j.id = any (taken) and j.gang_id is null
     group by j.shape_id) r;
   return taken;
 end $$;
 comment on function gangq.retry_jobs is
-  'Internal, for retry. Makes single jobs live again, each from its latest ending, with the caller '
-  'as their submitter. Returns which: at most so many, and none whose ending another transaction '
-  'holds. Raises GQ004, 42501.';
+  'Internal, for retry. Makes single jobs, or the members of a gang that is live again, live from '
+  'their latest ending, with the caller as their submitter. Returns which: at most so many, and '
+  'none whose ending another transaction holds. Raises GQ004, 42501.';

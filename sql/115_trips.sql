@@ -330,7 +330,6 @@ returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  why text := 'no other device could take it any more';
   opened integer := gangq.shape_avoiding(unavoid.shape_id, kept);
   said jsonb := (
     select jsonb_build_object('devices', gangq.uuids_of(array(
@@ -339,36 +338,33 @@ declare
   ids bigint[];
 begin
   if unavoid.kind_id is null then
-    with again as (
-      update gangq.live_jobs j set shape_id = opened
-      where j.id = any (array(
-        select z.id from gangq.live_jobs z
-        where z.shape_id = unavoid.shape_id and z.state = 'pending'
-        order by z.order_key
-        limit most
-        for update skip locked))
-      returning j.id
-    )
-    select coalesce(array_agg(a.id), '{}') into ids from again a;
-    perform gangq.log_event(t, 'unavoid', job_id => i.id, reason => why, data => said)
-    from unnest(ids) as i(id);
+    ids := array(
+      select z.id from gangq.live_jobs z
+      where z.shape_id = unavoid.shape_id and z.state = 'pending'
+      order by z.order_key
+      limit most
+      for update skip locked);
+    update gangq.live_jobs j set shape_id = opened where j.id = any (ids);
     perform gangq.wake_lane(opened, cardinality(ids), 'sleepers');
-    return cardinality(ids);
-  end if;
-  ids := array(
-    select w.id
-    from (
+  else
+    ids := array(
+      select w.id
+      from (
+        select g.id from gangq.live_gangs g
+        where g.state = 'blocked' and g.kind_id = unavoid.kind_id
+        order by g.order_key
+        limit most) w
+      where gangq.try_lock_gang(w.id));
+    -- Read again under the lock.
+    ids := array(
       select g.id from gangq.live_gangs g
-      where g.state = 'blocked' and g.kind_id = unavoid.kind_id
-      order by g.order_key
-      limit most) w
-    where gangq.try_lock_gang(w.id));
-  ids := array(
-    select g.id from gangq.live_gangs g
-    where g.id = any (ids) and g.state = 'blocked' and g.kind_id = unavoid.kind_id);
-  perform gangq.change_shape(ids, unavoid.shape_id, opened);
-  perform gangq.log_event(t, 'unavoid', g.id, g.epoch, reason => why, data => said)
-  from gangq.live_gangs g where g.id = any (ids);
+      where g.id = any (ids) and g.state = 'blocked' and g.kind_id = unavoid.kind_id);
+    perform gangq.change_shape(ids, unavoid.shape_id, opened);
+  end if;
+  perform gangq.log_event(t, 'unavoid', case when unavoid.kind_id is not null then i.id end,
+    job_id => case when unavoid.kind_id is null then i.id end,
+    reason => 'no other device could take it any more', data => said)
+  from unnest(ids) as i(id);
   return cardinality(ids);
 end $$;
 comment on function gangq.unavoid is
