@@ -37,7 +37,7 @@ comment on function gangq.own_claim is
 
 create function gangq.save_checkpoint(
   job_id bigint, token bigint, step bigint, data bytea, epoch integer default null
-) returns void language plpgsql as $$
+) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -58,7 +58,9 @@ begin
   end if;
   perform from gangq.live_jobs x where x.id = save_checkpoint.job_id for key share;
   j := gangq.own_claim(save_checkpoint.job_id, save_checkpoint.token);
-  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  if j.gang_id is not null then
+    select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  end if;
   -- Two kinds of checkpoint are dropped without an error. rank0: from another rank, or from a
   -- member that has left the epoch. Its step could hide the steps of the members that go on. each:
   -- from an older epoch. Combined with what the replaced member saves after its restore, it would
@@ -107,14 +109,14 @@ declare
   j gangq.live_jobs := gangq.own_claim(load_checkpoint.job_id, load_checkpoint.token);
   g gangq.live_gangs;
 begin
-  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
-  if not found then
+  if j.gang_id is null then
     return query
     select c.step, c.data from gangq.checkpoints c
     where c.job_id = j.id
     order by c.step desc limit 1;
     return;
   end if;
+  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   return query
   select c.step, c.data from gangq.checkpoints c join gangq.live_jobs x on x.id = c.job_id
   where c.gang_id = g.id and c.step = g.restore_step

@@ -134,28 +134,26 @@ create function gangq.must_drain(
 declare
   charges record := gangq.charges_for(must_drain.cause);
 begin
-  return g.go_at is null
+  return g.go_at is null  -- its barrier has not opened
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
     or must_drain.cause not in ('fail', 'crash', 'trip', 'never_started', 'worker_lost')
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
-    or gangq.spends_gang(g, charges.gang)
+    or gangq.spends_gang(g, charges.gang)  -- its budget is spent, or that of a culprit
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
       select 1 from gangq.live_jobs j
       where j.id = any (culprits)
         and gangq.spends_job(j,
           case when j.id = any (pays) then charges.culprit else charges.sibling end))
-    or not exists (
+    or not exists (  -- no other member would go on
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done')
         and gangq.in_epoch(j, g))
     or g.failure_policy = 'shrink' and gangq.falls_below_minimum(g, culprits);
 end $$;
 comment on function gangq.must_drain is
-  'Internal, for lose_members. Whether the loss of these members takes the whole gang down: its '
-  'policy says so, its barrier has not opened, a budget of a culprit or of the gang is spent, no '
-  'other member would go on, or a role would fall below its minimum.';
+  'Internal, for lose_members. Whether the loss of these members takes the whole gang down.';
 
 create function gangq.falls_below_minimum(g gangq.live_gangs, leaving bigint[]) returns boolean
 language sql stable as $$
@@ -214,18 +212,15 @@ create function gangq.resumes_at(
   g gangq.live_gangs, cause text, stopped bigint[], t timestamptz
 ) returns timestamptz language sql volatile as $$
   select nullif(greatest(t,
-    case
-      when cause = 'never_started' then (
-        select t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, g.never_started)
-        from gangq.settings c)
-      when cause = 'placement_miss' then (
-        select t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, g.placement_misses)
-        from gangq.settings c)
-      when cause in ('fail', 'trip') then (
-        select t + gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
-        from gangq.shapes s join gangq.queues_table q on q.name = s.queue
-        where s.id = g.shape_id)
-    end,
+    (
+      select t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s,
+        case cause when 'never_started' then g.never_started else g.placement_misses end)
+      from gangq.settings c
+      where cause in ('never_started', 'placement_miss')),
+    (
+      select t + gangq.backoff(q.backoff_s, q.backoff_max_s, g.attempts + g.trips)
+      from gangq.shapes s join gangq.queues_table q on q.name = s.queue
+      where s.id = g.shape_id and cause in ('fail', 'trip')),
     -- A worker that tripped counts as stopped at once, but its process ends at exits_at.
     (
       select max(i.exits_at)
@@ -287,8 +282,7 @@ comment on function gangq.go_on_without is
   'barrier.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null)
-returns boolean
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
@@ -386,8 +380,7 @@ comment on function gangq.member_ended is
   'drain.';
 
 create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack')
-returns text
-language plpgsql as $$
+returns text language plpgsql as $$
 declare
   g gangq.live_gangs;
 begin
@@ -427,7 +420,7 @@ end $$;
 comment on function gangq.stopped is
   'Internal. A member or a single job that was told to stop is proven stopped. how: ack (its '
   'worker said so), dead (its worker has ended), force (it never confirmed and its lease is over). '
-  'Returns its state: preempted, cancelled, pending or failed.';
+  'Returns its state.';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
 language plpgsql as $$
@@ -558,13 +551,10 @@ begin
   end;
 end $$;
 comment on function gangq.drained_for_good is
-  'Internal, for complete_drain. Why a drained gang cannot run again: its policy is fail, a '
-  'sibling is already done or failed, or attempts, crashes, trips or stops are spent. Null: it '
-  'can.';
+  'Internal, for complete_drain. Why a drained gang cannot run again; null: it can.';
 
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz)
-returns void
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   g gangq.live_gangs;
@@ -606,8 +596,8 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.end_gang is
-  'Internal. Moves a gang and all its members to history together. A failed gang keeps its '
-  'checkpoints for a retry.';
+  'Internal. Moves a gang and its members to history together. A failed gang keeps its checkpoints '
+  'for a retry.';
 
 create function gangq.preempt_gang(
   gang_id bigint, trigger_job bigint default null, reason text default null
@@ -648,21 +638,29 @@ comment on function gangq.refuse_no_history is
 
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql set enable_seqscan = off set jit = off as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz;
   batch record;
+  ended_jobs bigint[];
+  ended_gangs bigint[];
+  waiting bigint[];
   g gangq.live_gangs;
 begin
   perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
   batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
-  perform gangq.refuse_no_history('job', c.id) from unnest(cancel_all.job_ids) as c(id)
-  where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
-    and not exists (select 1 from gangq.history h where h.job_id = c.id);
-  perform gangq.refuse_no_history('gang', c.id) from unnest(cancel_all.gang_ids) as c(id)
-  where not exists (select 1 from gangq.live_gangs x where x.id = c.id)
-    and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
+  ended_jobs := array(
+    select c.id from unnest(cancel_all.job_ids) as c(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = c.id));
+  ended_gangs := array(
+    select c.id from unnest(cancel_all.gang_ids) as c(id)
+    where not exists (select 1 from gangq.live_gangs x where x.id = c.id));
+  perform gangq.refuse_no_history('job', c.id) from unnest(ended_jobs) as c(id)
+  where not exists (select 1 from gangq.history h where h.job_id = c.id);
+  perform gangq.refuse_no_history('gang', c.id) from unnest(ended_gangs) as c(id)
+  where not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
   perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
     format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
   from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
@@ -681,42 +679,35 @@ begin
     where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
   end loop;
   perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token,
-    reason => cancel_all.reason)
-  from gangq.live_jobs j where j.id = any (batch.jobs);
-  perform gangq.wake(array(
-    select j.incarnation from gangq.live_jobs j
-    where j.id = any (batch.jobs) and j.state = 'running'), 'stop');
+      reason => cancel_all.reason),
+    case when j.state = 'running' then gangq.wake(array[j.incarnation], 'stop') end
+  from gangq.live_jobs j where j.id = any (batch.jobs) order by j.id;
   update gangq.live_jobs j set
     state = 'preempting',
     told_at = case j.state when 'running' then t else j.told_at end,
     stop_reason = 'cancel'
   where j.id = any (batch.jobs) and j.state in ('running', 'preempting');
-  perform gangq.leave(
-    array(select j.id from gangq.live_jobs j
-      where j.id = any (batch.jobs) and j.state <> 'preempting'),
-    '{}', 'cancelled', '{}',
-    jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
+  waiting := array(
+    select j.id from gangq.live_jobs j where j.id = any (batch.jobs) and j.state <> 'preempting');
+  if waiting <> '{}' then
+    perform gangq.leave(waiting, '{}', 'cancelled', '{}',
+      jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
+  end if;
   return query
-  select null::bigint, c.id, case when c.id = any (batch.left_gangs) then 'left' else coalesce(
-    (select x.state from gangq.live_gangs x where x.id = c.id),
-    (
-      select h.state from gangq.gang_history h
-      where h.gang_id = c.id and not exists (
-        select 1 from gangq.retried r where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
-      order by h.finished_at desc limit 1)) end
+  select null::bigint, c.id, case
+    when c.id = any (batch.left_gangs) then 'left'
+    when c.id = any (ended_gangs) then (select x.state from gangq.gangs x where x.id = c.id)
+    else coalesce((select x.state from gangq.live_gangs x where x.id = c.id), 'cancelled') end
   from (select distinct u.id from unnest(cancel_all.gang_ids) as u(id)) c
   union all
-  select c.id, null, case when c.id = any (batch.left_jobs) then 'left' else coalesce(
-    (select x.state from gangq.live_jobs x where x.id = c.id),
-    (
-      select h.state from gangq.history h
-      where h.job_id = c.id and not exists (
-        select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-      order by h.finished_at desc limit 1)) end
+  select c.id, null, case
+    when c.id = any (batch.left_jobs) then 'left'
+    when c.id = any (ended_jobs) then (select x.state from gangq.jobs x where x.id = c.id)
+    else coalesce((select x.state from gangq.live_jobs x where x.id = c.id), 'cancelled') end
   from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
 comment on function gangq.cancel_all is
-  'Internal. The work of cancel, after the caller''s right was checked. promote_due calls it for '
+  'Internal. The work of cancel, after the caller''s right was checked; also of promote_due, for '
   'work that waits for a job which did not succeed.';
 
 create function gangq.cancel(
@@ -759,13 +750,15 @@ comment on function gangq.check_open is
 -- 3. writes that ending into retried, whose key no two rows share.
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
-language plpgsql set enable_seqscan = off set jit = off as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   room integer := 500;
   members integer;
   taken bigint[];
+  left_jobs bigint[];
 begin
   perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
   if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
@@ -773,7 +766,6 @@ begin
     for update;
     perform 1 from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
   end if;
-  perform gangq.refuse_retries(retry.job_ids, retry.gang_ids);
   -- Submissions have their transaction id before they draw a position, and so has this.
   perform pg_current_xact_id();
   for gang_id in
@@ -784,13 +776,24 @@ begin
   loop
     members := case when room > 0 then gangq.retry_gang(gang_id, t) end;
     room := room - coalesce(members, 0);
-    state := case when members is null then 'left' else 'blocked' end;
+    state := 'blocked';
+    if members is null then
+      perform gangq.refuse_retries('{}', array[gang_id]);
+      state := 'left';
+    end if;
     return next;
   end loop;
-  taken := gangq.retry_jobs(retry.job_ids, greatest(room, 0), t);
+  taken := gangq.retry_jobs(retry.job_ids, null, greatest(room, 0), t);
+  left_jobs := array(
+    select distinct c.id from unnest(retry.job_ids) as c(id)
+    where c.id is null or c.id <> all (taken));
+  if left_jobs <> '{}' then
+    perform gangq.refuse_retries(left_jobs, '{}');
+  end if;
   return query
-  select c.id, null::bigint, case when c.id = any (taken) then 'pending' else 'left' end
-  from (select distinct u.id from unnest(retry.job_ids) as u(id)) c;
+  select c.id, null::bigint, 'pending' from unnest(taken) as c(id)
+  union all
+  select c.id, null, 'left' from unnest(left_jobs) as c(id);
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.retry is
@@ -803,7 +806,7 @@ comment on function gangq.retry is
   'above the caller''s ceiling).';
 
 create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
   perform gangq.refuse('GQ004', format('gang %s is live', g.id),
     'Only a gang that has ended can be retried.')
@@ -823,7 +826,8 @@ begin
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
 comment on function gangq.refuse_retries is
-  'Internal, for retry. Raises GQ001, GQ002 or GQ004 when one of these cannot be retried.';
+  'Internal, for retry. These were not retried. Raises GQ001, GQ002 or GQ004 when another call '
+  'could not do it either.';
 
 create function gangq.retry_gang(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
@@ -860,7 +864,7 @@ begin
     k.name, gangq.caller(), k.failure_policy, k.completion, k.preemptible, k.budget_s, k.timeout_s,
     k.timeout_style, t + make_interval(secs => k.timeout_s));
   if k.size <> cardinality(gangq.retry_jobs(
-    array(select h.job_id from gangq.history h where h.gang_id = k.gang_id), null, t))
+    array(select h.job_id from gangq.history h where h.gang_id = k.gang_id), k.gang_id, null, t))
   then
     perform gangq.refuse('GQ002',
       format('history no longer has every member of gang %s', k.gang_id),
@@ -876,8 +880,9 @@ comment on function gangq.retry_gang is
   'GQ001 (a topology level that no longer exists), GQ002 (a member is no longer in history), '
   'GQ004, 42501.';
 
-create function gangq.retry_jobs(job_ids bigint[], most integer, t timestamptz) returns bigint[]
-language plpgsql as $$
+create function gangq.retry_jobs(
+  job_ids bigint[], gang_id bigint, most integer, t timestamptz
+) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   taken bigint[];
@@ -887,7 +892,7 @@ begin
     select h.job_id, h.finished_at
     from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
     join gangq.history h on h.job_id = c.id
-    where not exists (
+    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
       select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
     order by c.n
     limit most
@@ -935,6 +940,6 @@ begin
   return taken;
 end $$;
 comment on function gangq.retry_jobs is
-  'Internal, for retry. Makes single jobs, or the members of a gang that is live again, live from '
-  'their latest ending, with the caller as their submitter. Returns which: at most so many, and '
-  'none whose ending another transaction holds. Raises GQ004, 42501.';
+  'Internal, for retry. Makes single jobs, or the members of this live gang, live from their '
+  'latest ending, with the caller as their submitter. Returns which: at most so many, and none '
+  'whose ending another transaction holds. Raises GQ004, 42501.';

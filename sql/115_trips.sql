@@ -26,8 +26,8 @@ begin
     gangq.cut(coalesce(nullif(witness.evidence, 'null'), '{}'), 4194304));
 end $$;
 comment on function gangq.witness is
-  'Internal. Called by trip, suspect and judge_standstill. Appends an event of a job, readable by '
-  'everybody, and its evidence, readable by those who may read payloads, at the same instant.';
+  'Internal. Appends an event of a job, which every role may read, and its evidence, which those '
+  'who may read its payload may read, at the same instant.';
 
 create function gangq.class_of(code integer) returns text language sql immutable as $$
   select case code
@@ -65,8 +65,7 @@ comment on function gangq.held_uuids is
 -- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
 -- fault is there.
 create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
-returns boolean
-language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   cfg gangq.settings;
@@ -137,10 +136,9 @@ begin
           where b.job_id = e.job_id and b.token = e.token and b.beat_at > e.at offset 0));
 end $$;
 comment on function gangq.braking is
-  'Internal. Whether so many gangs and single workers, the one of this job among them, were '
-  'suspect within the last minute that no job is to be stopped on suspicion: at least three, and '
-  'more than brake_share of the fleet. After brake_hold_s a held trip is released, unless the '
-  'fault is seen to be a shared one.';
+  'Internal. Whether a stall or health trip of this job is to be held: at least three gangs and '
+  'single workers, this one included, and more than brake_share of the fleet, were suspect within '
+  'the last minute.';
 
 create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
   select case
@@ -243,8 +241,7 @@ comment on function gangq.change_shape is
   'Internal. The members of these gangs that have the one shape get the other.';
 
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
-returns boolean
-language sql stable as $$
+returns boolean language sql stable as $$
   select coalesce(sum(least(d.enough / s.gpus, i.slots,
     case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
     case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end)), 0) >= members
@@ -321,9 +318,9 @@ begin
   return n;
 end $$;
 comment on function gangq.lift_avoided is
-  'Internal, a step of the tick. Pending jobs and blocked gangs that avoid devices after a trip '
-  'there, and that no other registered device could take by now, may use them again unless they '
-  'are quarantined. Returns how many.';
+  'Internal, a step of the tick. Pending jobs and blocked gangs may use devices again that they '
+  'avoid after a trip there, if no other registered device could take them by now. Returns how '
+  'many.';
 
 create function gangq.unavoid(shape_id integer, kind_id integer, kept bigint[], most integer)
 returns integer language plpgsql as $$
@@ -371,9 +368,6 @@ comment on function gangq.unavoid is
   'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) take, in '
   'place of this shape, the one that avoids only the devices kept. Returns how many.';
 
--- What the quarantine rule counts. A budget (75) or the host's memory (86) says nothing about a
--- device, nor does a fault that the driver lays to the application, nor a job that trips wherever
--- it runs.
 create view gangq.device_trips as
 select d.uuid, v.job_id, v.at, e.code, v.incarnation
 from (select gangq.now() as t offset 0) c
@@ -390,8 +384,8 @@ where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolea
     select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
 comment on view gangq.device_trips is
   'Which jobs tripped on which device within the last day, as the quarantine of a device counts '
-  'them: without budgets, memory, faults of the application, members that nobody charged, and jobs '
-  'called poison.';
+  'them: without budgets, memory, faults of the application, members that were not charged, and '
+  'jobs called poison.';
 
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
 language plpgsql immutable as $$
@@ -480,8 +474,7 @@ comment on function gangq.note_poison is
   'poison, after which device_trips does not count it.';
 
 create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
-returns integer
-language plpgsql as $$
+returns integer language plpgsql as $$
 declare
   avoid bigint[] := coalesce((select s.avoid from gangq.shapes s where s.id = j.shape_id), '{}')
     || blamed;
@@ -497,8 +490,8 @@ begin
   return j.shape_id;
 end $$;
 comment on function gangq.shape_after_trip is
-  'Internal, for trip. The shape of a job after a trip on these devices. It never again uses a '
-  'faulty device. It avoids one that was only idle as long as another device could take it.';
+  'Internal, for trip. The shape of a job after a trip: it never again uses a faulty device, and '
+  'avoids one that was only idle as long as another device could take it.';
 
 create function gangq.quarantine_blamed(
   j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
@@ -709,9 +702,9 @@ begin
   return outcome;
 end $$;
 comment on function gangq.carry_out_trip is
-  'Internal, for trip, under its locks: the trip is not held. Writes it down, blames devices, ends '
-  'the incarnation whose process exits, and moves the job. said: the data of its event. blamed: '
-  'devices. Returns as trip.';
+  'Internal, for trip: it is not held. Writes it down, blames devices, ends the incarnation whose '
+  'process exits, and moves the job. said: the data of its event. blamed: devices. Returns as '
+  'trip.';
 
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
@@ -773,9 +766,8 @@ begin
   return outcome;
 end $$;
 comment on function gangq.trip_single is
-  'Internal, for trip. A single job has tripped: it fails, goes to the front of its priority '
-  '(scheduled for when its process is gone, gone_at), or is stopped when it was told to stop. '
-  'Returns its state.';
+  'Internal, for trip. A single job fails, goes to the front of its priority (once its process is '
+  'gone, gone_at), or is stopped when it was told to stop. Returns its state.';
 
 create function gangq.withhold(
   j gangq.live_jobs, reason text, until timestamptz, t timestamptz
@@ -791,13 +783,11 @@ create function gangq.withhold(
   where h.job_id = j.id
 $$;
 comment on function gangq.withhold is
-  'Internal, for trip and keep_doubtful: the job''s worker may not be gone yet. Its devices are '
-  'quarantined. Proof of the worker''s death lifts that, or the time until; null: only an '
-  'operator.';
+  'Internal. The worker of this job may not be gone yet: its devices are quarantined until its '
+  'death is proven or the time until; null: until an operator lifts that.';
 
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
-returns integer
-language plpgsql as $$
+returns integer language plpgsql as $$
 declare
   devices bigint[];
   workers bigint[];
@@ -1016,14 +1006,13 @@ begin
   return i;
 end $$;
 comment on function gangq.lock_stuck is
-  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row, '
-  'and returns the row. Raises GQ002, 42501.';
+  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row. '
+  'Returns the row. Raises GQ002, 42501.';
 
 -- A transaction that takes a device locks the worker that offers it first; one that registers with
 -- a device locks the device's row.
 create function gangq.quarantine_all_of(i gangq.incarnations, why text, t timestamptz)
-returns bigint[]
-language plpgsql as $$
+returns bigint[] language plpgsql as $$
 #variable_conflict use_column
 declare
   had bigint[] := array(
@@ -1062,8 +1051,7 @@ begin
 end $$;
 comment on function gangq.quarantine_all_of is
   'Internal, for report_stuck. Quarantines every device that an incarnation had, except those that '
-  'jobs or other quarantines hold; returns those that are quarantined for it. Raises 55P03 while a '
-  'device is being registered by another worker.';
+  'jobs or other quarantines hold. Returns what is quarantined for it. Raises 55P03.';
 
 create function gangq.held_elsewhere(incarnation bigint) returns jsonb language sql stable as $$
   select coalesce(jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
@@ -1102,5 +1090,4 @@ begin
 end $$;
 comment on function gangq.postpone_exit is
   'Internal, for report_stuck. A trip announced that this process is gone at exits_at, and it is '
-  'not. Now its lease decides, as for any silent worker: work that waits for its exit waits for '
-  'the end of the lease.';
+  'not. Work that waits for that waits for the end of the lease.';

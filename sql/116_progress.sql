@@ -38,8 +38,7 @@ comment on function gangq.only_notifies is
   'Internal. Whether a watchdog of this class reports and stops nothing, for jobs of this shape.';
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint)
-returns void
-language plpgsql as $$
+returns void language plpgsql as $$
 #variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200
@@ -121,8 +120,7 @@ comment on function gangq.judge_progress is
   'events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   j gangq.live_jobs;
@@ -194,8 +192,7 @@ comment on function gangq.judge_standstill is
 -- stands out. A rate is as old as the last step. So when steps have stopped coming, the rate is at
 -- most one step in the time since then, less two heartbeats, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   w record;
