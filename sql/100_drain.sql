@@ -39,7 +39,7 @@ begin
     where j.gang_id = g.id and j.state = 'reserved'
     returning j.id
   )
-  delete from gangq.device_holds h using unreserved u where h.job_id = u.id and h.kind = 'job';
+  delete from gangq.device_holds h using unreserved u where h.job_id = u.id;
   update gangq.live_gangs x set
     state = 'draining',
     drain_started_at = t,
@@ -84,7 +84,7 @@ begin
     request_id = null,
     error = coalesce(stop_culprits.error, j.error)
   where j.id = any (culprits) and j.state = 'running';
-  delete from gangq.device_holds h where h.job_id = any (culprits) and h.kind = 'job';
+  delete from gangq.device_holds h where h.job_id = any (culprits);
   update gangq.live_gangs x set
     (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
       select * from gangq.charge_gang(x, charges.gang))
@@ -404,7 +404,7 @@ begin
     stop_reason = null,
     error = coalesce(stopped.error, x.error)
   where x.id = j.id;
-  delete from gangq.device_holds h where h.job_id = j.id and h.kind = 'job';
+  delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.log_event(t, how, j.gang_id, g.epoch, j.id, j.token, j.incarnation,
     data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank), 'seconds',
       extract(epoch from t - j.told_at)));

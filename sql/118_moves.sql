@@ -1,5 +1,5 @@
 -- Work is moved away: displace_job stops a single job as preempt_gang stops a gang, and move_away
--- does both at the deadline of a drain.
+-- does both when the deadline of a drain has passed.
 -- Locks: gangs by id, jobs by id; move_away takes them with skip locked. Never a worker row.
 
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
@@ -75,5 +75,5 @@ begin
   return moved;
 end $$;
 comment on function gangq.move_away is
-  'Internal. After the deadline of a drain, tells gangs with a member there and single jobs to '
-  'stop. Returns how many it told.';
+  'Internal, a step of the tick. After the deadline of a drain, tells gangs with a member there and '
+  'single jobs to stop. Returns how many it told.';
