@@ -1,6 +1,6 @@
--- How an epoch ends: a gang is taken down together (drain, ack_preempted, complete_drain), or its
--- failure policy lets it go on without the members it lost (lose_members, shrink_gang). After that
--- cancel and retry.
+-- How an epoch ends. A gang is taken down together (drain, ack_preempted, complete_drain), or its
+-- failure policy lets it go on without the members it lost (lose_members, shrink_gang). Then cancel
+-- and retry.
 -- Who pays: charges_for in 078_charges.sql.
 -- Locks: gangs by id, jobs by id; internal functions are called under the lock of the gang and all
 -- its members. retry locks the ending that it starts from (history or gang_history), then the
@@ -507,10 +507,8 @@ comment on function gangq.complete_drain is
 
 create function gangq.drained_for_good(g gangq.live_gangs) returns text
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   max_stops integer := (select c.max_stops from gangq.settings c);
-  m record;
 begin
   if g.failure_policy = 'fail' and g.drain_cause in ('fail', 'crash', 'trip') then
     return (
@@ -521,34 +519,30 @@ begin
         ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;
-  select coalesce(j.epoch_rank, j.rank) as rank, j.state, j.attempts, j.max_attempts, j.crashes,
-    j.max_crashes, j.trips
-  into m
-  from gangq.live_jobs j
-  where j.gang_id = g.id
-    and (j.state in ('done', 'failed')
-      or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
-  order by j.state not in ('done', 'failed'), j.rank
-  limit 1;
-  return case
-    when m.state in ('done', 'failed')
-      then format('rank %s was already %s when the gang drained (%s)', m.rank, m.state,
-        g.drain_cause)
-    when m.attempts >= m.max_attempts
-      then format('rank %s spent its %s', m.rank, gangq.counted(m.max_attempts, 'attempt'))
-    when m.crashes > m.max_crashes
-      then format('rank %s lost its worker %s', m.rank, gangq.counted(m.crashes, 'time'))
-    when m.rank is not null
-      then format('rank %s tripped a watchdog %s', m.rank, gangq.counted(m.trips, 'time'))
-    when g.attempts >= g.max_attempts
-      then format('the gang spent its %s launches', g.max_attempts)
-    when g.crashes > g.max_crashes
-      then format('the gang lost a worker %s', gangq.counted(g.crashes, 'time'))
-    when g.trips > g.max_trips
-      then format('the gang tripped a watchdog %s', gangq.counted(g.trips, 'time'))
-    when (select max(j.stops) from gangq.live_jobs j where j.gang_id = g.id) > max_stops
-      then format('the gang was handed back or told to stop more than %s times', max_stops)
-  end;
+  return coalesce(
+    (
+      select format('rank %s ', coalesce(j.epoch_rank, j.rank)) || case
+        when j.state in ('done', 'failed')
+          then format('was already %s when the gang drained (%s)', j.state, g.drain_cause)
+        when j.attempts >= j.max_attempts
+          then 'spent its ' || gangq.counted(j.max_attempts, 'attempt')
+        when j.crashes > j.max_crashes then 'lost its worker ' || gangq.counted(j.crashes, 'time')
+        else 'tripped a watchdog ' || gangq.counted(j.trips, 'time') end
+      from gangq.live_jobs j
+      where j.gang_id = g.id
+        and (j.state in ('done', 'failed')
+          or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
+      order by j.state not in ('done', 'failed'), j.rank
+      limit 1),
+    case
+      when g.attempts >= g.max_attempts
+        then format('the gang spent its %s launches', g.max_attempts)
+      when g.crashes > g.max_crashes
+        then 'the gang lost a worker ' || gangq.counted(g.crashes, 'time')
+      when g.trips > g.max_trips
+        then 'the gang tripped a watchdog ' || gangq.counted(g.trips, 'time')
+      when (select max(j.stops) from gangq.live_jobs j where j.gang_id = g.id) > max_stops
+        then format('the gang was handed back or told to stop more than %s times', max_stops) end);
 end $$;
 comment on function gangq.drained_for_good is
   'Internal, for complete_drain. Why a drained gang cannot run again; null: it can.';
@@ -729,20 +723,6 @@ comment on function gangq.cancel is
   'another transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another '
   'submitter''s, in a queue that is not shared).';
 
-create function gangq.check_open(queue text) returns void language plpgsql as $$
-declare
-  shut text := (
-    select q.name from gangq.queues_table q
-    where q.draining and q.name = any (gangq.queue_path(check_open.queue))
-    order by length(q.name) desc limit 1);
-begin
-  if shut is not null then
-    perform gangq.refuse_draining(shut, check_open.queue);
-  end if;
-end $$;
-comment on function gangq.check_open is
-  'Internal. Raises GQ004 if this queue or one above it is draining.';
-
 -- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
 -- second must not start from the old ending. So each
 -- 1. locks the ending's row,
@@ -846,7 +826,7 @@ begin
   if not found then
     return null;
   end if;
-  -- As in submit_gang.
+  -- As in submit_gang: configure takes no topology level away before this gang can be seen.
   perform from gangq.settings c for share;
   perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
   from (
@@ -924,8 +904,13 @@ begin
     returning id
   )
   select coalesce(array_agg(l.id), '{}') into taken from live l;
-  perform gangq.check_open(r.queue),
-    gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
+  perform gangq.refuse_draining(q.name, s.queue)
+  from gangq.live_jobs j
+  join gangq.shapes s on s.id = j.shape_id
+  join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(s.queue))
+  where j.id = any (taken)
+  order by length(q.name) desc;
+  perform gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
   from (
     select distinct s.queue, j.priority
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id

@@ -75,5 +75,5 @@ begin
   return moved;
 end $$;
 comment on function gangq.move_away is
-  'Internal, a step of the tick. After the deadline of a drain, tells gangs with a member there and '
-  'single jobs to stop. Returns how many it told.';
+  'Internal, a step of the tick. After the deadline of a drain, tells gangs with a member there '
+  'and single jobs to stop. Returns how many it told.';
