@@ -71,10 +71,9 @@ begin
   then
     return;
   end if;
-  insert into gangq.checkpoints (job_id, step, gang_id, token, saved_at, data)
-  values (j.id, save_checkpoint.step, j.gang_id, j.token, gangq.now(), save_checkpoint.data)
-  on conflict (job_id, step) do update
-  set token = excluded.token, saved_at = excluded.saved_at, data = excluded.data;
+  insert into gangq.checkpoints (job_id, step, gang_id, saved_at, data)
+  values (j.id, save_checkpoint.step, j.gang_id, gangq.now(), save_checkpoint.data)
+  on conflict (job_id, step) do update set saved_at = excluded.saved_at, data = excluded.data;
   if j.gang_id is null then
     delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
     return;

@@ -1038,8 +1038,6 @@ create table gangq.checkpoints (
   step bigint not null check (step >= 0),
   -- Its gang.
   gang_id bigint,
-  -- The claim that saved it.
-  token bigint not null,
   -- When.
   saved_at timestamptz not null,
   -- Opaque bytes.

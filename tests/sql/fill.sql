@@ -36,8 +36,8 @@ select 1000000000 + n, clock_timestamp(), clock_timestamp(), 1, 1, 1, 1, 0, 1, 3
   case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'each', 'restart_gang', true,
   30, 900, 'requeue', 'me', 'me'
 from generate_series(1, :many) n;
-insert into gangq.checkpoints (job_id, step, token, saved_at, data)
-select 1000000000 + n, 1, n, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
+insert into gangq.checkpoints (job_id, step, saved_at, data)
+select 1000000000 + n, 1, clock_timestamp(), 'x' from generate_series(1, :many / 10) n;
 insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
 select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
 from generate_series(1, :many) n;
