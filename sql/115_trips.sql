@@ -724,7 +724,7 @@ begin
     select y.id
     from gangq.live_jobs y
     where y.incarnation = me.id and y.light
-    order by y.claimed_at, y.order_key offset 1) x
+    order by y.token offset 1) x
   where me.prefetch > 1 and x.id <> j.id;
 end $$;
 comment on function gangq.end_tripped is
@@ -1035,7 +1035,7 @@ begin
       message = format('a device of worker %s is changing hands this moment', i.name),
       hint = 'Nothing was changed: try again.';
   end if;
-  perform gangq.close_places(array(
+  perform gangq.close_places(waits => true, ids => array(
     select h.place_id from gangq.device_holds h
     where h.device_id = any (had) and h.kind = 'place'));
   insert into gangq.device_holds as h (device_id, kind, reason, since, incarnation)
