@@ -20,14 +20,14 @@ returns table (
     offset 0) a
   cross join lateral (
     select count(*) as gpus, max(r.vram_mb) as vram_mb,
-      count(*) filter (where r.vram_mb >= s.vram_mb and (s.avoid is null or r.id <> all (s.avoid)))
-        as enough
+      count(*) filter (where r.vram_mb >= s.vram_mb) as enough
     from gangq.devices_of((w.i).id, (w.i).ended_at is not null) r
-    where s.gpus > 0) d
+    where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
 comment on function gangq.offers is
   'Internal. The workers of the queue and task of a shape, free or not; known: ended ones '
-  'included. able: it may run there. enough: devices that suit it. most: so many workers at most.';
+  'included. able: it may run there. gpus: those it does not avoid; enough: of these, those with the '
+  'memory it asks for. most: so many workers at most.';
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$

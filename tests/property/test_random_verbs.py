@@ -38,7 +38,7 @@ SOAK = os.environ.get("GANGQ_SOAK") == "1"
 PROFILE: dict[str, Any] = (
     {"max_examples": 1500, "stateful_step_count": 120}
     if SOAK
-    else {"max_examples": 16, "stateful_step_count": 60, "derandomize": True}
+    else {"max_examples": 32, "stateful_step_count": 60, "derandomize": True}
 )
 LEASE_S = 120
 STALE = ("GQ002", "GQ003", "GQ004", "GQ005")
@@ -394,7 +394,9 @@ class Verbs(RuleBasedStateMachine):
             self.call("cancel", gang_ids=[job.gang])
 
     def retry(self, pick: int) -> None:
-        job: Job = self.pick(list(self.model.jobs.values()), pick)
+        jobs = list(self.model.jobs.values())
+        # What never began and what still runs is refused: seldom.
+        job: Job = self.pick([job for job in jobs if job.tokens and not job.owner] or jobs, pick)
         # Of a gang that became single jobs nothing is left to retry.
         with self.may_refuse("GQ004", "GQ002"):
             self.call("retry", **({"job_ids": [job.id]} if job.gang is None else {"gang_ids": [job.gang]}))

@@ -874,7 +874,7 @@ def test_a_gang_keeps_away_from_its_culprits_device_as_a_whole(q: Q, code: int) 
 
 def test_a_submission_never_gets_a_shape_that_avoids(q: Q) -> None:
     q.submit(gpus=1)
-    q.sql("update gangq.shapes set avoid = array[1]")
+    assert q.value("select gangq.shape_avoiding(id, array[1]) <> id from gangq.shapes")
     fresh = q.submit(gpus=1)
     avoid = q.value(
         "select s.avoid from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id where j.id = %(i)s",
