@@ -496,7 +496,7 @@ class Verbs(RuleBasedStateMachine):
                 self.release(pick)
 
     @precondition(lambda self: self.lasting())
-    @rule(pick=picks, how=st.sampled_from(["fail", "requeue", "trip", "shrink", "its worker dies"]))
+    @rule(pick=picks, how=st.sampled_from(["shrink", "fail", "requeue", "trip", "its worker dies"]))
     def a_member_is_lost_and_the_others_go_on(self, pick: int, how: str) -> None:
         elastic = [c for c in self.lasting() if self.gang_of(c).least != self.gang_of(c).most]
         job_id, token, incarnation = self.pick(elastic or self.lasting(), pick)
