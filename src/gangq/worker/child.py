@@ -26,6 +26,7 @@ from typing import Any
 
 from gangq.errors import CommandStartError
 from gangq.worker import bounded_log, cgroup, procfs
+from gangq.worker.forkserver import Forked, ForkServer
 from gangq.worker.launch import launch, start_error
 from gangq.worker.procfs import boottime
 
@@ -62,7 +63,7 @@ class Child:
     def __init__(
         self,
         sock: socket.socket,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | Forked,
         spec: dict[str, Any],
         pid: int,
         start: int,
@@ -105,6 +106,7 @@ class Child:
         stuck_after_s: float = 30.0,
         start_timeout_s: float = 30.0,
         group: str | None = None,
+        forks: ForkServer | None = None,
     ) -> Child:
         """Start ``argv`` without a shell, in its own session, stdin empty, stdout and stderr together in
         ``log_path``.
@@ -114,7 +116,8 @@ class Child:
         SIGTERM ``grace_s`` before. Should this process die, the command gets SIGTERM and ``orphan_grace_s``
         later SIGKILL. ``log_head`` and ``log_tail`` are the bytes of output kept from its beginning and its
         end. ``group``: the folder of a control group that is made for it, where the host allows that (see
-        :func:`gangq.worker.cgroup.home`).
+        :func:`gangq.worker.cgroup.home`). ``forks``: a handler, whose task is the last of ``argv``, is forked from
+        there in place of executing ``argv``.
 
         Raises:
             CommandStartError: it cannot run; says whether program, directory, log or host is at fault.
@@ -142,7 +145,7 @@ class Child:
             "worker_pid": os.getpid(),
             "cgroup": group,
         }
-        sock, process, answer, rest = launch(spec, start_timeout_s)
+        sock, process, answer, rest = launch(spec, start_timeout_s, forks)
         if process is None or answer["event"] != "started":
             sock.close()
             if group is not None:

@@ -1,20 +1,22 @@
-"""A Python handler in a process of its own: ``python -m gangq.worker.child_main module:app task``.
+"""A Python handler in a process of its own.
 
-Started by a worker for tasks with ``isolate=True`` (and for every task of a worker with several slots). The
-job, its payload and its checkpoint come over the worker's socket, the result goes back over it; the exit
-status only says whether that worked.
+Started by a worker for tasks with ``isolate=True``, and for every task of a lane with several slots: forked from the
+process that has imported the App (:mod:`gangq.worker.forkserver`), or executed with :func:`program`. The job, its
+payload and its checkpoint come over the worker's socket, the result goes back over it; the exit status only says
+whether that worked.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,18 +88,41 @@ def app_target(app: Any) -> str:
     )
 
 
+def program(module: str, *argv: str) -> tuple[list[str], dict[str, str]]:
+    """A command line for ``main(argv)`` of this module, with what its environment needs: it imports what this
+    process imports, wherever it was started.
+    """
+    code = (
+        "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('GANGQ_SYS_PATH')); "
+        f"from {module} import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return [sys.executable, "-c", code, *argv], {"GANGQ_SYS_PATH": json.dumps(sys.path)}
+
+
 def main(argv: Sequence[str]) -> int:
-    """Run the handler of the job this process belongs to."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    """Import the App and run the handler of the job this process belongs to."""
+    log_to_stderr()
     target, task = argv
+    return run(lambda: find_app(target), task)
+
+
+def log_to_stderr() -> None:
+    """What a handler logs is part of its output."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+
+
+def run(find: Callable[[], Any], task: str) -> int:
+    """Run the handler of the job this process belongs to, of the App that ``find()`` returns."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    # What a handler forks has nobody who asks it to stop: a pool of processes ends its own by SIGTERM.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None)
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
     pid = os.getpid()
     handler = None
     try:
-        handler = find_app(target).get_task(task)
+        handler = find().get_task(task)
         result = handler(context, **context.job.payload)
         if (why := unfinished(result)) is not None:
             raise HandlerUnfit(why)

@@ -1,6 +1,7 @@
 """The small program that stands between a worker and one command, and outlives neither the other way round.
 
-Run as ``python -I -S guardian.py <fd>``, one per command, by :class:`gangq.worker.child.Child`. A worker can
+One per command: run as ``python -I -S guardian.py <fd>`` by :class:`gangq.worker.child.Child`, or, for a handler,
+forked from the process that has imported its App (:mod:`gangq.worker.forkserver`). A worker can
 be frozen by a library that holds the GIL, stopped, or killed; the promise that its work is dead before its
 lease ends must hold all the same. So the promise is kept here, in a process of 10 MB that does nothing else:
 
@@ -76,11 +77,19 @@ class Timer:
         self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
 
 
-class Guardian:
-    """One command from exec to the proof that nothing of it is left."""
+class Inside(BaseException):
+    """Raised in the process of a handler that is forked, not executed: it leaves the guardian's frames by this."""
 
-    def __init__(self, channel: int, wakeup: int, libc: ctypes.CDLL) -> None:
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+
+
+class Guardian:
+    """One command from its start to the proof that nothing of it is left."""
+
+    def __init__(self, channel: int, wakeup: int, libc: ctypes.CDLL, inside: bool) -> None:
         self.channel = channel
+        self.inside = inside
         self.wakeup = wakeup
         self.libc = libc
         self.timer = Timer(libc)
@@ -214,7 +223,11 @@ class Guardian:
         return refusal
 
     def become(self, spec: dict[str, Any], output: int, verdict: int) -> None:
-        """In the forked child: turn into the command in its own session, or tell why not; never return."""
+        """In the forked child: turn into the command in its own session, or tell why not; never return.
+
+        Raises:
+            Inside: this process is to run a handler.
+        """
         stage = "exec"
         try:
             os.setsid()
@@ -231,12 +244,14 @@ class Guardian:
             stage = "cwd"
             os.chdir(spec["cwd"])
             stage = "exec"
-            os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+            if not self.inside:
+                os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+            os.close(verdict)
         except BaseException as problem:
             refusal = {"stage": stage, "errno": getattr(problem, "errno", 0), "text": str(problem)}
             os.write(verdict, json.dumps(refusal).encode())
-        finally:
             os._exit(127)
+        raise Inside(spec)
 
     # -- watching ------------------------------------------------------------------------------------------
 
@@ -385,8 +400,13 @@ class Guardian:
             self.buried = self.buried or info.si_pid == self.child
 
 
-def main(channel: int) -> None:
-    """Guard one command for whoever holds the other end of this socket."""
+def main(channel: int, *, inside: bool = False) -> None:
+    """Guard one command for whoever holds the other end of this socket. ``inside``: a handler of this very program,
+    which is not executed but forked.
+
+    Raises:
+        Inside: only in the process of that handler.
+    """
     os.set_inheritable(channel, False)
     libc = ctypes.CDLL(None, use_errno=True)
     # A command that could look into its guardian could speak to the worker in its stead.
@@ -399,7 +419,7 @@ def main(channel: int) -> None:
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    guardian = Guardian(channel, wakeup, libc)
+    guardian = Guardian(channel, wakeup, libc, inside)
     try:
         if not guardian.start():
             return

@@ -9,36 +9,31 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangq.errors import CommandStartError
 from gangq.worker import procfs
+
+if TYPE_CHECKING:
+    from gangq.worker.forkserver import Forked, ForkServer
 
 _GUARDIAN = str(Path(__file__).with_name("guardian.py"))
 _READ = 1 << 16
 
 
 def launch(
-    spec: dict[str, Any], timeout_s: float
-) -> tuple[socket.socket, subprocess.Popen[bytes] | None, dict[str, Any], bytes]:
-    """Start a guardian, hand it the specification, wait for its first event (and what came with it)."""
+    spec: dict[str, Any], timeout_s: float, forks: ForkServer | None = None
+) -> tuple[socket.socket, subprocess.Popen[bytes] | Forked | None, dict[str, Any], bytes]:
+    """Start a guardian, hand it the specification, wait for its first event (and what came with it).
+
+    ``forks``: the process of which it and the handler are forks; None: it executes a command.
+    """
     sock, theirs = socket.socketpair()
     sock.settimeout(timeout_s)
     process = None
-    # Little environment: nothing of the worker's (a DSN, say) has to lie around in one more process.
-    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     try:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _GUARDIAN, str(theirs.fileno())],
-                env={**env, procfs.MARK_VARIABLE: spec["mark"]},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            process = _spawn(theirs, spec["mark"]) if forks is None else forks.fork(theirs)
         sock.sendall(json.dumps(spec).encode() + b"\n")
         data = b""
         while b"\n" not in data:
@@ -57,6 +52,21 @@ def launch(
         process.wait()
     sock.setblocking(False)
     return sock, process, answer, rest
+
+
+def _spawn(theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
+    # Little environment: nothing of the worker's (a DSN, say) has to lie around in one more process.
+    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _GUARDIAN, str(theirs.fileno())],
+        env={**env, procfs.MARK_VARIABLE: mark},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
 
 
 def start_error(answer: dict[str, Any], spec: dict[str, Any]) -> CommandStartError:

@@ -364,6 +364,7 @@ class Worker:
             for part in (keeper, epochs, reporter, listener, maintenance, server):
                 if part is not None:
                     part.stop()
+            commands.close()
             drainer.join(_JOIN_S)
 
     def _leave_homeless(self) -> None:

@@ -300,9 +300,12 @@ def _guards(entry: procfs.Stat) -> bool:
         return False
     try:
         with open(f"/proc/{entry.pid}/cmdline", "rb") as file:
-            return any(os.path.basename(word) == b"guardian.py" for word in file.read(8192).split(b"\0"))
+            words = file.read(8192).split(b"\0")
     except OSError:
         return False
+    return any(
+        os.path.basename(word) == b"guardian.py" or b"gangq.worker.forkserver" in word for word in words
+    )
 
 
 def _owner(path: str) -> int | None:

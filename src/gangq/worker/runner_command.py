@@ -6,7 +6,6 @@ the database is told. Capacity that is given away earlier is given away twice.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import signal
@@ -24,10 +23,11 @@ from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import cgroup, facts, procfs
+from gangq.worker import cgroup, child_main, facts, procfs
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
-from gangq.worker.environment import Surroundings, for_child, visible_devices
+from gangq.worker.environment import Surroundings, for_child, scrubbed, visible_devices
+from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
@@ -47,11 +47,6 @@ _TAIL_BYTES = 8192
 _SLICE_S = 0.5
 _STUCK_SLICE_S = 1.0
 _PORT_TAKEN_WITHIN_S = 120.0
-_CHILD = (
-    "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('GANGQ_SYS_PATH')); "
-    "from gangq.worker.child_main import main; sys.exit(main(sys.argv[1:]))"
-)
-
 
 Done = Callable[[ActiveJob, Any], object]
 """Reports that a job is done, with its result as JSON text or None."""
@@ -64,7 +59,8 @@ class Command:
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str | None
-    isolated: bool = False
+    target: str | None = None
+    """Where the App of a handler is (``module:app``); None: it is no handler."""
     watch: WatchOptions | None = None
 
     @classmethod
@@ -97,9 +93,8 @@ class Command:
     @classmethod
     def of_handler(cls, target: str, task: str, watch: WatchOptions | None = None) -> Command:
         """The Python handler of this task, found at ``module:app`` or ``/path/to/file.py:app``."""
-        # The child must import what this process imports, wherever it was started.
-        env = {"GANGQ_SYS_PATH": json.dumps(sys.path)}
-        return cls([sys.executable, "-c", _CHILD, target, task], env, None, isolated=True, watch=watch)
+        argv, env = child_main.program("gangq.worker.child_main", target, task)
+        return cls(argv, env, None, target=target, watch=watch)
 
 
 class CommandWork:
@@ -153,8 +148,15 @@ class CommandRunner:
         self._ports = ports
         self._detection = detection
         self._server = server
+        shown = detection.visible_env(detection.devices)
+        environ = {"PYTHONUNBUFFERED": "1", **scrubbed(surroundings.environ), **shown}
+        self._forks = ForkServer(environ, session.mark)
         self._numbers = iter(range(1, sys.maxsize))
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End what is kept for the next job. What runs goes on."""
+        self._forks.close()
 
     def run(self, job: ActiveJob, command: Command, done: Done) -> None:
         """Run one job to its end and report it: ``done(job, result)`` if it is done."""
@@ -178,6 +180,10 @@ class CommandRunner:
         session = self._session
         if session.lapsing():
             job.tell_stop("lease", 0.0)
+        # First of all: what it is given from here on, its budget among it, is not spent on an import.
+        forked = command.target is not None and self._forks.warm(
+            command.target, lambda: job.told or session.ended.is_set()
+        )
         checkpoint = None if job.told else facts.fetch_checkpoint(session, job, directory)
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
@@ -202,7 +208,7 @@ class CommandRunner:
         started_at = time.monotonic()
         oom_kills = container_memory().oom_kills
         try:
-            child = self._start(job, command, env, directory)
+            child = self._start(job, command, env, directory, self._forks if forked else None)
         except CommandStartError as problem:
             job.end_work()
             if problem.stage == "deadline":
@@ -230,7 +236,9 @@ class CommandRunner:
             )
         self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped, done)
 
-    def _start(self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path) -> Child:
+    def _start(
+        self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path, forks: ForkServer | None
+    ) -> Child:
         session = self._session
         home = session.cgroups
         head, tail = log_sizes(session.terms)
@@ -248,6 +256,7 @@ class CommandRunner:
             log_head=head,
             log_tail=tail,
             group=None if home is None else f"{home}/{cgroup.name(session.mark, job.id, job.token)}",
+            forks=forks,
         )
 
     def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit | None:
@@ -353,7 +362,7 @@ class CommandRunner:
                 retryable=retryable,
                 cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
             )
-        elif ended.code == 0 and not command.isolated:
+        elif ended.code == 0 and command.target is None:
             done(job, None)
         else:
             self._reporter.failed(

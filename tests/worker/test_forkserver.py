@@ -1,0 +1,197 @@
+"""Handlers in processes of their own: forked from one that has imported the App, unless that cannot be."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
+
+from gangq.client import Client
+
+SLOW_TO_IMPORT = """
+import random, threading, multiprocessing
+time.sleep(0.5)
+(HERE / f"import-{os.getpid()}").touch()
+COUNT = 0
+OPENED = open(HERE / "opened", "a+")
+
+@app.task
+def noop(ctx):
+    pass
+
+@app.task
+def tells(ctx):
+    global COUNT
+    COUNT += 1
+    OPENED.write(f"{ctx.job.id}\\n"); OPENED.flush()
+    return {"count": COUNT, "pid": os.getpid(), "random": random.random(), "environ": dict(os.environ),
+            "shown": Path("/proc/self/environ").read_text().split("\\0"),
+            "files": sorted(os.listdir("/proc/self/fd")),
+            "name": Path("/proc/self/comm").read_text().strip(), "cwd": os.getcwd(),
+            "session": os.getsid(0) == os.getpid(), "imported": len(list(HERE.glob("import-*")))}
+
+def square(n):
+    return n * n
+
+@app.task
+def multiplies(ctx):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(square, [1, 2, 3])
+
+@app.task
+def leaves(ctx):
+    thread = threading.Thread(target=time.sleep, args=(0.3,))
+    thread.start()
+    import atexit
+    atexit.register(lambda: print("said at exit", flush=True))
+
+@app.task
+def hangs(ctx):
+    (HERE / "hangs").write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+"""
+
+
+def submit(client: Client, task: str, **options: Any) -> int:
+    return client.submit(task=task, payloads=[{}], wait_for_hardware=True, **options)[0]
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    short_leases(client)
+    with fleet_of(dsn, tmp_path) as running:
+        running.define("from pathlib import Path\n" + SLOW_TO_IMPORT)
+        yield running
+
+
+@pytest.mark.parametrize(("lane", "needs"), [("light", {}), ("slots", {"memory_mb": 1})])
+def test_twenty_jobs_in_processes_of_their_own_follow_one_another_at_once(
+    client: Client, fleet: Fleet, lane: str, needs: dict[str, int]
+) -> None:
+    fleet.start(devices="none", **{"slots": 0, "light": 0, lane: 2})
+    until_state(client, submit(client, "noop", **needs), "done")
+    ids = client.submit(task="noop", payloads=[{}] * 20, **needs)
+    ended = max(until_state(client, one, "done").finished_at for one in ids)
+    assert ended is not None
+    began = min(client.job(id=one).claimed_at for one in ids)
+    # To execute each of them took 21 s. Alone on two processors it is half a second; others run beside this test.
+    print(f"20 jobs of {lane}: {(ended - began).total_seconds():.2f} s")
+    assert (ended - began).total_seconds() < 5
+
+
+def test_each_job_has_a_process_as_it_was_after_the_import(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    worker = fleet.start(slots=0, light=2)
+    one, two = (until_state(client, submit(client, "tells"), "done").result for _ in range(2))
+    assert one["pid"] != two["pid"] != worker.process.pid
+    assert (one["count"], two["count"]) == (1, 1)
+    assert one["random"] != two["random"]
+    # By the worker itself and by the process that all are forked from.
+    assert one["imported"] == two["imported"] == 2
+    assert one["session"] is two["session"] is True
+    assert two["environ"]["GANGQ_JOB_ID"] != one["environ"]["GANGQ_JOB_ID"]
+    assert not [line for line in one["shown"] if line.startswith(("GANGQ_DSN", "GANGQ_KEY"))]
+    # Standard streams, what the module has opened, and the one that looks.
+    assert len(one["files"]) == 6, one["files"]  # And the line to its worker.
+    assert one["name"].startswith("python"), one["name"]
+    assert (tmp_path / "opened").read_text().split() == [
+        one["environ"]["GANGQ_JOB_ID"],
+        two["environ"]["GANGQ_JOB_ID"],
+    ]
+
+
+def test_a_handler_may_fork_and_leave_threads_and_say_something_at_its_exit(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.start(slots=0, light=2)
+    assert until_state(client, submit(client, "multiplies"), "done").result == [1, 4, 9]
+    left = submit(client, "leaves")
+    until_state(client, left, "done")
+    assert "said at exit" in "".join(row.chunk for row in client.logs(job_id=left))
+
+
+def test_an_app_that_starts_threads_is_not_forked(client: Client, fleet: Fleet) -> None:
+    fleet.define(
+        "import threading; threading.Thread(target=time.sleep, args=(1e6,), daemon=True, name='feeder').start()\n"
+        + SLOW_TO_IMPORT
+    )
+    worker = fleet.start(slots=0, light=2)
+    assert until_state(client, submit(client, "tells"), "done").result["imported"] == 3
+    assert "handlers_spawned" in worker.log
+
+
+def test_an_app_that_opens_a_gpu_is_not_forked(client: Client, fleet: Fleet) -> None:
+    fleet.define(
+        "from gangq.worker import forkserver; forkserver._GPU_FILES = ('/dev/zero',)\n"
+        "GPU = open('/dev/zero')\n" + SLOW_TO_IMPORT
+    )
+    worker = fleet.start(slots=0, light=2)
+    assert until_state(client, submit(client, "tells"), "done").result["imported"] == 3
+    assert "handlers_spawned" in worker.log
+
+
+def test_an_app_that_cannot_be_imported_a_second_time_fails_its_jobs_with_the_reason(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define(
+        "if list(HERE.glob('import-*')): raise OSError('the licence server is away')\n" + SLOW_TO_IMPORT
+    )
+    worker = fleet.start(slots=0, light=2)
+    failed = until_state(client, submit(client, "tells", max_attempts=1), "failed")
+    assert (failed.error["type"], failed.error["message"]) == ("OSError", "the licence server is away")
+    assert "handlers_spawned" in worker.log
+
+
+def forkservers(worker: WorkerProcess) -> list[psutil.Process]:
+    """Those that run."""
+    return [
+        child
+        for child in psutil.Process(worker.process.pid).children()
+        if child.status() != "zombie" and any("gangq.worker.forkserver" in word for word in child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "idle"])
+def test_the_process_they_are_forked_from_is_started_again(client: Client, fleet: Fleet, kill: bool) -> None:
+    fleet.define(
+        f"from gangq.worker import forkserver; forkserver.IDLE_S = {60 if kill else 0.3}\n" + SLOW_TO_IMPORT
+    )
+    worker = fleet.start(slots=0, light=2)
+    assert not forkservers(worker), "it starts with the first job that needs it"
+    until_state(client, submit(client, "noop"), "done")
+    if kill:
+        forkservers(worker)[0].kill()
+    eventually(lambda: not forkservers(worker), "it has ended")
+    assert until_state(client, submit(client, "tells"), "done").result["imported"] == 3
+
+
+def test_nothing_outlives_a_worker_that_is_killed(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    worker = fleet.start(slots=0, light=2)
+    submit(client, "hangs")
+    where = tmp_path / "hangs"
+    eventually(lambda: where.exists() and where.read_text(), "the handler runs")
+    handler = psutil.Process(int(where.read_text()))
+    family = [handler, *handler.parents()[:1], *forkservers(worker)]
+    worker.signal(signal.SIGKILL)
+    eventually(
+        lambda: not any(one.is_running() and one.status() != "zombie" for one in family), "all have ended"
+    )
+
+
+def test_a_handler_ends_with_its_guardian(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start(slots=0, light=2)
+    job = submit(client, "hangs", max_attempts=1)
+    where = tmp_path / "hangs"
+    eventually(lambda: where.exists() and where.read_text(), "the handler runs")
+    handler = psutil.Process(int(where.read_text()))
+    handler.parent().kill()
+    failed = until_state(client, job, "failed")
+    assert "guardian" in failed.error["message"]
+    assert not handler.is_running() or handler.status() == "zombie"
