@@ -325,3 +325,17 @@ end $$;
 comment on function gangq.wake_lane is
   'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake '
   'workers that sleep; how: see wake_sleepers.';
+
+-- The tick and a pass lock a row to the end of their transaction. A client that called one inside of
+-- a longer one and then froze would stop all maintenance, so the server hangs up on it. This is the
+-- one setting of a caller that gangq changes, for this transaction only.
+create function gangq.hang_up_soon() returns void language plpgsql as $$
+begin
+  if current_setting('idle_in_transaction_session_timeout')::interval
+    not between interval '1 ms' and interval '5 s'
+  then
+    perform set_config('idle_in_transaction_session_timeout', '5s', true);
+  end if;
+end $$;
+comment on function gangq.hang_up_soon is
+  'Internal. From here on this transaction is ended when its client says nothing for 5 s.';

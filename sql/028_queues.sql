@@ -138,14 +138,6 @@ comment on function gangq.limit_hit is
   'resource of which null is asked: whether more of it is used than the limit. Binding only after '
   'lock_limited.';
 
-create function gangq.over_limit(queue text, submitter text) returns boolean
-language sql stable as $$
-  select gangq.limit_hit(over_limit.queue, over_limit.submitter, null, null, null, null, null)
-    is not null
-$$;
-comment on function gangq.over_limit is
-  'Internal. Whether more is used below this queue or one above it than its limits allow.';
-
 -- A claim looks at every shape that waits, so the claims of all workers take longer with each. The
 -- number is asked only when a shape is new, and without a lock: submissions at the same time do not
 -- see each other's new shapes.

@@ -294,8 +294,8 @@ create function gangq.heartbeat(
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
-  -- What a heartbeat may lose in a crash the outage rule covers: every lease gets a full period
-  -- after a restart. (In a declaration it is an expression, and not one more statement to start.)
+  -- A crash may lose this renewal: for a full lease after a restart nothing is judged (lease_end).
+  -- (In a declaration it is an expression, and not one more statement to start.)
   flushed text := case when durable is false
     then set_config('synchronous_commit', 'off', true) end;
   holds_work boolean;

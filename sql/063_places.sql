@@ -157,7 +157,10 @@ language sql stable as $$
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
       then 'a device is gone'
-    when gangq.over_limit((s).queue, (s).submitter) then 'a limit was lowered'
+    -- Of what the job does not use, others may use too much.
+    when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
+        case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
+      then 'a limit was lowered'
   end
 $$;
 comment on function gangq.no_fill is 'Internal. Why this place must not be filled any more; null: it may.';

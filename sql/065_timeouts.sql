@@ -32,7 +32,7 @@ declare
   t timestamptz := gangq.now();
 begin
   if new.state = 'reserved' then
-    -- It may come back unclaimed: what its kind was held so far is settled while that is known.
+    -- If it returns unclaimed, the clock of its kind may be gone: its time on hold is added now.
     new.timeout_at := old.timeout_at + make_interval(secs =>
       greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s,
         extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));

@@ -746,6 +746,7 @@ begin
     return;
   end if;
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
+  perform gangq.hang_up_soon();
   mine := gangq.lock_decided(apply.decisions);
   -- First, so that this very pass may use what they held.
   perform gangq.close_places(apply.closes);

@@ -298,10 +298,10 @@ comment on function gangq.claim is
 -- index of their own, because they may stand below it.
 --
 -- Who may raise low, in three steps:
--- 1. Whoever finds the first pending job 256 places above low writes its key to marked (or the last
---    place given out, where nothing is pending). A submission draws its transaction id before its
---    place, so one that is still open and has a place below marked has an older id than the row of
---    gangq.lows, which was written with a new one after that job was found.
+-- 1. Whoever finds the first pending job 256 positions above low writes its key to marked (or the
+--    last position given out, where nothing is pending). A submission draws its transaction id, then
+--    its position; the row of gangq.lows was written with a transaction id drawn last of all. So a
+--    submission that is still open and has a position below marked has an older id than that row.
 -- 2. When every transaction older than that row has ended, each job below marked is visible or claimed.
 -- 3. Whoever comes then raises low to marked, or to the first job that it sees if that is lower, and
 --    marks anew.
@@ -482,7 +482,8 @@ begin
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
-    -- Only where all from low on was looked at: what another claim holds was passed over, and may come back.
+    -- Only if this look began at or below low: one that began later may have stepped over a job that
+    -- an uncommitted claim holds and gives back.
     if looked_from <= coalesce(head.low, gangq.low_start(head.key))
       and head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
       perform gangq.raise_low(s.id, head.key, horizon);

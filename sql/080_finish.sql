@@ -492,11 +492,14 @@ begin
     end if;
     perform gangq.refuse_stale(requeue.job_id, requeue.token);
   end if;
-  perform gangq.log_event(t, 'trip', j.gang_id, (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => requeue.error ->> 'type', data => gangq.for_events(requeue.error) || jsonb_build_object('trips', j.trips + 1));
   if j.state = 'preempting' then
     return gangq.stopped(j, requeue.error, t);
   end if;
+  perform gangq.log_event(t, 'trip', j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
+    job_id => j.id, token => j.token, incarnation => j.incarnation,
+    reason => requeue.error ->> 'type',
+    data => gangq.for_events(requeue.error) || jsonb_build_object('trips', j.trips + 1));
   if j.gang_id is not null then
     perform gangq.lose_members(j.gang_id, array[j.id], 'trip', requeue.error, coalesce(requeue.error ->> 'type', 'watchdog trip'), t);
     return 'preempted';
@@ -564,8 +567,9 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.release is
-  'A worker hands claims back because it has to stop; their work is dead. Nobody is charged. outcome: released, repeated, '
-  'stale. A member''s release drains its gang. Raises GQ001.';
+  'A worker hands claims back because it has to stop; their work is dead. No attempt is charged, each '
+  'counts a stop (max_stops). outcome: released, repeated, stale. A member''s release drains its '
+  'gang. Raises GQ001.';
 
 -- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release, crash or
 -- worker_lost: see charges_for.

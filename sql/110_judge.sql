@@ -164,9 +164,9 @@ begin
   return n;
 end $$;
 comment on function gangq.force_unconfirmed is
-  'Internal, for reap_expired. Jobs that were told to stop and never confirmed it. A worker stops '
-  'renewing such a job ack_timeout_s after it was told, so its lease on that job ends one lease '
-  'later. The devices may still be busy: they are quarantined in the same transaction. Returns how '
+  'Internal, for reap_expired. Jobs that were told to stop and never confirmed it. From '
+  'ack_timeout_s after it was told, each heartbeat answers that it is lost; who hears none is dead '
+  'a lease later. The devices may still be busy: they are quarantined in the same transaction. Returns how '
   'many jobs.';
 
 -- A worker that tripped exits within seconds. Until then the child processes of its other slots may

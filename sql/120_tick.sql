@@ -56,14 +56,7 @@ begin
     return;
   end if;
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
-  -- The row stays locked to the end of the transaction. A client that called this inside of one and
-  -- then froze would stop all maintenance, so the server hangs up on it. This is the one setting of
-  -- a caller that gangq changes, for this transaction only.
-  if current_setting('idle_in_transaction_session_timeout')::interval
-    not between interval '1 ms' and interval '5 s'
-  then
-    perform set_config('idle_in_transaction_session_timeout', '5s', true);
-  end if;
+  perform gangq.hang_up_soon();
   foreach step in array steps loop
     done := gangq.tick_step(step);
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);

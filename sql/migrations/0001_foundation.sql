@@ -737,8 +737,8 @@ create table gangq.live_gangs (
   -- What happens then: requeue, hard (it fails), soft (its members run as single jobs).
   timeout_style text not null default 'requeue'
     check (timeout_style in ('requeue', 'hard', 'soft')),
-  -- When that is over, counting as not eligible what held_s includes; what has come since is added
-  -- when it is looked at.
+  -- When the placement timeout strikes. Time in which it could not be placed is added: that until
+  -- now is in held_s, later time is added by time_out.
   timeout_at timestamptz,
   -- How often it has timed out.
   timeouts integer not null default 0,

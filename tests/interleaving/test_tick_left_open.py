@@ -41,3 +41,12 @@ def test_a_tick_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
     with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
         frozen.execute("select 1")
     assert frozen.closed
+
+
+def test_a_pass_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
+    frozen = meeting.connect(autocommit=False)
+    (row,) = frozen.execute("select gangq.board() as board").fetchall()
+    call(frozen, "apply", **{"pass": row["board"]["pass_number"], "decisions": "[]"})
+    assert patience(frozen) == "5s"
+    frozen.rollback()
+    assert patience(frozen) == "0", "only that transaction was in anybody's way"

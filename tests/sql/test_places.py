@@ -126,6 +126,16 @@ def test_no_place_is_opened_where_the_worker_or_queue_takes_nothing(q: Q, why: s
     assert (count(q), held(q)) == (0, [])
 
 
+def test_a_place_is_filled_although_others_use_too_much_of_what_its_job_does_not_need(q: Q) -> None:
+    worker = q.worker(slots=2, devices=gpus(8000), memory_mb=100)
+    gpu, plain = q.submit(gpus=1), q.submit(memory_mb=10)
+    opened(q, worker, gpu)
+    assert [claim.job_id for claim in filled(worker)] == [gpu]
+    q.call("set_queue", name="default", maximum={"gpus": 0})
+    opened(q, worker, plain)
+    assert [claim.job_id for claim in filled(worker)] == [plain]
+
+
 OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None, str]] = {
     "another queue": ({"queue": "other"}, {}, None, "the worker does not serve it"),
     "too much memory": ({"memory_mb": 200}, {"memory_mb": 100}, None, "no room"),

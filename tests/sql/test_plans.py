@@ -314,6 +314,7 @@ def test_what_an_operator_opens_reads_little(idle: str, query: Query[Any], most:
     assert buffers <= most, f"{sql} touches {buffers} buffers"
 
 
+@pytest.mark.own_database  # What others left behind would make tables look larger than they are.
 def test_nothing_an_operator_opens_looks_dear_enough_to_be_compiled(
     dsn: str, client: Client, clock: Any
 ) -> None:

@@ -182,7 +182,7 @@ class Runner:
             session,
             Reporter(session),
             nothing,
-            nothing,
+            Detection((), None),
             nothing,
             self.watching,
             lambda: self.left.append(True),  # type: ignore[arg-type]

@@ -170,7 +170,7 @@ class Ask:
     """Its age: of two that are equal otherwise, the lower goes first."""
     submitter: str = ""
     estimate_s: float = 3600.0
-    """How long it will run at most: its budget, or less where its task's history says so."""
+    """How long it is taken to run: its budget, or the 90th percentile of its task where that is less."""
     count: int = 1
     """How many jobs wait in this line; 1 for a gang."""
     since: float | None = None

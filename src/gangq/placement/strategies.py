@@ -145,4 +145,6 @@ STRATEGIES: dict[str, Strategy] = {
     "spread": Spread(),
     "strict_spread": StrictSpread(),
 }
-"""By the name that a role asks for. A new one is a class above and a line here."""
+"""By the name that a role asks for. A new one is a class above and a line here; if not just any free devices will do
+for it, also a rule in :func:`gangq.placement.free.fits` and in the bound of :mod:`gangq.placement.displace`.
+"""

@@ -278,7 +278,6 @@ class ChildContext(Context):
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `Context.submit_child`."""
-        # Moments and ids travel as their text, which PostgreSQL reads.
         # Moments and UUIDs travel as text, which is cast in the database.
         sent = json.loads(json.dumps(dict(arguments), default=str))
         return self._link.ask("submit", verb=verb, arguments=sent)

@@ -3,7 +3,7 @@
 One per command: run as ``python -I -S guardian.py <fd>`` by :class:`gangq.worker.child.Child`, or, for a handler,
 forked from the process that has imported its App (:mod:`gangq.worker.forkserver`). A worker can
 be frozen by a library that holds the GIL, stopped, or killed; the promise that its work is dead before its
-lease ends must hold all the same. So the promise is kept here, in a process of 10 MB that does nothing else:
+lease ends must hold all the same. So the promise is kept here, in a process that does nothing else:
 
 * It is a *subreaper*: whatever the command starts and however it detaches (double fork, ``setsid``, closed
   files), it stays below this process, because orphans are handed to their nearest subreaper. When the kernel
@@ -23,7 +23,8 @@ Both directions of the channel are JSON, a line each. In: first the specificatio
 "deadline", "at": s, "grace_s": s}``, ``{"op": "stop", "grace_s": s}``, ``{"op": "kill"}``, each repeatable.
 Out: ``started`` or ``failed``, perhaps ``told`` (SIGTERM went out), perhaps ``stuck``, and last ``gone``.
 
-It must not import gangq and imports little: it is started for every command.
+It must not import gangq and imports little: it is started for every command. Forked for a handler it shares the
+memory of that App, and runs nothing of it.
 """
 
 from __future__ import annotations
@@ -208,9 +209,10 @@ class Guardian:
         """Start the command; empty when it runs, else the reason it does not, as JSON."""
         self.output, child_end = os.pipe()
         verdict, verdict_end = os.pipe()
+        me = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self.become(spec, child_end, verdict_end)
+            self.become(spec, child_end, verdict_end, me)
         os.close(child_end)
         os.close(verdict_end)
         os.set_blocking(self.output, False)
@@ -222,7 +224,7 @@ class Guardian:
             self.child = pid
         return refusal
 
-    def become(self, spec: dict[str, Any], output: int, verdict: int) -> None:
+    def become(self, spec: dict[str, Any], output: int, verdict: int, guardian: int) -> None:
         """In the forked child: turn into the command in its own session, or tell why not; never return.
 
         Raises:
@@ -238,6 +240,9 @@ class Guardian:
                 signal.signal(number, signal.SIG_DFL)
             # Should someone SIGKILL this guardian, its command goes with it, without anyone's help.
             self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # One that died before that line sends nothing any more.
+            if os.getppid() != guardian:
+                os._exit(127)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
