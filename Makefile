@@ -51,7 +51,7 @@ demo: $(VENV)/.demo
 # What measures time runs apart from what computes.
 test: $(VENV)/.dev
 	$(PYTEST) -n 4 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
-	$(PYTEST) -n 5 $(WAITS)
+	$(PYTEST) -n 7 $(WAITS)
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving

@@ -276,9 +276,9 @@ def test_a_worker_killed_before_it_read_the_answer_to_a_report_with_a_claim_lose
     assert endings == [(job, "done") for job in unread.submitted]
     rows = {row.id: row for row in floor.client.jobs(ids=unread.submitted)}
     for job in unread.brought:
-        assert (rows[job].worker, rows[job].crashes + rows[job].stops) == ("near", 1)
+        assert (rows[job].worker, rows[job].stops) == ("near", 0)
         assert (rows[job].claimed_at - renewed).total_seconds() >= lease_s
-    assert sum(row.crashes for row in rows.values()) == 1
+    assert sum(row.crashes for row in rows.values()) == 1, "it can have begun one of them"
     for job in rows.keys() - unread.brought:
         assert (rows[job].attempts, rows[job].crashes, rows[job].stops) == (1, 0, 0)
     # What the answer would have brought had never begun, and nothing runs twice.
