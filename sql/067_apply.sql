@@ -287,7 +287,7 @@ begin
     return false;
   end if;
   if j.gang_id is null then
-    perform gangq.stop_solo(j, why, data, t);
+    perform gangq.stop_solo(j, how, why, data, t);
     return true;
   end if;
   if not gangq.shrink_gang(j.gang_id, array[j.id], why) then

@@ -571,9 +571,8 @@ comment on function gangq.release is
   'counts a stop (max_stops). outcome: released, repeated, stale. A member''s release drains its '
   'gang. Raises GQ001.';
 
--- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release, crash or
--- worker_lost: see charges_for.
--- gone_at: it is not stopped yet, but will be then.
+-- A solo job that ran and is proven stopped goes back to pending, in its old place. how: release, crash,
+-- worker_lost or move: see charges_for. gone_at: it is not stopped yet, but will be then.
 create function gangq.hand_back(
   j gangq.live_jobs, how text, reason text, t timestamptz, gone_at timestamptz default null
 ) returns text language plpgsql as $$

@@ -323,7 +323,7 @@ begin
 end $$;
 comment on function gangq.shrink_gang is
   'Tells surplus members of a running elastic gang to stop. The others run on in a new epoch '
-  'without them. Nobody is charged. What they hold is free once they are proven stopped; they come '
+  'without them. No attempt is charged, each of them counts a stop. What they hold is free once they are proven stopped; they come '
   'back when the gang is placed anew. Returns false, and changes nothing, when one of them is not '
   'running, a role would fall below its minimum, or a member is being replaced. Raises GQ002, '
   'GQ007.';
@@ -391,7 +391,8 @@ begin
     perform gangq.wake_tick();
     return 'cancelled';
   elsif j.gang_id is null then
-    return gangq.hand_back(j, 'release', 'told to stop', t);
+    return gangq.hand_back(j, case j.stop_reason when 'move' then 'move' else 'release' end,
+      'told to stop', t);
   end if;
   select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   update gangq.live_jobs x set
@@ -614,8 +615,8 @@ begin
   return true;
 end $$;
 comment on function gangq.preempt_gang is
-  'Tells a reserved or running gang to stop. It keeps its checkpoint, nobody is charged, and it is '
-  'placed again. (A gang of which a member has finished cannot run again and ends failed, for '
+  'Tells a reserved or running gang to stop. It keeps its checkpoint and is placed again; no attempt '
+  'is charged, each member that ran counts a stop. (A gang of which a member has finished cannot run again and ends failed, for '
   'gangq.retry.) trigger_job, if given, must be a live member of the present epoch. Returns false, '
   'and changes nothing, when it is not, or the gang is not placed. Raises GQ002, GQ007.';
 

@@ -1,5 +1,5 @@
--- Work is moved away: displace_job stops a single job as preempt_gang stops a gang, and move_away
--- does both when the deadline of a drain has passed.
+-- Work is told to make room: displace_job stops a single job as preempt_gang stops a gang, and
+-- move_away moves both when the deadline of a drain has passed.
 -- Locks: gangs by id, jobs by id; move_away takes them with skip locked. Never a worker row.
 
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
@@ -22,34 +22,36 @@ begin
   if j.state <> 'running' then
     return false;
   end if;
-  perform gangq.stop_solo(j, coalesce(displace_job.reason, 'preempted by an operator'), null,
-    gangq.now());
+  perform gangq.stop_solo(j, 'preempt', coalesce(displace_job.reason, 'preempted by an operator'),
+    null, gangq.now());
   return true;
 end $$;
 comment on function gangq.displace_job is
-  'Tells a running single job to stop. Nothing is charged; the job keeps its checkpoint and '
-  'returns to its old place in the queue once it is proven stopped. Returns false, and changes '
+  'Tells a running single job to stop. No attempt is charged, it counts a stop; the job keeps its '
+  'checkpoint and returns to its old place in the queue once it is proven stopped. Returns false, and changes '
   'nothing, for a job that does not run. For gangq_admin. Raises GQ001 (a member of a gang), '
   'GQ002.';
 
-create function gangq.stop_solo(j gangq.live_jobs, reason text, data jsonb, t timestamptz)
-returns void language plpgsql as $$
+create function gangq.stop_solo(
+  j gangq.live_jobs, how text, reason text, data jsonb, t timestamptz
+) returns void language plpgsql as $$
 begin
-  update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = 'preempt'
+  update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = how
   where x.id = j.id;
-  perform gangq.log_event(t, 'preempt', job_id => j.id, token => j.token,
+  perform gangq.log_event(t, how, job_id => j.id, token => j.token,
     incarnation => j.incarnation, reason => reason, data => data);
   perform gangq.wake(array[j.incarnation], 'stop');
 end $$;
 comment on function gangq.stop_solo is
-  'Internal. Tells this running single job, which the caller has locked, to stop. reason, data: '
-  'for its event.';
+  'Internal. Tells this running single job, which the caller has locked, to stop. how: preempt, or '
+  'move, which charges nothing. reason, data: for its event.';
 
 create function gangq.move_away(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   w record;
   why text;
+  unit text;
   moved integer := 0;
 begin
   for w in
@@ -64,13 +66,14 @@ begin
     why := format('%s %s is drained: %s', w.kind, w.name, w.reason);
     if w.gang_id is not null then
       continue when not gangq.try_lock_gang(w.gang_id);
-      moved := moved + gangq.preempt_gang(w.gang_id, reason => why)::integer;
+      unit := 'g' || w.gang_id;
     else
       perform from gangq.live_jobs j
       where j.id = w.job_id and j.gang_id is null for update skip locked;
       continue when not found;
-      moved := moved + gangq.displace_job(w.job_id, why)::integer;
+      unit := 'j' || w.job_id;
     end if;
+    moved := moved + gangq.stop_unit(unit, 'move', why, '{}', t)::integer;
   end loop;
   return moved;
 end $$;

@@ -865,7 +865,7 @@ create table gangq.live_jobs (
   state text not null,
   -- Which slot its present or last claim took: a light one, or one for placed work.
   light boolean not null default false,
-  -- Why it was told to stop: drain, cancel or preempt.
+  -- Why it was told to stop: drain, cancel, preempt or move.
   stop_reason text,
   -- The role that submitted it: shares and limits per submitter count by this.
   submitter text not null,

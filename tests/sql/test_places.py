@@ -136,6 +136,27 @@ def test_a_place_is_filled_although_others_use_too_much_of_what_its_job_does_not
     assert [claim.job_id for claim in filled(worker)] == [plain]
 
 
+def test_what_displaces_gets_its_place_only_for_jobs_above_the_next_rival(q: Q) -> None:
+    q.call("set_queue", name="default", preempts=True)
+    low = q.submit(gpus=1)
+    worker = q.worker(devices=gpus(8000))
+    claim = worker.take()
+    assert claim.job_id == low
+    q.beyond_min_run(worker)
+    high, rival = q.submit("urgent", gpus=1, priority=5), q.submit_gang(1, gpus=1, priority=3)
+    q.place()
+    assert (q.state(low), count(q)) == ("preempting", 0)
+    claim.ack()
+    assert held(q) == [], "it is kept for the plan, and nothing else has it yet"
+    q.place()
+    assert q.value("select min_priority from gangq.places") == 3
+    q.call("set_priority", job_ids=[high], priority=0)
+    assert filled(worker) == []
+    assert count(q) == 0
+    q.place()
+    assert rival.state == "reserved"
+
+
 OFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int] | None, str]] = {
     "another queue": ({"queue": "other"}, {}, None, "the worker does not serve it"),
     "too much memory": ({"memory_mb": 200}, {"memory_mb": 100}, None, "no room"),

@@ -248,9 +248,13 @@ def test_no_verb_changes_a_setting_of_its_caller_unless_asked_to(q: Q) -> None:
         q.call("quarantine", worker="w1")
         q.call("unquarantine", worker="w1")
         q.call("explain_job", job_id=claims[2].job_id)
-        q.place()
         worker.claim()
         assert q.sql(settings) == before
+        q.place()
+        changed = [row["name"] for row, old in zip(q.sql(settings), before, strict=True) if row != old]
+        assert changed == ["idle_in_transaction_session_timeout"], (
+            "who holds up all passes may not idle for long"
+        )
         worker.beat(durable=False)
         assert q.value("select current_setting('synchronous_commit')") == "off", "as gangq's worker asks"
 
