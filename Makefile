@@ -50,7 +50,7 @@ demo: $(VENV)/.demo
 
 # What measures time runs apart from what computes.
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
+	$(PYTEST) -n 6 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
 	$(PYTEST) -n 7 $(WAITS)
 
 test-servers: $(VENV)/.dev
