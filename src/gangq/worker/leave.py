@@ -29,6 +29,14 @@ def end_soon(code: int, within_s: float = 3.0, leave: Callable[[int], None] = os
         threading.Thread(
             target=_insist, args=(code, within_s, leave), name="gangq-leave", daemon=True
         ).start()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            # A handler has closed what is below it: the interpreter would fail at the same, and end with 120.
+            setattr(sys, name, None)
 
 
 def _left() -> list[threading.Thread]:
