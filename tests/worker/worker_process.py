@@ -96,7 +96,7 @@ class WorkerProcess:
         with self.log_path.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(given)],
-                env={**os.environ, "TEST_DSN": dsn, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "TEST_DSN": dsn},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

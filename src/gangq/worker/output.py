@@ -81,7 +81,8 @@ class Capture:
             setattr(sys, name, tee)
             for handler in _stream_handlers():
                 if handler.stream is stream:
-                    handler.setStream(tee)
+                    # Not setStream, which flushes: what a handler has closed would end the worker here.
+                    handler.stream = tee
                     self._handlers.append((handler, stream))
 
     def remove(self) -> None:
@@ -92,7 +93,7 @@ class Capture:
                 setattr(sys, name, tee._stream)
         for handler, stream in self._handlers:
             if handler.stream in tees:
-                handler.setStream(stream)
+                handler.stream = stream
         self._tees.clear()
         self._handlers.clear()
 
