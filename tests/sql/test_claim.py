@@ -371,6 +371,27 @@ def test_only_the_chosen_worker_gets_a_reserved_member(q: Q) -> None:
     assert (claim["rank"], claim["world_size"], claim["epoch"], claim["attempt"]) == (0, 1, 1, 1)
 
 
+@pytest.mark.parametrize("how", ["stopping", "quarantined"])
+def test_a_worker_that_takes_nothing_more_gets_no_reserved_member_and_its_gang_is_placed_anew(
+    q: Q, how: str
+) -> None:
+    gang = q.submit_gang(2)
+    first, second = q.workers(2)
+    q.tick()
+    assert gang.state == "reserved"
+    if how == "stopping":
+        first.retire(final=False)
+    else:
+        q.call("quarantine", worker="w1", reason="its fan rattles")
+    assert first.claim() == []
+    second.take()
+    third = q.worker("w3")
+    q.live_on(1, second, third)
+    q.tick()
+    assert first.claim() == []
+    assert "w1" not in gang.placed_on
+
+
 def test_no_member_may_begin_before_the_last_has_claimed(q: Q, dsn: str) -> None:
     gang = q.submit_gang(3)
     workers = q.workers(3)
