@@ -1,0 +1,71 @@
+"""What docs/architecture.md says of threads, exit codes and files is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from worker_process import Fleet, fleet_of, short_leases, until_state
+
+from gangq.client import Client
+from gangq.watchdogs import ExitCode
+
+TOP = Path(__file__).parents[2]
+PAGE = (TOP / "docs/architecture.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"(?m)^\| `.*$", PAGE)]
+THREADS = [row[0].strip("`") for row in ROWS]
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    short_leases(client)
+    with fleet_of(dsn, tmp_path) as running:
+        yield running
+
+
+def test_a_worker_with_a_job_in_each_lane_has_the_threads_it_names(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task(gpus=1)
+def placed(ctx):
+    ctx.beat(step=1)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        names = sorted(one.name for one in threading.enumerate())
+        if "gangq-stall" in names and any(name.startswith("gangq-job-") for name in names):
+            break
+        time.sleep(0.02)
+    return names
+
+@app.task
+def light(ctx):
+    while not ctx.stopping:
+        time.sleep(0.02)
+""")
+    fleet.start(devices="1x1GiB", slots=1, light=1)
+    beside = client.submit(task="light", payloads=[{}])[0]
+    until_state(client, beside, "running")
+    job = client.submit(task="placed", payloads=[{}], gpus=1)[0]
+    names = until_state(client, job, "done").result
+    client.cancel(job_ids=[beside])
+    assert [name for name in names if not any(fnmatchcase(name, one) for one in THREADS)] == []
+    # Nobody asks the socket of this worker anything that takes time, and no driver reads its device.
+    passing = {"gangq-socket-client", "gangq-sampler"}
+    assert {one for one in THREADS if not any(fnmatchcase(name, one) for name in names)} <= passing
+
+
+def test_every_exit_code_is_named_and_no_other() -> None:
+    before_the_way = PAGE.partition("## The way of a job")[0]
+    named = {int(code) for code in re.findall(r"\b([78]\d)\b", before_the_way)}
+    assert named == {int(code) for code in ExitCode}
+
+
+def test_every_file_it_points_at_is_there() -> None:
+    linked = [(TOP / "docs" / target) for target in re.findall(r"\]\(([^)#]+)\)", PAGE)]
+    named = [TOP / path for path in re.findall(r"`((?:sql|src|tests)/[\w./]*)`", PAGE)]
+    assert linked
+    assert named
+    missing = [str(path) for path in linked + named if not path.exists() and "NNNN" not in path.name]
+    assert missing == []
