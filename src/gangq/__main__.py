@@ -3,7 +3,7 @@
 import os
 
 from gangq import private
-from gangq.worker.liveness_memory import VARIABLE
+from gangq.proc.liveness_memory import VARIABLE
 
 # Before the imports that take time: until it is closed, other processes of this user can read its environment.
 if VARIABLE in os.environ or any(map(private.is_secret, os.environ)):

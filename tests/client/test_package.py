@@ -40,7 +40,7 @@ def test_a_checkout_that_was_never_installed_can_write_down_its_schema(
 
 def test_every_error_is_in_one_place() -> None:
     for module in pkgutil.walk_packages(gangq.__path__, "gangq."):
-        if module.name not in ("gangq.__main__", "gangq.worker.guardian"):
+        if module.name not in ("gangq.__main__", "gangq.proc.guardian"):
             importlib.import_module(module.name)
     found: list[type[errors.GangqError]] = [errors.GangqError]
     for kind in found:

@@ -10,8 +10,9 @@ import pytest
 from gpu_fakes import card, eventually, read, rewrite, sampling, text
 
 from gangq.gpu import detect
-from gangq.gpu.reading import VALUES, boottime
+from gangq.gpu.reading import VALUES
 from gangq.gpu.rocm_readings import AmdsmiReader, _Card
+from gangq.proc.clock import boottime
 
 Script = Callable[..., dict[str, str]]
 A = f"GPU-{'a' * 16}"

@@ -22,7 +22,8 @@ from gpu_fakes import (
 )
 
 from gangq.gpu import DeviceReading, HostSampler, detect, device_sampler
-from gangq.gpu.reading import VALUES, boottime
+from gangq.gpu.reading import VALUES
+from gangq.proc.clock import boottime
 
 Script = Callable[..., dict[str, str]]
 A, B, C = (f"GPU-{letter * 8}" for letter in "abc")

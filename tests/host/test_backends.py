@@ -21,8 +21,8 @@ from gangq import names
 from gangq.errors import InvalidInput
 from gangq.host import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
 from gangq.host.commands import run
+from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import seen
-from gangq.worker.proof import HostIdentity, process_identity
 
 ID = "ab" * 32
 

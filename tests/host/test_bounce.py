@@ -27,9 +27,10 @@ from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
 from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted, choose
-from gangq.worker import host_record, procfs, seen
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity, process_identity
+from gangq.worker import host_record, seen
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.session import blameless
 from process import other_user
 from worker.worker_process import Fleet, fleet_of, short_leases

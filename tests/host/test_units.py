@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gangq.cli import main
 from gangq.errors import NotFound
 from gangq.host import units
-from gangq.worker.supervision import SILENCE_S
+from gangq.proc.supervision import SILENCE_S
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gangq.client import Client
+from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker.liveness import Liveness
-from gangq.worker.proof import HostIdentity, process_identity
 
 
 def marked(word: str = "now") -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gangq.worker import procfs, supervisor
+from gangq.proc import procfs, supervisor
 from worker.worker_process import eventually
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]

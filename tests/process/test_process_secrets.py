@@ -17,7 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gangq.client import Client
-from gangq.worker import cgroup, procfs
+from gangq.proc import cgroup, procfs
 from process import other_user, snoop
 from process.wire import Wire
 from worker.worker_process import eventually, short_leases, until_state

@@ -15,7 +15,7 @@ import pytest
 from cli.cli_process import finished, running
 from gangq.client import Client
 from gangq.embedded import Server
-from gangq.worker import statefile
+from gangq.proc import statefile
 from process.floor import PATIENCE_S, Floor
 from worker.worker_process import eventually, until_state
 

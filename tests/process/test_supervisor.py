@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gangq.worker import procfs
-from gangq.worker.liveness_memory import Memory
-from gangq.worker.supervision import Look, Silence
+from gangq.proc import procfs
+from gangq.proc.liveness_memory import Memory
+from gangq.proc.supervision import Look, Silence
 from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
 from worker.worker_process import eventually
 
@@ -220,7 +220,9 @@ def test_what_is_slow_to_give_its_memory_back_is_not_unkillable() -> None:
         "big.stdout.readline(); print(big.pid)"
     )
     # As if the five seconds that everybody gets were over.
-    program = "import sys; from gangq.worker import supervision as s; s._KILL_S = 0.0; sys.exit(s.main(sys.argv[1:]))"
+    program = (
+        "import sys; from gangq.proc import supervision as s; s._KILL_S = 0.0; sys.exit(s.main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, "--", sys.executable, "-c", worker],
         capture_output=True,
@@ -234,7 +236,7 @@ def test_what_is_slow_to_give_its_memory_back_is_not_unkillable() -> None:
 
 def test_a_worker_whose_supervisor_died_before_it_could_be_told_does_not_begin() -> None:
     program = (
-        "import os; from gangq.worker.supervision import Supervisor\n"
+        "import os; from gangq.proc.supervision import Supervisor\n"
         "one = Supervisor(['/bin/true'], silence_s=1, start_s=1, as_json=False)\n"
         "one.become(os.pipe()[1], {parent})"
     )

@@ -17,7 +17,8 @@ import pytest
 from gangq.client import Client
 from gangq.errors import Unfit
 from gangq.gpu import Detection
-from gangq.worker import cgroup, fitness, oom, procfs
+from gangq.proc import cgroup, oom, procfs
+from gangq.worker import fitness
 from gangq.worker.options import WorkerOptions
 from process.supervised import PATIENCE_S, Start, starter
 from worker.worker_process import eventually

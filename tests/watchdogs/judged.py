@@ -17,8 +17,8 @@ import time
 
 from fakes import GPU, Sampler
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs import StallWatchdog, Trip, WorkSensors
-from gangq.watchdogs.clock import boottime
 
 TIMEOUT_S = 2.0
 CONFIRM_S = 1.0

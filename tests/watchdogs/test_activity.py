@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from victims import HUNG, until, victim
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs import activity as activity_module
 from gangq.watchdogs.activity import (
     Counters,
@@ -25,7 +26,6 @@ from gangq.watchdogs.activity import (
     movement,
     process_counters,
 )
-from gangq.watchdogs.clock import boottime
 
 
 def moved(activity: HostActivity, seconds: float = 0.6) -> bool | None:

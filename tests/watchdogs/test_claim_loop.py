@@ -13,7 +13,7 @@ import sys, threading, time
 sys.path.insert(0, {fakes!r})
 from fakes import Sampler
 from gangq.watchdogs import GpuHealthWatchdog, StallWatchdog, Watchdog, WorkSensors
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 
 sampler = Sampler(boottime)
 sampler.set()  # One idle device that has been seen busy.

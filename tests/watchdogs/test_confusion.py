@@ -16,8 +16,8 @@ from pathlib import Path
 from fakes import GPU, Record, Sampler
 from victims import HUNG, LOADING, big_file, victim
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs import StallWatchdog, WorkSensors
-from gangq.watchdogs.clock import boottime
 
 ROUNDS = 20 if os.environ.get("GANGQ_SOAK") else 1
 _LOOK_S = 0.25

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from gangq.errors import Unsupported
+from gangq.proc.clock import boottime
 from gangq.watchdogs import deadman
-from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.watchdogs.deadman import Deadman
 
 PRELUDE = """
 import ctypes, os, re, signal, sys, threading, time
-from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.proc.clock import boottime
+from gangq.watchdogs.deadman import Deadman
 def hold_the_gil():
     holding = ctypes.PyDLL(None)
     while True:

@@ -21,8 +21,8 @@ import pytest
 from fakes import GPU, Record, Sampler
 from judged import CONFIRM_S, TIMEOUT_S
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs import StallWatchdog, WorkSensors
-from gangq.watchdogs.clock import boottime
 
 ROUNDS = 20 if os.environ.get("GANGQ_SOAK", "0") not in ("", "0") else 1
 LIVES_S = 4.5 * TIMEOUT_S

@@ -20,8 +20,8 @@ from fakes import GPU
 from gangq.client import Client
 from gangq.embedded import Server
 from gangq.errors import InvalidInput
+from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip, TripPath, error_of
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.trip import leave_with
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 TRIP = """
 import ctypes, os, subprocess, sys, threading, time
 from gangq.watchdogs import ExitCode, Suspicion, Trip, TripPath
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 dsn, incarnation, job, token, code = sys.argv[1], *map(int, sys.argv[2:])
 def where_it_hangs(): time.sleep(60)
 threading.Thread(target=where_it_hangs, daemon=True).start()

@@ -42,7 +42,7 @@ MUTE = """
 import logging, sys, time
 logging.basicConfig(level="INFO", stream=sys.stderr)
 from gangq.watchdogs import TripPath, Watchdog
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 path = TripPath("postgresql://x@127.0.0.1:1/x", 1{options})
 def trip(what): return path(what, job_id=1, token=1)
 """
@@ -57,7 +57,7 @@ time.sleep(60)
 
 def run(code: str, stderr: int) -> tuple[int, float]:
     """Exit status, and how long after its budget it left, seconds."""
-    from gangq.watchdogs.clock import boottime
+    from gangq.proc.clock import boottime
 
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gangq.worker import cgroup
+from gangq.proc import cgroup
 from gangq.worker.options import WorkerOptions, usable_cpus, usable_memory_mb
 
 UNLIMITED = 9223372036854771712

@@ -17,10 +17,11 @@ from gangq.client import Client
 from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
 from gangq.gpu import Detection, Device, HostSampler
 from gangq.gpu.reading import DeviceReading
-from gangq.worker import fitness, host_record, procfs
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity, process_identity
+from gangq.worker import fitness, host_record
 from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
-from gangq.worker.proof import HostIdentity, process_identity
 from gangq.worker.registration import register
 
 OPTIONS = WorkerOptions(name="w", host="h").resolved()
@@ -288,7 +289,7 @@ def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Cl
 
 
 def test_what_a_tripped_predecessor_left_is_killed(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gangq.worker.registration._LET_END_S", 0.2)
+    monkeypatch.setattr("gangq.worker.predecessor._LET_END_S", 0.2)
     on_record(tmp_path, monkeypatch, "left")
     with sleeper("left") as left:
         incarnation = registered(client, cards(0), identity=identity("left", [left.pid]))

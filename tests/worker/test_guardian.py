@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from gangq.errors import CommandStartError
-from gangq.worker import procfs
+from gangq.proc import procfs
+from gangq.proc.clock import boottime
 from gangq.worker.child import Child, Exit
-from gangq.worker.procfs import boottime
 
 Start = Callable[..., Child]
 
@@ -46,7 +46,7 @@ IGNORES_SIGTERM = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 WORKER = """
 import json, os, sys, time
 from gangq.worker.child import Child
-from gangq.worker.procfs import boottime
+from gangq.proc.clock import boottime
 ask = json.loads(sys.argv[1])
 if "deadline_in" in ask:
     ask["deadline_boottime"] = boottime() + ask.pop("deadline_in")

@@ -16,7 +16,8 @@ from threading import Event
 from types import SimpleNamespace
 from gangq.app import App
 from gangq.client.rows import Claim
-from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.proc.clock import boottime
+from gangq.watchdogs.deadman import Deadman
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob, JobTable

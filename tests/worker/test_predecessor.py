@@ -14,8 +14,9 @@ import pytest
 from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 from gangq.client import Client
-from gangq.worker import host_record, procfs
-from gangq.worker.proof import HostIdentity, process_identity
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity, process_identity
+from gangq.worker import host_record
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from gangq.worker import procfs
-from gangq.worker.child import Child
-from gangq.worker.proof import (
+from gangq.proc import procfs
+from gangq.proc.proof import (
     HostIdentity,
     ProcessIdentity,
     confirm_gone,
@@ -27,6 +26,7 @@ from gangq.worker.proof import (
     process_identity,
     survivors,
 )
+from gangq.worker.child import Child
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -219,14 +219,14 @@ def test_an_unreadable_process_that_could_be_ours_leaves_the_evidence_incomplete
     # Not dumpable, as after a setuid exec: its environment belongs to root though its user is ours.
     hide = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); print('hidden', flush=True); time.sleep(1000)"
     look = (
-        "import json, sys; from gangq.worker.proof import HostIdentity, ProcessIdentity, confirm_gone\n"
+        "import json, sys; from gangq.proc.proof import HostIdentity, ProcessIdentity, confirm_gone\n"
         "ident = [ProcessIdentity(1, int(sys.argv[2]), None)] if int(sys.argv[2]) else []\n"
         "found = confirm_gone(sys.argv[1], ident, host=HostIdentity.here(), timeout_s=0.2)\n"
         "print(json.dumps(found.as_json()))\n"
     )
     # User ids of nobody, and of this run alone.
     as_user = ("setpriv", "--reuid", str(200_000 + os.getpid()), "--regid", "54321", "--clear-groups")
-    if subprocess.run([*as_user, sys.executable, "-c", "import gangq.worker.proof"], check=False).returncode:
+    if subprocess.run([*as_user, sys.executable, "-c", "import gangq.proc.proof"], check=False).returncode:
         pytest.skip("another user cannot run this Python: it lies in a closed directory")
     hidden = run(*as_user, sys.executable, "-c", hide, stdout=subprocess.PIPE)
     assert hidden.stdout is not None

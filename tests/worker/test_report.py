@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gangq.client import Client
-from gangq.worker import statefile
+from gangq.proc import statefile
 from gangq.worker.report import DIRECTORY_PREFIX, deliver, report
 from worker.worker_process import eventually
 

@@ -23,7 +23,8 @@ from gangq.client import Client
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
 from gangq.gpu import detect, device_sampler
-from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.proc.clock import boottime
+from gangq.watchdogs.deadman import Deadman
 from gangq.worker import facts, jobs
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.claims import ClaimSource

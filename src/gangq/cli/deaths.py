@@ -10,11 +10,12 @@ from typing import Any
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
 from gangq.host.bouncer import GLANCE_S, Proof
-from gangq.worker import host_record, procfs
+from gangq.proc import procfs
+from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
+from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker.report import deliver
-from gangq.worker.session import blameless
+from gangq.worker.session import clean_stop_reason
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Registered:
             return None
         return cls(mark, host, process, Path(directory) if isinstance(directory, str) else None)
 
-    def excuse(self, incarnation: int) -> str | None:
+    def clean_stop(self, incarnation: int) -> str | None:
         """Why it ended its own work for no fault of the jobs', if it left word of that."""
-        return None if self.left is None else blameless(self.left, incarnation, self.host.uid)
+        return None if self.left is None else clean_stop_reason(self.left, incarnation, self.host.uid)
 
     @property
     def left(self) -> Path | None:
@@ -109,9 +110,9 @@ def bury(
     One that had ended its own work, for a reason that is no fault of the jobs', is retired: nobody is charged.
     """
     registered = Registered.of(identity)
-    excuse = None if registered is None else registered.excuse(incarnation)
+    clean_stop = None if registered is None else registered.clean_stop(incarnation)
     try:
-        if excuse is not None:
+        if clean_stop is not None:
             client.retire_worker(incarnation=incarnation, final=True)
             return 0
         if registered is not None and registered.left is not None:

@@ -228,7 +228,7 @@ def _is_process_of_its_own() -> bool:
     """Whether this process is the command `gangq worker` and nothing else: not yet the child of a supervisor,
     and not a program that calls the command line as a function.
     """
-    from gangq.worker.liveness_memory import VARIABLE
+    from gangq.proc.liveness_memory import VARIABLE
 
     called = Path(sys.argv[0])
     ours = called.name == "gangq" or called.parts[-2:] == ("gangq", "__main__.py")
@@ -240,7 +240,7 @@ def _become_supervisor(session: Session, start_s: float | None) -> None:
 
     The process a service manager or a terminal has started so remains the one it talks to.
     """
-    from gangq.worker import supervision, supervisor
+    from gangq.proc import supervision, supervisor
     from gangq.worker.liveness import SILENCE_VARIABLE, START_VARIABLE, number_of
 
     limits = [

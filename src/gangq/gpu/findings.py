@@ -8,8 +8,9 @@ from collections.abc import Callable
 from gangq.gpu import faults
 from gangq.gpu.amd_notices import BY_CODE
 from gangq.gpu.faults import Fault
-from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading, EventKind, boottime
+from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading, EventKind
 from gangq.gpu.xid import xid
+from gangq.proc.clock import boottime
 
 _KEPT = 256
 _REPEAT_S = 10.0

@@ -9,7 +9,7 @@ from typing import Literal
 
 import psutil
 
-from gangq.worker import cgroup
+from gangq.proc import cgroup
 
 
 def unified_memory(model: str, uuid: str) -> tuple[int, str]:

@@ -11,7 +11,8 @@ from typing import Any
 from gangq.gpu.current_call import Noted
 from gangq.gpu.nvml import NvmlDriver, text
 from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Use, Values, scoped, use
-from gangq.gpu.reading import DeviceReading, EventKind, boottime
+from gangq.gpu.reading import DeviceReading, EventKind
+from gangq.proc.clock import boottime
 
 _REASONS = {3: "not_supported", 4: "no_permission", 6: "not_found", 10: "timeout", 13: "function_not_found"}
 _GONE: dict[int, EventKind] = {15: "lost", 16: "reset_required", 28: "lost"}

@@ -6,7 +6,6 @@ silence for idleness kills healthy jobs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -44,14 +43,6 @@ VALUES = (
     "recovery_action",
 )
 """The names that `DeviceReading.unknown` may hold."""
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boottime() -> float:
-    """Return seconds since boot, those asleep included; the monotonic clock where there is no such clock."""
-    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from gangq.errors import DriverUnavailable
 from gangq.gpu.amd_notices import NOTICES
 from gangq.gpu.current_call import Noted
 from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Values, scoped, use, whole
-from gangq.gpu.reading import DeviceReading, boottime
+from gangq.gpu.reading import DeviceReading
 from gangq.gpu.rocm import AmdsmiDriver
+from gangq.proc.clock import boottime
 
 _REASONS = {
     2: "not_supported",

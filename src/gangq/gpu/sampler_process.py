@@ -14,15 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from gangq import private
 from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.detection import Detection
 from gangq.gpu.findings import Findings
-from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading, boottime
+from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading
 from gangq.gpu.sampler import DeviceSampler, HostSampler
+from gangq.proc import procfs
+from gangq.proc.clock import boottime
 
 log = logging.getLogger("gangq.gpu.sampler")
 
@@ -472,11 +473,8 @@ class SamplerProcess:
 
 def _state(pid: int) -> str:
     """Return what the kernel says a process does: its state letter and what it waits in."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return f"{letter} {Path(f'/proc/{pid}/wchan').read_text()}".strip()
-    except OSError:
-        return "?"
+    entry = procfs.stat(pid)
+    return "?" if entry is None else f"{entry.state} {procfs.text(f'/proc/{pid}/wchan')}".strip()
 
 
 def device_sampler(

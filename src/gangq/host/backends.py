@@ -1,7 +1,7 @@
 """The ways to restart a worker of this host: its systemd unit, its Docker container, or a command.
 
 Each restart is bounded: it asks, waits ``kill_after_s``, then kills. What a backend can itself prove about the
-end of the former processes it returns as ``proof``; the rest is for :mod:`gangq.worker.proof`.
+end of the former processes it returns as ``proof``; the rest is for :mod:`gangq.proc.proof`.
 """
 
 from __future__ import annotations

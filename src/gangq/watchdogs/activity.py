@@ -31,7 +31,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gangq import private
-from gangq.watchdogs.clock import boottime
+from gangq.proc import procfs
+from gangq.proc.clock import boottime
 from gangq.watchdogs.steps import OWN_NAMES
 
 _MB = 1_000_000
@@ -417,11 +418,7 @@ def _known(pid: int) -> _Known | None:
 
 def _stuck(pid: int) -> bool:
     """Whether a thread of it waits in the kernel and cannot be interrupted."""
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return False
-    return any((_stat(f"/proc/{pid}/task/{tid}/stat") or [b""])[0] == b"D" for tid in tids)
+    return any((_stat(f"/proc/{pid}/task/{tid}/stat") or [b""])[0] == b"D" for tid in procfs.tids(pid))
 
 
 def library_threads() -> list[int]:
@@ -489,11 +486,7 @@ def process_counters(pid: int) -> tuple[int, Counters] | None:
     if fields is None or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1):
         return None
     switches: dict[int, int] = {}
-    try:
-        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (OSError, ValueError):
-        return None
-    for tid in tids:
+    for tid in procfs.tids(pid):
         if (count := _switches(f"/proc/{pid}/task/{tid}/status")) is not None:
             switches[tid] = count
     return int(fields[19]), Counters(
@@ -526,21 +519,11 @@ def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[i
     return frozenset(parked), frozenset(elsewhere), frozenset(asleep)
 
 
-def _read(path: str, most: int = 8192) -> bytes | None:
-    # Not open(): each of its calls hands over the GIL, and beside a spinning handler each costs 5 ms.
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
+def _read(path: str, most: int = procfs.PAGE) -> bytes | None:
     global _read_bytes
-    try:
-        found = os.read(fd, most)
-        _read_bytes += len(found)
-        return found
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    found = procfs.read(path, most)
+    _read_bytes += len(found or b"")
+    return found
 
 
 def _stat(path: str) -> list[bytes] | None:

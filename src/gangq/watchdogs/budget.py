@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.pauses import PauseMeter

@@ -32,7 +32,7 @@ import time
 from typing import IO
 
 from gangq.errors import Unsupported
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 
 __all__ = ["Deadman", "Unsupported", "boottime"]
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gangq.proc import procfs
 from gangq.watchdogs import waits
 
 if TYPE_CHECKING:
@@ -102,29 +103,16 @@ def stacks() -> str:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-    try:
-        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except OSError:
+    command = " ".join(procfs.words(pid))
+    tids = procfs.tids(pid)
+    if not tids:
         return {"pid": pid, "gone": True}
     return {
         "pid": pid,
         "command": command[:500],
-        "threads": [_thread(pid, tid) for tid in tids[:_MOST_THREADS]],
+        "threads": procfs.threads(pid, _MOST_THREADS),
         "threads_in_all": len(tids),
         "devices_open": _devices_open(pid),
-    }
-
-
-def _thread(pid: int, tid: int) -> dict[str, Any]:
-    task = f"/proc/{pid}/task/{tid}"
-    fields = _read(f"{task}/stat").rpartition(")")[2].split()
-    return {
-        "tid": tid,
-        "name": _read(f"{task}/comm").strip(),
-        "state": fields[0] if fields else None,
-        "wchan": _read(f"{task}/wchan").strip() or None,
-        "syscall": _read(f"{task}/syscall").strip() or None,
     }
 
 
@@ -137,14 +125,6 @@ def _devices_open(pid: int) -> dict[str, str]:
                 if target.startswith(_DEVICE_PATHS):
                     found[fd] = target
     return found
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(8192).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _text(raw: str | bytes, most: int) -> str:

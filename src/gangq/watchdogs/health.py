@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import movement
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
 from gangq.watchdogs.numbers import factor, seconds

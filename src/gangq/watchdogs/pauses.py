@@ -18,7 +18,7 @@ import resource
 import time
 from collections.abc import Callable
 
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 from gangq.watchdogs.voice import voice
 
 says = voice("gangq.watchdogs.pauses")

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import HostActivity
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.idle import ENERGY_S, Sample, power_w
 from gangq.watchdogs.steps import Steps
 

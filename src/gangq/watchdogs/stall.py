@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.numbers import count, factor, seconds

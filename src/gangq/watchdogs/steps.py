@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 
 OWN_NAMES = ("gangq-", "pool-")
 """Names that the library's threads begin with; ``pool-`` are those of psycopg's pools."""

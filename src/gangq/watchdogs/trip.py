@@ -26,10 +26,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Unsupported
+from gangq.proc.clock import boottime
 from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
 from gangq.watchdogs.activity import Family
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gangq import private
+from gangq.proc import procfs
 
 _X86 = {
     0: "read", 1: "write", 7: "poll", 17: "pread", 18: "pwrite", 19: "readv", 20: "writev", 23: "select",
@@ -40,6 +41,7 @@ _OF_A_FILE = frozenset(
 _SHARED = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "fuse", "glusterfs", "ocfs", "gfs")
 """File systems that other hosts have too, by the beginning of their type."""
 _MOST_THINGS = 8
+_TABLE_BYTES = 1 << 20
 _STACK_LINES = 60
 
 
@@ -76,7 +78,7 @@ def of_processes(pids: Iterable[int]) -> Waits:
     things: dict[str, None] = {}
     for pid in pids:
         fds = []
-        for tid in _threads(pid):
+        for tid in procfs.tids(pid):
             call, fd = _call(pid, tid)
             fds.append(fd)
             if place is None and tid == pid and call is not None:
@@ -132,7 +134,7 @@ def _stack(own: FrameType, innermost: FrameType) -> str:
 
 def _call(pid: int, tid: int) -> tuple[str | None, int | None]:
     """The system call a thread is in, and the file descriptor it is about."""
-    said = _read(f"/proc/{pid}/task/{tid}/syscall")
+    said = procfs.text(f"/proc/{pid}/task/{tid}/syscall")
     if not said and tid == pid == os.getpid():
         # A closed process cannot open this file of its own any more; it has kept the one of its main thread open.
         said = (private.own_file(f"/proc/self/task/{tid}/syscall") or b"").decode()
@@ -143,16 +145,9 @@ def _call(pid: int, tid: int) -> tuple[str | None, int | None]:
     return name, int(fields[1], 16) if name in _OF_A_FILE else None
 
 
-def _threads(pid: int) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return []
-
-
 def _command(pid: int) -> str:
-    words = _read(f"/proc/{pid}/cmdline").split("\0")
-    return os.path.basename(words[0])[:100] or str(pid)
+    words = procfs.words(pid)
+    return os.path.basename(words[0])[:100] if words else str(pid)
 
 
 def _things(pid: int, fds: Iterable[int | None]) -> tuple[str, ...]:
@@ -176,7 +171,7 @@ def _thing(pid: int, fd: int) -> str | None:
 
 def _peer(pid: int, inode: str) -> str | None:
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in _read(f"/proc/{pid}/net/{table}").splitlines()[1:]:
+        for line in procfs.text(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] == inode:
                 raw = bytes.fromhex(fields[2].partition(":")[0])
@@ -191,7 +186,7 @@ def _peer(pid: int, inode: str) -> str | None:
 
 def _file_system(pid: int, path: str) -> str | None:
     best, found = "", None
-    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
+    for line in procfs.text(f"/proc/{pid}/mountinfo", _TABLE_BYTES).splitlines():
         left, _, right = line.partition(" - ")
         fields, source = left.split(), right.split()
         if len(fields) < 5 or len(source) < 2:
@@ -202,11 +197,3 @@ def _file_system(pid: int, path: str) -> str | None:
             where = source[1] if source[0].startswith(_SHARED) else f"{socket.gethostname()}:{point}"
             best, found = point, f"fs:{where}"
     return found
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from gangq.errors import GangqError
+from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now

@@ -1,12 +1,12 @@
 """A command as its worker sees it: start, deadline, stop, output, and an end that is only reported once it is
 true.
 
-Between the worker and the command stands a guardian (:mod:`gangq.worker.guardian`), which does what must
+Between the worker and the command stands a guardian (:mod:`gangq.proc.guardian`), which does what must
 happen even when the worker cannot. This class talks to it, and steps in where the guardian itself was killed.
 
 The mark: every process of a command carries ``GANGQ_MARK=<incarnation>/<command>`` in its environment, so
 that it can be found again by the guardian (that exact mark) and by a later incarnation of the worker
-(everything under ``<incarnation>``, see :mod:`gangq.worker.proof`).
+(everything under ``<incarnation>``, see :mod:`gangq.proc.proof`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangq.errors import CommandStartError
-from gangq.worker import bounded_log, cgroup, procfs
+from gangq.proc import bounded_log, cgroup, procfs
+from gangq.proc.clock import boottime
 from gangq.worker.forkserver import Forked, ForkServer
 from gangq.worker.launch import launch, start_error
-from gangq.worker.procfs import boottime
 
 __all__ = ["Child", "CommandStartError", "Exit"]
 
@@ -116,7 +116,7 @@ class Child:
         SIGTERM ``grace_s`` before. Should this process die, the command gets SIGTERM and ``orphan_grace_s``
         later SIGKILL. ``log_head`` and ``log_tail`` are the bytes of output kept from its beginning and its
         end. ``group``: the folder of a control group that is made for it, where the host allows that (see
-        :func:`gangq.worker.cgroup.home`). ``forks``: a handler, whose task is the last of ``argv``, is forked from
+        :func:`gangq.proc.cgroup.home`). ``forks``: a handler, whose task is the last of ``argv``, is forked from
         there in place of executing ``argv``.
 
         Raises:

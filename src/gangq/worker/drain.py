@@ -7,7 +7,7 @@ import threading
 from collections import deque
 
 from gangq.errors import GangqError
-from gangq.watchdogs.deadman import boottime
+from gangq.proc.clock import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
 from gangq.worker.retry import until_answered

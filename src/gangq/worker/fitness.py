@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from gangq.errors import Unfit
 from gangq.gpu import Detection, DeviceSampler, device_sampler
-from gangq.worker import procfs
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
-from gangq.worker.proof import HostIdentity
 
 if TYPE_CHECKING:
     from gangq.client import Client

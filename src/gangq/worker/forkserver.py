@@ -9,7 +9,7 @@ it. Where importing the App starts Python threads or opens a GPU, every handler'
 instead, and the worker says so (``handlers_spawned``). Threads that a numerical library keeps for itself are its own
 affair: it knows of forks, and starts them anew.
 
-Each fork begins as the guardian of its job (:mod:`gangq.worker.guardian`), and forks once more into the handler. This
+Each fork begins as the guardian of its job (:mod:`gangq.proc.guardian`), and forks once more into the handler. This
 process itself runs nothing of a job, has no connection, and ends with its worker, with the incarnation, or after
 :data:`IDLE_S` without a job.
 
@@ -32,7 +32,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from gangq import private
-from gangq.worker import child_main, guardian, procfs
+from gangq.proc import guardian, procfs
+from gangq.worker import child_main
 
 log = logging.getLogger("gangq.worker.forkserver")
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gangq.worker import statefile
-from gangq.worker.proof import ProcessIdentity, is_same_process
+from gangq.proc import statefile
+from gangq.proc.proof import ProcessIdentity, is_same_process
 
 DIRECTORY_PREFIX = "gangq-w-"
 """How the private directory of a worker is called."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.errors import CommandStartError
-from gangq.worker import procfs
+from gangq.proc import procfs
 
 if TYPE_CHECKING:
     from gangq.worker.forkserver import Forked, ForkServer
 
-_GUARDIAN = str(Path(__file__).with_name("guardian.py"))
+_GUARDIAN = str(Path(procfs.__file__).with_name("guardian.py"))
 _READ = 1 << 16
 
 

@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
+from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
-from gangq.watchdogs.deadman import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session

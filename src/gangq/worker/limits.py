@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, InvalidInput
-from gangq.watchdogs.clock import boottime
+from gangq.proc.clock import boottime
 from gangq.watchdogs.trip import within
 
 if TYPE_CHECKING:

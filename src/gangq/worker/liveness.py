@@ -3,13 +3,13 @@
 Every thread of the library says that it runs whenever it does, and one of them has nothing else to do than to
 run once a second. When all fall silent, something holds the interpreter, or the process is stopped, and nothing
 inside can help: the supervisor ends the worker
-(:mod:`gangq.worker.supervisor`). Should the supervisor be unable to, the kernel does it, once the lease is over
+(:mod:`gangq.proc.supervisor`). Should the supervisor be unable to, the kernel does it, once the lease is over
 that this silence began with: not sooner, because worker and supervisor may have been paused together, which the
 supervisor knows and a timer does not. Without a supervisor (``App.run_worker()``) the kernel is all there is, and
 a pause is silence like any other (:mod:`gangq.watchdogs.backstop`).
 
 The supervisor also has to know what it ended: the worker writes its incarnation and the job in its own process
-into memory they share (:mod:`gangq.worker.liveness_memory`).
+into memory they share (:mod:`gangq.proc.liveness_memory`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import IO
 
 from gangq.errors import InvalidInput
+from gangq.proc import liveness_memory, procfs
+from gangq.proc.liveness_memory import Memory
+from gangq.proc.supervision import SILENCE_S
 from gangq.watchdogs.backstop import Backstop
-from gangq.worker import liveness_memory, procfs
-from gangq.worker.liveness_memory import Memory
-from gangq.worker.supervision import SILENCE_S
 
 log = logging.getLogger("gangq.worker.liveness")
 

@@ -27,9 +27,11 @@ from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import detect, device_sampler
+from gangq.proc import procfs
+from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode
-from gangq.watchdogs.deadman import Deadman, boottime
-from gangq.worker import fitness, host_record, procfs
+from gangq.watchdogs.deadman import Deadman
+from gangq.worker import fitness, host_record
 from gangq.worker.child_main import app_target
 from gangq.worker.claims import ClaimSource
 from gangq.worker.dispatch import Dispatcher

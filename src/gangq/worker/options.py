@@ -14,7 +14,7 @@ import psutil
 
 from gangq import names
 from gangq.errors import InvalidInput
-from gangq.worker import cgroup
+from gangq.proc import cgroup
 
 
 @dataclass(frozen=True)

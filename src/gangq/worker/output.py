@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any, TextIO
 
-from gangq.worker.bounded_log import BoundedLog
+from gangq.proc.bounded_log import BoundedLog
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.logship import EVERY_S, LogShipper, log_sizes
 from gangq.worker.session import Session

@@ -25,11 +25,11 @@ from typing import Any
 from gangq import private
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotAllowed, NotFound, StaleToken
+from gangq.proc import statefile
+from gangq.proc.proof import HostIdentity
 from gangq.watchdogs.codes import ExitCode
-from gangq.worker import statefile
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.proof import HostIdentity
-from gangq.worker.session import blameless
+from gangq.worker.session import clean_stop_reason
 
 log = logging.getLogger("gangq.worker.report")
 
@@ -92,18 +92,18 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         )
         return False
     directory = own_directory(record.get("directory"))
-    excuse = None if directory is None else blameless(directory, incarnation, os.getuid())
+    reason = None if directory is None else clean_stop_reason(directory, incarnation, os.getuid())
     told = directory is not None and _kept_trip(client, incarnation, directory, os.getuid())
-    if excuse is None and not told and not _trip(client, incarnation, facts):
-        excuse = "it came to life for a moment while it was being ended"
-    if excuse is not None:
+    if reason is None and not told and not _trip(client, incarnation, facts):
+        reason = "it came to life for a moment while it was being ended"
+    if reason is not None:
         # What it held had begun for no fault of its own, or was ended for none.
         try:
             client.retire_worker(incarnation=incarnation, final=True)
         except IncarnationEnded:
             log.info("already_ended: incarnation %s", incarnation)
         else:
-            log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, excuse)
+            log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, reason)
     else:
         freed = client.report_dead(
             worker=worker, incarnation=incarnation, evidence={"by": "its supervisor", **_seen(facts)}

@@ -22,8 +22,10 @@ from gangq.context import GangInfo
 from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
+from gangq.proc import cgroup, procfs
+from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import cgroup, child_main, facts, procfs
+from gangq.worker import child_main, facts
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
 from gangq.worker.environment import Surroundings, for_child, scrubbed, visible_devices
@@ -31,7 +33,6 @@ from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
-from gangq.worker.proof import HostIdentity
 from gangq.worker.reporter import Reporter, clean, describe
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session

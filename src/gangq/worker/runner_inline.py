@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
+from gangq.proc.clock import boottime
 from gangq.signatures import misfit, unfinished
 from gangq.watchdogs import ExitCode
-from gangq.watchdogs.deadman import Deadman, boottime
+from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.jobs import ActiveJob, StopReason

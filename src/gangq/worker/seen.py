@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gangq import names
-from gangq.worker import procfs
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity, ProcessIdentity
 from gangq.worker.options import default_name
-from gangq.worker.proof import HostIdentity, ProcessIdentity
 
 _VERBS = ("off", "on", "drain")
 """``gangq worker off NAME`` starts no worker."""
@@ -47,7 +46,7 @@ def lineage(worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
 def _is(pid: int, host: HostIdentity, process: ProcessIdentity) -> bool:
     """Whether that process has the recorded pid in the recorded namespace."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = procfs.text(f"/proc/{pid}/status")
         inner = next(
             (line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)]
         )
@@ -68,11 +67,7 @@ def _upwards(processes: Mapping[int, procfs.Stat], pid: int) -> tuple[int, ...]:
 
 def worker_name(pid: int) -> str | None:
     """The name of the worker that this process is by its command line; None: it is none."""
-    try:
-        words = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
-    except OSError:
-        return None
-    given = _options(_gangq(words))
+    given = _options(_gangq(procfs.words(pid)))
     if given is None:
         return None
     if "--name" in given:
@@ -124,9 +119,6 @@ def _options(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def _environ(pid: int) -> dict[str, str]:
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
+    raw = procfs.read(f"/proc/{pid}/environ", 1 << 20) or b""
     pairs = (os.fsdecode(each).partition("=") for each in raw.split(b"\0"))
     return {name: value for name, _, value in pairs}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gangq.watchdogs.deadman import boottime
-from gangq.worker import statefile
+from gangq.proc import statefile
+from gangq.proc.clock import boottime
 from gangq.worker.jobs import JobTable
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.session")
 
 
-Blameless = Literal["lapsed", "drained", "exited"]
+CleanStop = Literal["lapsed", "drained", "exited"]
 """Why a process ended work that had done nothing wrong: it could not renew its lease, its operator stopped it, or
 the handler in its main thread was told to stop, or lost its claim, and only the end of the process could end it.
 """
 
 
-def blameless(directory: Path, incarnation: int, uid: int) -> str | None:
+def clean_stop_reason(directory: Path, incarnation: int, uid: int) -> str | None:
     """What :meth:`Session.note` of a worker of that user left there for that incarnation, if anything."""
-    whys: tuple[str, ...] = get_args(Blameless)
+    whys: tuple[str, ...] = get_args(CleanStop)
     for why in whys:
         if statefile.read(directory, why, uid=uid) == str(incarnation).encode():
             return why
@@ -129,7 +129,7 @@ class Session:
         self.table.each(lambda job: job.extend(kill_at, self.terms.grace_s))
         self._take_back("lapsed")
 
-    def note(self, why: Blameless) -> None:
+    def note(self, why: CleanStop) -> None:
         """Leave word for the next incarnation, on disk: should this process end without being able to tell
         the database how, its jobs were stopped through no fault of theirs.
         """
@@ -142,7 +142,7 @@ class Session:
         except OSError as problem:
             log.warning("note_unwritten", extra={"note": why, "error": str(problem)})
 
-    def _take_back(self, why: Blameless) -> None:
+    def _take_back(self, why: CleanStop) -> None:
         with self._lock:
             if why not in self._notes:
                 return

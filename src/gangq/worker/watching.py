@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from gangq.errors import GangqError
 from gangq.gpu import Detection, DeviceSampler
+from gangq.proc import statefile
+from gangq.proc.clock import boottime
 from gangq.watchdogs import (
     Calibration,
     GpuHealthWatchdog,
@@ -30,10 +32,8 @@ from gangq.watchdogs import (
     collect,
     waits,
 )
-from gangq.watchdogs.clock import boottime
 from gangq.watchdogs.trip import within
 from gangq.watchdogs.voice import voice
-from gangq.worker import statefile
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
 
-from gangq.worker import cgroup, procfs
+from gangq.proc import cgroup, procfs
 
 _PAUSE_S = 0.05
 _MOST_PIDS = 1 << 22
@@ -89,13 +89,13 @@ class HostIdentity:
     @classmethod
     def here(cls) -> HostIdentity:
         """Of this process, now."""
-        machine = _read("/etc/machine-id")
+        machine = procfs.text("/etc/machine-id") or None
         try:
             namespace = os.stat("/proc/self/ns/pid").st_ino
         except OSError:
             namespace = None
         return cls(
-            boot_id=_read("/proc/sys/kernel/random/boot_id"),
+            boot_id=procfs.text("/proc/sys/kernel/random/boot_id") or None,
             machine=hashlib.sha256(b"gangq:" + machine.encode()).hexdigest()[:16] if machine else None,
             pid_namespace=namespace,
             uid=os.getuid(),
@@ -298,13 +298,9 @@ def _guards(entry: procfs.Stat) -> bool:
     """Whether it says that it is a guardian. Who lies gains a few milliseconds."""
     if not procfs.names_work(entry):
         return False
-    try:
-        with open(f"/proc/{entry.pid}/cmdline", "rb") as file:
-            words = file.read(8192).split(b"\0")
-    except OSError:
-        return False
     return any(
-        os.path.basename(word) == b"guardian.py" or b"gangq.worker.forkserver" in word for word in words
+        os.path.basename(word) == "guardian.py" or "gangq.worker.forkserver" in word
+        for word in procfs.words(entry.pid)
     )
 
 
@@ -322,11 +318,3 @@ def _number(value: object, most: int | None = None) -> TypeGuard[int]:
 
 def _word(value: object) -> TypeGuard[str | None]:
     return value is None or isinstance(value, str)
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path) as file:
-            return file.read().strip() or None
-    except OSError:
-        return None

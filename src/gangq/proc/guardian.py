@@ -42,12 +42,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 if TYPE_CHECKING or __package__:
-    from gangq.worker import bounded_log, cgroup, procfs
+    from gangq.proc import bounded_log, cgroup, clock, procfs
 else:
     # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import bounded_log
     import cgroup
+    import clock
     import procfs
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -147,7 +148,7 @@ class Guardian:
             if op == "deadline":
                 self.deadline, self.grace = message["at"], message["grace_s"]
             elif op == "stop":
-                self.stop("stop", procfs.boottime() + message["grace_s"])
+                self.stop("stop", clock.boottime() + message["grace_s"])
             elif op == "kill":
                 self.kill("kill")
 
@@ -172,7 +173,7 @@ class Guardian:
         self.orphan_grace: float = spec["orphan_grace_s"]
         self.stuck_after: float = spec["stuck_after_s"]
         self.deadline, self.grace = spec["deadline"], spec["grace_s"]
-        if self.deadline is not None and procfs.boottime() >= self.deadline:
+        if self.deadline is not None and clock.boottime() >= self.deadline:
             self.say("failed", stage="deadline", errno=0, text="its deadline has passed already")
             return False
         try:
@@ -284,7 +285,7 @@ class Guardian:
 
     def judge(self) -> None:
         """Do what the clock says, then set the timer for the next thing it will say."""
-        now = procfs.boottime()
+        now = clock.boottime()
         if self.deadline is not None and not self.told and now >= self.deadline - self.grace:
             self.stop("deadline", self.deadline)
         limits = [at for at in (self.deadline, self.stop_by) if at is not None]
@@ -303,7 +304,7 @@ class Guardian:
 
     def orphaned(self) -> None:
         """The worker is dead: nobody will renew the deadline or read the result, so the command ends."""
-        self.stop("orphan", procfs.boottime() + self.orphan_grace)
+        self.stop("orphan", clock.boottime() + self.orphan_grace)
 
     def stop(self, cause: str, kill_at: float) -> None:
         """SIGTERM to the whole group, once; SIGKILL at the earliest instant that anyone has asked for."""
@@ -367,9 +368,9 @@ class Guardian:
 
     def finish(self, fault: str | None = None) -> None:
         """Kill whatever is left, wait until nothing is, and only then say so."""
-        since, reported, pause = procfs.boottime(), False, 0.001
+        since, reported, pause = clock.boottime(), False, 0.001
         while not self.sweep():
-            if not reported and procfs.boottime() - since >= self.stuck_after:
+            if not reported and clock.boottime() - since >= self.stuck_after:
                 reported = True
                 self.say("stuck", pids=self.left)
             time.sleep(pause)

@@ -1,7 +1,7 @@
 """What ``/proc`` says about processes, and how to kill exactly the ones meant.
 
 Shared by the guardian (which runs without gangq on its path, so nothing here imports gangq, and nothing costs
-it start-up time), by :mod:`gangq.worker.child` and by :mod:`gangq.worker.proof`. Linux only at call time;
+it start-up time), by :mod:`gangq.worker.child` and by :mod:`gangq.proc.proof`. Linux only at call time;
 importing is safe anywhere.
 
 Three traps this module exists for:
@@ -28,6 +28,8 @@ _WORK_NAME = "gangq:"
 
 _MARK_PREFIX = MARK_VARIABLE.encode() + b"="
 
+PAGE = 4096
+"""What one read of a file under ``/proc`` gives at most, in bytes."""
 EXIT_S = 30.0
 """How long a process may take to exit after SIGKILL before it is given up: it gives its memory back first."""
 _STUCK_S = 1.0
@@ -35,12 +37,44 @@ _LOOK_S = 0.1
 _PF_EXITING = 0x4
 
 
-def boottime() -> float:
-    """Seconds since boot, those asleep included: the clock of leases and deadlines.
+def read(path: str, most: int = PAGE) -> bytes | None:
+    """The first ``most`` bytes of a file under ``/proc``; None where it cannot be read.
 
-    Where there is no such clock (macOS, which runs no workers) the monotonic one.
+    The kernel gives such a file a page at a time. Not open(): each of its calls hands over the GIL, which costs a
+    watchdog 5 ms beside a handler that spins.
     """
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.read(fd, most)
+        while PAGE < most > len(found) and (more := os.read(fd, most - len(found))):
+            found += more
+        return found
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def text(path: str, most: int = 2 * PAGE) -> str:
+    """The same as text without the blanks around it, empty where it cannot be read."""
+    return (read(path, most) or b"").decode("utf-8", "replace").strip()
+
+
+def words(pid: int) -> list[str]:
+    """The command line of a process; empty when it is gone, and for a thread of the kernel."""
+    raw = (read(f"/proc/{pid}/cmdline", 1 << 20) or b"").removesuffix(b"\0")
+    return [os.fsdecode(word) for word in raw.split(b"\0")] if raw else []
+
+
+def tids(pid: int) -> list[int]:
+    """The ids of its threads, the lowest first; empty when it is gone."""
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return []
 
 
 class Stat:
@@ -242,23 +276,19 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     its memory, which somebody stuck in the kernel may have locked.
     """
     found: list[dict[str, object]] = []
-    try:
-        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
-    except OSError:
-        return found
-    for name in names[:most]:
-        place = f"/proc/{pid}/task/{name}"
-        status = dict(line.partition(":")[::2] for line in _text(f"{place}/status").splitlines())
+    for tid in tids(pid)[:most]:
+        place = f"/proc/{pid}/task/{tid}"
+        status = dict(line.partition(":")[::2] for line in text(f"{place}/status").splitlines())
         if not status:
             continue
         found.append(
             {
-                "tid": int(name),
+                "tid": tid,
                 "name": status.get("Name", "").strip(),
                 "state": status.get("State", "?").strip()[:1],
                 "pending": f"{int(status.get('SigPnd', '0'), 16) | int(status.get('ShdPnd', '0'), 16):x}",
-                "wchan": _text(f"{place}/wchan"),
-                "syscall": _text(f"{place}/syscall"),
+                "wchan": text(f"{place}/wchan"),
+                "syscall": text(f"{place}/syscall"),
             }
         )
     return found
@@ -269,10 +299,10 @@ def thread_times(pid: int) -> dict[int, tuple[str, int, str]]:
     processor; empty where the kernel keeps none) of each thread of a process, by thread id.
     """
     found = {}
-    for tid in _tids(pid):
-        fields = _text(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
+    for tid in tids(pid):
+        fields = text(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
         if fields:
-            slices = _text(f"/proc/{pid}/task/{tid}/schedstat")
+            slices = text(f"/proc/{pid}/task/{tid}/schedstat")
             found[tid] = (fields[0], int(fields[11]) + int(fields[12]), slices)
     return found
 
@@ -283,7 +313,7 @@ def dying(pid: int) -> bool:
     For most that is over at once. To give back hundreds of gigabytes takes longer than a few seconds, and is no
     sign that it will not end; :class:`Dying` tells the two apart.
     """
-    found = [_end_of_thread(pid, tid) for tid in _tids(pid)]
+    found = [_end_of_thread(pid, tid) for tid in tids(pid)]
     ends = [ended for ended, _ in filter(None, found)]
     return bool(ends) and all(ends)
 
@@ -311,7 +341,7 @@ class Dying:
             (target.pid, target.start_ticks, tid)
             for target in targets
             if same(target) is not None
-            for tid in _tids(target.pid)
+            for tid in tids(target.pid)
             if _end_of_thread(target.pid, tid) == (True, "D")
         }
         self._since = {thread: self._since.get(thread, now) for thread in waiting}
@@ -354,13 +384,6 @@ def unkillable(pid: int) -> bool:
     return True
 
 
-def _tids(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
-
-
 def _end_of_thread(pid: int, tid: int) -> tuple[bool, str] | None:
     """Whether the end of this thread has begun, and its state; None when it is gone.
 
@@ -368,18 +391,10 @@ def _end_of_thread(pid: int, tid: int) -> tuple[bool, str] | None:
     """
     place = f"/proc/{pid}/task/{tid}"
     # The name in parentheses may hold anything.
-    fields = _text(f"{place}/stat").rpartition(")")[2].split()
-    status = dict(line.partition(":")[::2] for line in _text(f"{place}/status").splitlines())
+    fields = text(f"{place}/stat").rpartition(")")[2].split()
+    status = dict(line.partition(":")[::2] for line in text(f"{place}/status").splitlines())
     if not fields or "ShdPnd" not in status:
         return None
     pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
     begun = bool(int(fields[6]) & _PF_EXITING) or bool(pending & 1 << (signal.SIGKILL - 1))
     return begun, fields[0]
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read(8192).strip()
-    except OSError:
-        return ""

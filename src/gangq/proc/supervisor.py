@@ -26,7 +26,7 @@ provided that it is nothing a worker could drag along: 12 MB, no libraries, no d
 The exit code is the worker's own, 128 + n when signal n killed it, 86 when that was for want of memory. It
 restarts nothing: that is for whoever started it.
 
-It must not import gangq and imports little. What it does is in :mod:`gangq.worker.supervision`.
+It must not import gangq and imports little. What it does is in :mod:`gangq.proc.supervision`.
 """
 
 from __future__ import annotations

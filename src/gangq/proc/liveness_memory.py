@@ -1,6 +1,6 @@
 """What a worker and its supervisor share: a socket, and one piece of memory that outlives the worker.
 
-The supervisor (:mod:`gangq.worker.supervisor`) makes both and names the socket to the worker in ``GANGQ_SUPERVISOR``.
+The supervisor (:mod:`gangq.proc.supervisor`) makes both and names the socket to the worker in ``GANGQ_SUPERVISOR``.
 Its first message holds the secrets, which the worker must not have in its environment, and the descriptor of the
 memory. The worker takes both once it is closed to other processes of its user (:mod:`gangq.private`): before, any of
 them could open the memory through ``/proc`` and keep it. Over the socket come single bytes that wake the supervisor

@@ -1,4 +1,4 @@
-"""What the supervisor does; see :mod:`gangq.worker.supervisor`, the program.
+"""What the supervisor does; see :mod:`gangq.proc.supervisor`, the program.
 
 In a file of its own because Python keeps the compiled form of what is imported, and compiles a program itself
 every time: that took a megabyte more. It must not import gangq and imports little.
@@ -18,9 +18,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
-    from gangq.worker import cgroup, liveness_memory, oom, procfs, statefile
+    from gangq.proc import cgroup, clock, liveness_memory, oom, procfs, statefile
 else:
     import cgroup
+    import clock
     import liveness_memory
     import oom
     import procfs
@@ -409,7 +410,7 @@ class Supervisor:
     def end_frozen(self) -> None:
         """Evidence, then SIGKILL for everything."""
         # Before it is made to go on: what it writes now is written by a worker that is already judged.
-        self.verdict_at = procfs.boottime()
+        self.verdict_at = clock.boottime()
         self.remember()
         self.notifier.status("frozen: being killed")
         until = time.monotonic() + _STACKS_S
@@ -462,8 +463,8 @@ class Supervisor:
     def let_end(self) -> None:
         """Give guardians the time they give to their commands; what nobody guards ends at once."""
         self.oomed = self.oom.killed()
-        until = procfs.boottime() + _LET_END_S
-        while procfs.boottime() < until:
+        until = clock.boottime() + _LET_END_S
+        while clock.boottime() < until:
             processes = procfs.table()
             ours = self.tree(processes)
             known = self.memory.guardians
@@ -582,7 +583,7 @@ class Supervisor:
 
     def left_s(self, until: object, told: bool) -> float:
         """For how long to report: worker and supervisor have one deadline together."""
-        now = procfs.boottime()
+        now = clock.boottime()
         if self.stuck:
             return _REPORT_S
         if self.frozen_s is not None:
@@ -602,7 +603,7 @@ class Supervisor:
             words: dict[str, object] = {
                 "at": stamp,
                 "level": level.upper(),
-                "logger": "gangq.worker.supervisor",
+                "logger": "gangq.proc.supervisor",
             }
             line = json.dumps({**words, "message": event, **fields})
         else:
@@ -610,7 +611,7 @@ class Supervisor:
             local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
             zone = time.strftime("%z", time.localtime(at))
             stamp = f"{local}.{int(at % 1 * 1e3):03d}{zone[:3]}:{zone[3:]}"
-            line = f"{stamp} {level.upper()} gangq.worker.supervisor {event} {extra}".rstrip()
+            line = f"{stamp} {level.upper()} gangq.proc.supervisor {event} {extra}".rstrip()
         _offer(1 if self.as_json else 2, line.encode() + b"\n")
 
     def run(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
-    from gangq.worker import cgroup
+    from gangq.proc import cgroup
 else:
     import cgroup
 
