@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -69,3 +71,14 @@ def test_every_file_it_points_at_is_there() -> None:
     assert named
     missing = [str(path) for path in linked + named if not path.exists() and "NNNN" not in path.name]
     assert missing == []
+
+
+def test_the_programs_beside_a_worker_import_nothing_of_gangq() -> None:
+    """They are started for every command and beside every worker, and must outlive whatever breaks it."""
+    script = (
+        "import sys; sys.path.append(sys.argv[1]); import guardian, supervision; "
+        "print(sorted(name for name in sys.modules if name.partition('.')[0] in ('gangq', 'psycopg', 'psutil')))"
+    )
+    room = str(TOP / "src/gangq/proc")
+    run = [sys.executable, "-I", "-S", "-c", script, room]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "[]\n"

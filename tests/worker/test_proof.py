@@ -333,3 +333,16 @@ def test_the_host_identity_is_stable_and_does_not_hand_out_the_machine_id() -> N
     path = Path("/etc/machine-id")
     if path.exists():
         assert path.read_text().strip() not in str(HostIdentity.here())
+
+
+def test_a_file_of_many_pages_is_read_whole_and_no_further_than_asked() -> None:
+    """The kernel gives a page of it at a time."""
+    whole = procfs.read("/proc/self/smaps", 1 << 24)
+    assert whole is not None
+    assert len(whole) > 2 * procfs.PAGE
+    assert whole.endswith(b"\n")
+    assert b"[stack]" in whole
+    some = procfs.read("/proc/self/smaps", 3 * procfs.PAGE)
+    assert some is not None
+    assert procfs.PAGE < len(some) <= 3 * procfs.PAGE
+    assert procfs.read("/proc/self/nothing") is None

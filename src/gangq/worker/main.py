@@ -9,7 +9,6 @@ more and registers anew.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -17,8 +16,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +31,19 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import fitness, host_record
 from gangq.worker.child_main import app_target
-from gangq.worker.claims import ClaimSource
-from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
-from gangq.worker.epochs import EpochWatch
 from gangq.worker.forks import ForkGuard
 from gangq.worker.held import HeldReports
-from gangq.worker.jobs import ActiveJob
-from gangq.worker.lanes import Lane, choose
-from gangq.worker.lease import LeaseKeeper, LeaseWatch
-from gangq.worker.listener import Listener
+from gangq.worker.incarnation import Incarnation, Process
+from gangq.worker.lanes import choose
 from gangq.worker.liveness import Liveness
-from gangq.worker.loops import ChildLoop, Intake, MainLoop, NothingLeft
-from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
-from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
-from gangq.worker.reporter import Reporter
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
-from gangq.worker.runner_command import CommandRunner
-from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
-from gangq.worker.socket_server import SocketServer
-from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
 log = logging.getLogger("gangq.worker")
 
@@ -102,7 +87,6 @@ class Worker:
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
         self._sampler = device_sampler(self._detection, self._environ)
-        self._waiting: deque[ActiveJob] = deque()
         self._homeless = False
         self._directory: Path | None = None
         self._forks: ForkGuard | None = None
@@ -185,6 +169,22 @@ class Worker:
     # -- incarnations ----------------------------------------------------------------------------------------
 
     def _incarnations(self, directory: Path, surroundings: Surroundings) -> int:
+        process = Process(
+            app=self.app,
+            target=self._target,
+            options=self.options,
+            lanes=self.lanes,
+            detection=self._detection,
+            sampler=self._sampler,
+            ports=self._ports,
+            drain=self._drain,
+            signals=self._signals,
+            liveness=self._liveness,
+            surroundings=surroundings,
+            deadman=self._deadman,
+            stop=self.stop,
+            leave_homeless=self._leave_homeless,
+        )
         model: str | None = None
         first = True
         while True:
@@ -203,9 +203,10 @@ class Worker:
                 lease_s=session.terms.lease_s,
             )
             self.client.timeout_s = session.terms.answer_s
-            with self._threads(session, surroundings) as (serve, held):
-                serve()
-                self._settle(session, held)
+            incarnation = Incarnation(process, session)
+            with incarnation.running():
+                incarnation.serve()
+                self._settle(session, incarnation.held)
                 if session.stuck:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
@@ -243,132 +244,6 @@ class Worker:
                 if self._drain.requested.wait(next(waits)):
                     return None
 
-    @contextlib.contextmanager
-    def _threads(
-        self, session: Session, surroundings: Surroundings
-    ) -> Iterator[tuple[Callable[[], None], HeldReports]]:
-        """The threads around one incarnation; yields what the main thread does meanwhile, and the reports held up."""
-        reporter = Reporter(session, lambda: self._drain.impatient(session))
-        watching = Watching(session, self._detection, self._sampler)
-        epochs = EpochWatch(session, self._ports)
-        keeper = LeaseKeeper(session, watching, epochs)
-        maintenance = Maintenance(session)
-        server = SocketServer(session, session.directory / host_record.SOCKET)
-        listener: Listener | None = None
-        sources: list[ClaimSource] = []
-
-        def hears() -> bool:
-            return listener is not None and not listener.deaf
-
-        def source(lane: Lane | None) -> ClaimSource:
-            made = ClaimSource(session, keeper, self._ports, hears, lane=lane, sleeps=sleeps)
-            sources.append(made)
-            return made
-
-        def sleeps() -> bool:
-            running = [job for job in session.table.snapshot() if job.lane == "light" and not job.reporting]
-            return len(running) < self.lanes.light
-
-        def claim() -> None:
-            for one in sources:
-                one.awake(kept=one.lane != "light")
-
-        def light(kept: bool) -> None:
-            for one in sources:
-                if one.lane != "placed":
-                    one.awake(kept=kept)
-
-        def go() -> None:
-            jobs = session.table.snapshot()
-            for job in jobs:
-                job.wake.set()
-            if any(job.gang is not None for job in jobs):
-                keeper.beat_now()  # A new epoch may have begun around one that runs.
-
-        if self.options.connections > 1:
-            listener = Listener(
-                session,
-                list(self.options.queues),
-                {
-                    "claim": claim,
-                    "light": lambda: light(kept=True),
-                    "wake": lambda: light(kept=False),
-                    "stop": keeper.beat_now,
-                    "go": go,
-                    "tick": maintenance.ask,
-                },
-            )
-        commands = CommandRunner(
-            session,
-            reporter,
-            self._ports,
-            self._detection,
-            server,
-            watching,
-            self.stop,
-            self._leave_homeless,
-            surroundings,
-            self._liveness.guardian,
-        )
-        intake = Intake(session, self._drain, self._sampler, self._leave_homeless)
-        dispatcher = Dispatcher(self.app, self._target, len(self._detection.devices), commands, reporter)
-        drainer = threading.Thread(
-            target=self._drain.run, args=(session, reporter, self._waiting), name="gangq-drain", daemon=True
-        )
-
-        def serve() -> None:
-            main, slots = self.lanes.main, self.lanes.children
-            left = NothingLeft(intake, self.lanes.slots > 0)
-            once: Callable[[], bool] = left if self.options.once else bool
-            if main is None:
-                both = source(self.lanes.of_children)
-                ChildLoop(intake, both, reporter, dispatcher, slots, once=once).run()
-                return
-            own = source(main)
-            if slots:
-                other = source(self.lanes.of_children)
-                wake_main = own.woken.set if self.options.once else bool
-                left.children = ChildLoop(intake, other, reporter, dispatcher, slots, found_nothing=wake_main)
-            with self._inline(session, reporter, watching) as inline:
-                loop = MainLoop(
-                    intake,
-                    own,
-                    reporter,
-                    dispatcher,
-                    inline,
-                    self._signals,
-                    self._waiting,
-                    prefetch=self.options.prefetch if main == "light" else 1,
-                    once=once,
-                )
-                if left.children is None:
-                    loop.run()
-                    return
-                left.children.start()
-                try:
-                    loop.run()
-                finally:
-                    left.children.stop()
-
-        server.start()
-        keeper.start()
-        epochs.start()
-        LeaseWatch(session).start()
-        reporter.start()
-        if listener is not None:
-            listener.start()
-        maintenance.start()
-        drainer.start()
-        try:
-            yield serve, reporter.held
-        finally:
-            session.closing.set()
-            for part in (keeper, epochs, reporter, listener, maintenance, server):
-                if part is not None:
-                    part.stop()
-            commands.close()
-            drainer.join(_JOIN_S)
-
     def _leave_homeless(self) -> None:
         """Somebody has removed the directory of sockets and logs, and no job can run here any more: what has not
         begun is handed back, and the next process has a new directory.
@@ -384,22 +259,6 @@ class Worker:
             },
         )
         self.stop()
-
-    @contextlib.contextmanager
-    def _inline(self, session: Session, reporter: Reporter, watching: Watching) -> Iterator[InlineRunner]:
-        """What runs handlers in the main thread, and watches them."""
-        assert self._deadman is not None
-        hard_exit = HardExit(session, reporter, self._deadman)
-        watch = JobWatch(watching, ProcessTrip(watching, reporter))
-        capture = Capture(session)
-        capture.install()
-        try:
-            yield InlineRunner(
-                session, reporter, self._ports, self._deadman, hard_exit, watch, self._liveness, capture
-            )
-        finally:
-            capture.remove()
-            watch.close()
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,245 @@
+"""The threads around one incarnation of a worker, and what its main thread does meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gangq.app import App
+from gangq.gpu import Detection, DeviceSampler
+from gangq.watchdogs.deadman import Deadman
+from gangq.worker import host_record
+from gangq.worker.claims import ClaimSource
+from gangq.worker.dispatch import Dispatcher
+from gangq.worker.drain import Drain
+from gangq.worker.environment import Surroundings
+from gangq.worker.epochs import EpochWatch
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.lanes import Lane, Lanes
+from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.listener import Listener
+from gangq.worker.liveness import Liveness
+from gangq.worker.loops import ChildLoop, Intake, MainLoop, NothingLeft
+from gangq.worker.maintenance import Maintenance
+from gangq.worker.options import WorkerOptions
+from gangq.worker.output import Capture
+from gangq.worker.ports import PortHolder
+from gangq.worker.reporter import Reporter
+from gangq.worker.runner_command import CommandRunner
+from gangq.worker.runner_inline import HardExit, InlineRunner
+from gangq.worker.session import Session
+from gangq.worker.signals import SignalWatch
+from gangq.worker.socket_server import SocketServer
+from gangq.worker.watching import JobWatch, ProcessTrip, Watching
+
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a worker has for as long as its process lives, through all incarnations."""
+
+    app: App | None
+    target: str | None
+    """Where child processes find the app, ``module:app``."""
+    options: WorkerOptions
+    lanes: Lanes
+    detection: Detection
+    sampler: DeviceSampler
+    ports: PortHolder
+    drain: Drain
+    signals: SignalWatch
+    liveness: Liveness
+    surroundings: Surroundings
+    deadman: Deadman | None
+    """Ends the process at a deadline; None where no handler runs in it."""
+    stop: Callable[[], None]
+    leave_homeless: Callable[[], None]
+    """Begins the end of a worker whose directory is gone."""
+    waiting: deque[ActiveJob] = field(default_factory=deque)
+    """Jobs claimed for the main thread and not begun."""
+
+
+class Incarnation:
+    """The parts that work for one session. In the context :meth:`running` the main thread calls :meth:`serve`."""
+
+    def __init__(self, process: Process, session: Session) -> None:
+        self._process = process
+        self._session = session
+        self._reporter = Reporter(session, lambda: process.drain.impatient(session))
+        self._watching = Watching(session, process.detection, process.sampler)
+        self._epochs = EpochWatch(session, process.ports)
+        self._keeper = LeaseKeeper(session, self._watching, self._epochs)
+        self._maintenance = Maintenance(session)
+        self._server = SocketServer(session, session.directory / host_record.SOCKET)
+        self._sources: list[ClaimSource] = []
+        self._listener: Listener | None = None
+        if process.options.connections > 1:
+            self._listener = Listener(session, list(process.options.queues), self._on_notification())
+        self._commands = CommandRunner(
+            session,
+            self._reporter,
+            process.ports,
+            process.detection,
+            self._server,
+            self._watching,
+            process.stop,
+            process.leave_homeless,
+            process.surroundings,
+            process.liveness.guardian,
+        )
+        self.held = self._reporter.held
+        """Reports that an open transaction holds up."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """With all threads running; they are stopped at the end."""
+        session, drain = self._session, self._process.drain
+        drainer = threading.Thread(
+            target=drain.run,
+            args=(session, self._reporter, self._process.waiting),
+            name="gangq-drain",
+            daemon=True,
+        )
+        self._server.start()
+        self._keeper.start()
+        self._epochs.start()
+        LeaseWatch(session).start()
+        self._reporter.start()
+        if self._listener is not None:
+            self._listener.start()
+        self._maintenance.start()
+        drainer.start()
+        try:
+            yield
+        finally:
+            session.closing.set()
+            for part in (
+                self._keeper,
+                self._epochs,
+                self._reporter,
+                self._listener,
+                self._maintenance,
+                self._server,
+            ):
+                if part is not None:
+                    part.stop()
+            self._commands.close()
+            drainer.join(_JOIN_S)
+
+    def serve(self) -> None:
+        """Claim and run jobs until the worker stops. For the main thread."""
+        process = self._process
+        main, slots = process.lanes.main, process.lanes.children
+        intake = Intake(self._session, process.drain, process.sampler, process.leave_homeless)
+        dispatcher = Dispatcher(
+            process.app, process.target, len(process.detection.devices), self._commands, self._reporter
+        )
+        left = NothingLeft(intake, process.lanes.slots > 0)
+        once: Callable[[], bool] = left if process.options.once else bool
+        if main is None:
+            both = self._source(process.lanes.of_children)
+            ChildLoop(intake, both, self._reporter, dispatcher, slots, once=once).run()
+            return
+        own = self._source(main)
+        if slots:
+            other = self._source(process.lanes.of_children)
+            wake_main = own.woken.set if process.options.once else bool
+            left.children = ChildLoop(
+                intake, other, self._reporter, dispatcher, slots, found_nothing=wake_main
+            )
+        with self._inline() as inline:
+            loop = MainLoop(
+                intake,
+                own,
+                self._reporter,
+                dispatcher,
+                inline,
+                process.signals,
+                process.waiting,
+                prefetch=process.options.prefetch if main == "light" else 1,
+                once=once,
+            )
+            if left.children is None:
+                loop.run()
+                return
+            left.children.start()
+            try:
+                loop.run()
+            finally:
+                left.children.stop()
+
+    @contextlib.contextmanager
+    def _inline(self) -> Iterator[InlineRunner]:
+        """What runs handlers in the main thread, and watches them."""
+        process, session, reporter = self._process, self._session, self._reporter
+        assert process.deadman is not None
+        hard_exit = HardExit(session, reporter, process.deadman)
+        watch = JobWatch(self._watching, ProcessTrip(self._watching, reporter))
+        capture = Capture(session)
+        capture.install()
+        try:
+            yield InlineRunner(
+                session,
+                reporter,
+                process.ports,
+                process.deadman,
+                hard_exit,
+                watch,
+                process.liveness,
+                capture,
+            )
+        finally:
+            capture.remove()
+            watch.close()
+
+    # -- claiming, and what wakes it -------------------------------------------------------------------------
+
+    def _source(self, lane: Lane | None) -> ClaimSource:
+        source = ClaimSource(
+            self._session,
+            self._keeper,
+            self._process.ports,
+            self._hears,
+            lane=lane,
+            sleeps=self._has_free_light_slot,
+        )
+        self._sources.append(source)
+        return source
+
+    def _hears(self) -> bool:
+        return self._listener is not None and not self._listener.deaf
+
+    def _has_free_light_slot(self) -> bool:
+        jobs = self._session.table.snapshot()
+        running = sum(job.lane == "light" and not job.reporting for job in jobs)
+        return running < self._process.lanes.light
+
+    def _on_notification(self) -> Mapping[str, Callable[[], None]]:
+        return {
+            "claim": self._claim,
+            "light": lambda: self._claim_light(kept=True),
+            "wake": lambda: self._claim_light(kept=False),
+            "stop": self._keeper.beat_now,
+            "go": self._go,
+            "tick": self._maintenance.ask,
+        }
+
+    def _claim(self) -> None:
+        for source in self._sources:
+            source.awake(kept=source.lane != "light")
+
+    def _claim_light(self, kept: bool) -> None:
+        for source in self._sources:
+            if source.lane != "placed":
+                source.awake(kept=kept)
+
+    def _go(self) -> None:
+        jobs = self._session.table.snapshot()
+        for job in jobs:
+            job.wake.set()
+        if any(job.gang is not None for job in jobs):
+            self._keeper.beat_now()  # A new epoch may have begun around one that runs.
