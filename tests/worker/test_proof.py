@@ -272,7 +272,7 @@ def test_only_state_d_for_a_second_on_end_is_unkillable(monkeypatch: pytest.Monk
     me = procfs.stat(os.getpid())
     assert me is not None
     seen: list[tuple[bool, str]] = []
-    monkeypatch.setattr(procfs, "_tids", lambda pid: [pid])
+    monkeypatch.setattr(procfs, "tids", lambda pid: [pid])
     monkeypatch.setattr(procfs, "_end_of_thread", lambda pid, tid: seen[0])
     now = [100.0]
     monkeypatch.setattr(procfs.time, "monotonic", lambda: now[0])
