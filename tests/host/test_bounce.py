@@ -31,7 +31,7 @@ from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import host_record, seen
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.session import blameless
+from gangq.worker.session import clean_stop_reason
 from process import other_user
 from worker.worker_process import Fleet, fleet_of, short_leases
 
@@ -778,11 +778,11 @@ def test_a_note_that_is_no_small_file_excuses_nobody_and_keeps_nobody_waiting(
     for name in ("lapsed", "drained", "trip", "death"):
         what(left / name, 7)
     code = (
-        "import sys, resource; from pathlib import Path; from gangq.worker.session import blameless\n"
+        "import sys, resource; from pathlib import Path; from gangq.worker.session import clean_stop_reason\n"
         "from gangq.worker.report import deliver\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         f"assert deliver(None, 7, Path({str(left)!r}), {os.getuid()}) is None\n"
-        f"sys.exit(blameless(Path({str(left)!r}), 7, {os.getuid()}))"
+        f"sys.exit(clean_stop_reason(Path({str(left)!r}), 7, {os.getuid()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -799,7 +799,7 @@ def test_a_note_counts_only_in_the_workers_own_directory(what: str, tmp_path: Pa
         asked.symlink_to(left)
     if "another" in what:
         uid += 1
-    assert blameless(asked, 7, uid) == ("drained" if "read" in what else None)
+    assert clean_stop_reason(asked, 7, uid) == ("drained" if "read" in what else None)
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])

@@ -115,7 +115,7 @@ def test_a_network_file_system_is_the_same_on_every_host_and_a_local_one_is_not(
     monkeypatch: pytest.MonkeyPatch, line: str, path: str, thing: str
 ) -> None:
     root = "25 1 8:1 / / rw,relatime - ext4 /dev/root rw"
-    monkeypatch.setattr(waits, "_read", lambda _: f"{root}\n{line}\n")
+    monkeypatch.setattr(waits.procfs, "text", lambda *_: f"{root}\n{line}\n")
     assert waits._file_system(1, path) == thing
 
 

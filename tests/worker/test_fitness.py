@@ -312,7 +312,7 @@ def test_processes_that_cannot_be_ended_are_a_refusal(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_LET_END_S", "_KILL_S"):
-        monkeypatch.setattr(f"gangq.worker.registration.{name}", 0.2)
+        monkeypatch.setattr(f"gangq.worker.predecessor.{name}", 0.2)
     # As those of another user are to somebody who is not root.
     monkeypatch.setattr(procfs, "strike", lambda targets: targets)
     on_record(tmp_path, monkeypatch, "left")

@@ -45,7 +45,7 @@ from gangq.worker.reporter import Reporter, clean
 from gangq.worker.retry import until_answered
 from gangq.worker.runner_command import Command
 from gangq.worker.runner_inline import HardExit, InlineRunner
-from gangq.worker.session import Session, blameless
+from gangq.worker.session import Session, clean_stop_reason
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
 
@@ -547,17 +547,17 @@ def test_work_is_asked_to_stop_a_grace_before_it_would_be_killed_and_word_is_lef
     LeaseWatch(session).start()
     eventually(lambda: job.stop_reason == "lease", "it is told", 3)
     assert boottime() >= session.kill_at - 2
-    assert blameless(tmp_path, session.incarnation, os.getuid()) == "lapsed"
+    assert clean_stop_reason(tmp_path, session.incarnation, os.getuid()) == "lapsed"
     session.closing.set()
 
 
 def test_word_left_is_taken_back_by_a_renewal(client: Client, tmp_path: Path) -> None:
     session = session_of(client, tmp_path)
     session.note("lapsed")
-    assert blameless(tmp_path, session.incarnation, os.getuid()) == "lapsed"
-    assert blameless(tmp_path, session.incarnation + 1, os.getuid()) is None
+    assert clean_stop_reason(tmp_path, session.incarnation, os.getuid()) == "lapsed"
+    assert clean_stop_reason(tmp_path, session.incarnation + 1, os.getuid()) is None
     session.renewed(boottime())
-    assert blameless(tmp_path, session.incarnation, os.getuid()) is None
+    assert clean_stop_reason(tmp_path, session.incarnation, os.getuid()) is None
 
 
 def test_a_renewal_reaches_the_work_although_the_word_cannot_be_taken_back(

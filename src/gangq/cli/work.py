@@ -31,151 +31,137 @@ _CHANGES = [
 ]
 
 
+class _Option:
+    """An option of `submit` and `run`."""
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        self.attach = click.option(*names, **attributes)
+        made = click.Option(names, **attributes)
+        self.name = str(made.name)
+        self.flag = made.opts[0]
+
+
+_OF_A_JOB = (
+    _Option("--queue", help="Where it waits [as its task is declared, else default]."),
+    _Option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
+    _Option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
+    _Option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
+    _Option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
+    _Option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
+    _Option(
+        "--label",
+        "labels",
+        type=KeyValue(),
+        multiple=True,
+        metavar="K=V",
+        help="A label the worker must carry.",
+    ),
+    _Option("--model", help="What it needs loaded: a worker that has it is preferred, any other may do."),
+    _Option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
+    _Option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
+    _Option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
+    _Option(
+        "--after",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
+    ),
+    _Option(
+        "--select",
+        "selectors",
+        multiple=True,
+        metavar="COND[,COND...]",
+        help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
+    ),
+    _Option(
+        "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
+    ),
+    _Option("--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."),
+    _Option(
+        "--spec",
+        type=click.File(),
+        metavar="FILE",
+        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+    ),
+    _Option(
+        "--wait-for-hardware",
+        flag_value=True,
+        type=bool,
+        default=None,
+        help="Take it though no known worker could ever run it: one is still to come.",
+    ),
+)
+_OF_A_GANG = (
+    _Option("--gang", "size", type=int, metavar="N", help="N members that start together or not at all."),
+    _Option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
+    _Option(
+        "--role",
+        "roles",
+        type=RoleType(),
+        multiple=True,
+        metavar="K=V,...",
+        help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
+        "JSON object. Keys are the fields of gangq.Role; may be repeated.",
+    ),
+    _Option(
+        "--strategy",
+        type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
+        help="Fewest hosts, most, one, or a host for each member [pack].",
+    ),
+    _Option("--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."),
+    _Option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
+    _Option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
+    _Option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
+    _Option(
+        "--failure-policy",
+        type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
+        help="What a lost or failed member means [restart_gang].",
+    ),
+    _Option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
+    _Option(
+        "--timeout",
+        "timeout_s",
+        type=Seconds(),
+        help="How long the gang may wait for its place while eligible [the queue's].",
+    ),
+    _Option(
+        "--timeout-style",
+        type=click.Choice(["requeue", "hard", "soft"]),
+        help="And then: requeue (back off, if no worker could hold it or its planned start is overdue; "
+        "a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs) [the queue's].",
+    ),
+    _Option(
+        "--no-preempt",
+        "preemptible",
+        flag_value=False,
+        type=bool,
+        default=None,
+        help="Others may not displace it.",
+    ),
+    _Option("--name", help="A name for the gang."),
+    _Option(
+        "--checkpoint-mode",
+        type=click.Choice(["each", "rank0"]),
+        help="Whether every member of the gang saves its part, or rank 0 all of it.",
+    ),
+    _Option(
+        "--claim-deadline",
+        "claim_deadline_s",
+        type=Seconds(),
+        help="How long the gang may stay reserved.",
+    ),
+)
+
+
+_NOT_OF_A_JOB = {option.name for option in _OF_A_GANG}
+
+
 def work_options(command: F) -> F:
     """What a job needs and how it is treated: the options of submit and run."""
-    options = [
-        click.option("--queue", help="Where it waits [as its task is declared, else default]."),
-        click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
-        click.option(
-            "--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."
-        ),
-        click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
-        click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
-        click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
-        click.option(
-            "--label",
-            "labels",
-            type=KeyValue(),
-            multiple=True,
-            metavar="K=V",
-            help="A label the worker must carry.",
-        ),
-        click.option(
-            "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
-        ),
-        click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
-        click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-        click.option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-        click.option(
-            "--after",
-            type=WhichType(),
-            multiple=True,
-            metavar="ID",
-            help="A job (12) or a gang (g12) that must be done first; may be repeated.",
-        ),
-        click.option(
-            "--select",
-            "selectors",
-            multiple=True,
-            metavar="COND[,COND...]",
-            help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
-        ),
-        click.option(
-            "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
-        ),
-        click.option(
-            "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
-        ),
-        click.option(
-            "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
-        ),
-        click.option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
-        click.option(
-            "--role",
-            "roles",
-            type=RoleType(),
-            multiple=True,
-            metavar="K=V,...",
-            help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
-            "JSON object. Keys are the fields of gangq.Role; may be repeated.",
-        ),
-        click.option(
-            "--spec",
-            type=click.File(),
-            metavar="FILE",
-            help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
-        ),
-        click.option(
-            "--strategy",
-            type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
-            help="Fewest hosts, most, one, or a host for each member [pack].",
-        ),
-        click.option(
-            "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
-        ),
-        click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
-        click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
-        click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
-        click.option(
-            "--failure-policy",
-            type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
-            help="What a lost or failed member means [restart_gang].",
-        ),
-        click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Seconds(),
-            help="How long the gang may wait for its place while eligible [the queue's].",
-        ),
-        click.option(
-            "--timeout-style",
-            type=click.Choice(["requeue", "hard", "soft"]),
-            help="And then: requeue (back off, if no worker could hold it or its planned start is overdue; "
-            "a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs) [the queue's].",
-        ),
-        click.option(
-            "--no-preempt",
-            "preemptible",
-            flag_value=False,
-            type=bool,
-            default=None,
-            help="Others may not displace it.",
-        ),
-        click.option(
-            "--wait-for-hardware",
-            flag_value=True,
-            type=bool,
-            default=None,
-            help="Take it though no known worker could ever run it: one is still to come.",
-        ),
-        click.option("--name", help="A name for the gang."),
-        click.option(
-            "--checkpoint-mode",
-            type=click.Choice(["each", "rank0"]),
-            help="Whether every member of the gang saves its part, or rank 0 all of it.",
-        ),
-        click.option(
-            "--claim-deadline",
-            "claim_deadline_s",
-            type=Seconds(),
-            help="How long the gang may stay reserved.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
+    for option in reversed(_OF_A_JOB + _OF_A_GANG):
+        command = option.attach(command)
     return command
-
-
-_FOR_GANGS = {
-    "size": "gang",
-    "roles": "role",
-    "min_size": "min",
-    "name": "name",
-    "checkpoint_mode": "checkpoint-mode",
-    "claim_deadline_s": "claim-deadline",
-    "strategy": "strategy",
-    "require": "require",
-    "prefer": "prefer",
-    "balanced": "balanced",
-    "apart": "apart",
-    "failure_policy": "failure-policy",
-    "completion": "completion",
-    "timeout_s": "timeout",
-    "timeout_style": "timeout-style",
-    "preemptible": "no-preempt",
-}
-"""Arguments that only gangs have, and the options they come from."""
 
 
 class _Aloud(logging.Handler):
@@ -220,13 +206,13 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     }
     if spec is not None:
         return _over(_read_spec(spec, own), given)
-    for_gangs = {key: value for key in _FOR_GANGS if (value := given.pop(key)) is not None}
-    if "size" in for_gangs or "roles" in for_gangs:
-        return {**given, **for_gangs}
-    wrong = next(iter(for_gangs), None)
-    if wrong is not None:
-        raise click.UsageError(f"--{_FOR_GANGS[wrong]} is for gangs: add --gang N or --role, or leave it out")
-    return given
+    of_a_gang = [option for option in _OF_A_GANG if given[option.name] is not None]
+    if given["size"] is None and given["roles"] is None:
+        if of_a_gang:
+            flag = of_a_gang[0].flag
+            raise click.UsageError(f"{flag} is for gangs: add --gang N or --role, or leave it out")
+        return {key: value for key, value in given.items() if key not in _NOT_OF_A_JOB}
+    return {key: value for key, value in given.items() if value is not None or key not in _NOT_OF_A_JOB}
 
 
 def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
