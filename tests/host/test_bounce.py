@@ -770,7 +770,7 @@ def _directory(place: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("what", [_fifo, _zero, _link, _big, _directory])
-def test_a_note_that_is_no_small_file_excuses_nobody_and_keeps_nobody_waiting(
+def test_a_note_that_is_no_small_file_is_no_clean_stop_and_keeps_nobody_waiting(
     what: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
     left = tmp_path / f"{DIRECTORY_PREFIX}x"
@@ -803,12 +803,12 @@ def test_a_note_counts_only_in_the_workers_own_directory(what: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
-def test_a_directory_that_cannot_be_one_excuses_nobody(name: str) -> None:
+def test_a_directory_that_cannot_be_one_is_no_clean_stop(name: str) -> None:
     process = {"pid": 1, "start_ticks": 1, "boot_id": None}
     identity = {"mark": "m", "host": _HERE, "process": process, "directory": f"/tmp/{DIRECTORY_PREFIX}{name}"}
     registered = deaths.Registered.of(identity)
     assert registered is not None
-    assert registered.excuse(7) is None
+    assert registered.clean_stop(7) is None
 
 
 def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> None:
