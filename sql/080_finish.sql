@@ -423,8 +423,8 @@ comment on function gangq.complete_and_claim is
   'open place is followed there by the next of its kind. The completion never waits for the claim: where another session holds this '
   'worker''s row or a gang reserved here, or the lease has ended, that much is not claimed. So when '
   'nothing was, call claim with the same request_id before going to sleep: it returns what a lost reply to this call had '
-  'claimed, too. Raises what complete raises, GQ001, GQ004 (a port serves another gang of this host) and GQ008: then nothing '
-  'has changed; call the two separately.';
+  'claimed, too, and says where a port serves another gang of this host. Raises what complete raises, GQ001, GQ007 and '
+  'GQ008: then nothing has changed; call the two separately.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true, cause text default 'error'

@@ -214,7 +214,11 @@ class Arena:
         """A gang with one member on each of these workers, past its barrier: id, members, their tokens."""
         gang_id, members = self.gang(len(incarnations), **arguments)
         assert value(self.db, "reserve_gang", gang_id=gang_id, incarnations=incarnations)
-        tokens = {row["job_id"]: row["token"] for i in dict.fromkeys(incarnations) for row in self.claim(i)}
+        tokens = {
+            row["job_id"]: row["token"]
+            for i in dict.fromkeys(incarnations)
+            for row in self.claim(i, max_jobs=len(incarnations))
+        }
         return gang_id, members, [tokens[m] for m in members]
 
     # What they ask ------------------------------------------------------------------------------------------

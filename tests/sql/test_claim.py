@@ -448,6 +448,16 @@ def test_the_barrier_tells_who_is_who(q: Q) -> None:
     assert {(r["master_addr"], r["master_port"], r["epoch"]) for r in rows} == {("10.0.0.1", 4000, 1)}
 
 
+def test_members_beyond_max_jobs_stay_reserved_for_the_next_claim(q: Q) -> None:
+    gang = q.submit_gang(3)
+    worker = q.worker(slots=3)
+    q.tick()
+    assert [c["rank"] for c in worker.claim(max_jobs=2)] == [0, 1]
+    assert gang.state == "reserved"
+    assert [c["rank"] for c in worker.claim(max_jobs=2)] == [2]
+    assert gang.state == "running"
+
+
 def test_two_gangs_on_one_host_get_different_ports(q: Q) -> None:
     q.submit_gang(1)
     q.submit_gang(1)

@@ -207,6 +207,23 @@ def test_the_report_waits_for_nobody_who_only_the_claim_would_wait_for(q: Q, dsn
     assert len(worker.claim(request_id=request)) == 1
 
 
+def test_a_port_that_is_taken_undoes_no_report(q: Q) -> None:
+    q.submit_gang(1)
+    other = q.worker("other", host="h")
+    q.tick()
+    assert other.take(ports=[6000])["master_port"] == 6000
+    q.submit()
+    q.submit_gang(1)
+    worker = q.worker("worker", host="h")
+    q.tick()
+    claim = worker.take(lane="light")
+    outcomes, claims = both(worker, claim, ports=[6000])
+    assert (outcomes, claims) == ({claim.job_id: "done"}, [])
+    with refused(WRONG_STATE, "6000"):
+        worker.claim(ports=[6000])
+    assert worker.take(ports=[6001])["master_port"] == 6001
+
+
 def test_a_report_is_taken_after_the_lease_has_ended_and_nothing_is_claimed(q: Q) -> None:
     first, second = q.submit(count=2)
     worker = q.worker()
