@@ -1,26 +1,23 @@
--- Workers: register, heartbeat, retire, proof of death, quarantine. Worker rows are locked FOR NO
--- KEY UPDATE everywhere: a foreign key may still point at one that somebody works on, as when a
--- device passes to a worker that is claiming. Locks: the worker's name (a row of worker_names),
--- then its own rows. heartbeat takes no lock it could wait for. Ending an incarnation locks its
--- worker row, then frees its jobs with skip locked; what is locked by somebody else is freed by the
--- next tick.
+-- Workers: register, heartbeat, retire, proof of death, quarantine. An operator's quarantine and
+-- taints belong to a worker by name and outlive its restart; all else belongs to an incarnation.
+-- Locks, in this order: the worker's name (a row of worker_names), its own row, FOR NO KEY UPDATE
+-- everywhere because foreign keys point at it, devices by UUID. heartbeat waits for no lock. Ending
+-- an incarnation locks its row, then frees its jobs with skip locked; the next tick frees the rest.
 
 create function gangq.lock_name(name text) returns void language plpgsql as $$
 begin
-  -- No worker has such a name, so nobody meets here.
   if lock_name.name is null or length(lock_name.name) > 200 then
-    return;
+    return;  -- No worker has such a name.
   end if;
   loop
     perform from gangq.worker_names n where n.name = lock_name.name for update;
     exit when found;
-    -- Of two that both add it one waits for the other here, and locks what it finds then.
+    -- Of two sessions that both add it one waits for the other here, and locks what it finds then.
     insert into gangq.worker_names (name) values (lock_name.name) on conflict do nothing;
   end loop;
 end $$;
 comment on function gangq.lock_name is
-  'Internal. Locks a worker''s name until the transaction ends, whether there is such a worker or '
-  'not.';
+  'Internal. Locks a worker''s name until the transaction ends, whether it exists or not.';
 
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
 language plpgsql as $$
@@ -30,33 +27,27 @@ declare
   old gangq.task_options;
   new gangq.task_options;
 begin
-  if declare_tasks.task_options is null then
-    return;
-  end if;
   if jsonb_typeof(declare_tasks.task_options) <> 'object'
-    or pg_column_size(declare_tasks.task_options) > 262144
-  then
+    or pg_column_size(declare_tasks.task_options) > 262144 then
     perform gangq.refuse('GQ001',
-      format('task_options of worker %L is no JSON object of 256 KiB at most',
-        declare_tasks.worker),
+      format('task_options of worker %L is no JSON object of 256 KiB at most', worker),
       'For example {"train": {"gpus": 1, "vram_mb": 16000}}.');
   end if;
   for said in
-    select e.key as task, e.value as options
-    from jsonb_each(declare_tasks.task_options) e
+    select e.key as task, e.value as options from jsonb_each(declare_tasks.task_options) e
     order by e.key
   loop
     new := null;
-    new.worker := declare_tasks.worker;
-    new.declared_at := declare_tasks.t;
     new := gangq.read_options(format('task %L', left(said.task, 220)), said.options, new);
     new.task := said.task;
     new.selector := gangq.check_selector(new.selector);
     new.tolerates := nullif(gangq.check_taints(new.tolerates, 'tolerates', true), '{}');
     select o.* into old from gangq.task_options o where o.task = said.task;
-    -- A fleet that starts again writes nothing.
-    continue when to_jsonb(old) - '{worker,declared_at}'::text[]
-      = to_jsonb(new) - '{worker,declared_at}'::text[];
+    new.worker := old.worker;
+    new.declared_at := old.declared_at;
+    continue when new = old;  -- A fleet that starts again writes nothing.
+    new.worker := declare_tasks.worker;
+    new.declared_at := t;
     delete from gangq.task_options o where o.task = said.task;
     if jsonb_strip_nulls(said.options) <> '{}' then
       -- Another worker may register at this moment, and is as new as this one.
@@ -65,15 +56,14 @@ begin
   end loop;
 end $$;
 comment on function gangq.declare_tasks is
-  'Internal. Keeps what this worker declares its tasks with, in place of what was declared before. '
+  'Internal. Keeps what a worker declares its tasks with, in place of what was declared before. '
   'Raises GQ001.';
 
 create function gangq.check_worker(
-  name text, host text, queues text[], slots integer, devices jsonb, o gangq.worker_options
+  name text, host text, queues text[], devices jsonb, o gangq.worker_options
 ) returns void language plpgsql stable as $$
 declare
   wrong record;
-  unknown_queue text;
 begin
   select w.what, w.said into wrong
   from (values ('name', name), ('host', host), ('address', coalesce(o.address, host)))
@@ -95,12 +85,12 @@ begin
     perform gangq.refuse('GQ001', format('worker %L serves no queue', name),
       'Pass queues => array[''default''].');
   end if;
-  select w.q into unknown_queue from unnest(queues) as w(q)
+  select w.q into wrong from unnest(queues) as w(q)
   where not exists (select 1 from gangq.queues_table x where x.name = w.q) limit 1;
   if found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', unknown_queue),
+    perform gangq.refuse('GQ002', format('queue %L does not exist', wrong.q),
       format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).',
-        unknown_queue, unknown_queue));
+        wrong.q, wrong.q));
   end if;
   if not o.lease_s <= 1e6 then
     perform gangq.refuse('GQ001', format('lease_s is %s', o.lease_s),
@@ -118,7 +108,9 @@ create function gangq.refuse_taken(name text, t timestamptz) returns void langua
 declare
   other record;
 begin
-  select i.*, l.expires_at, l.renewed_at into other
+  select i.*, l.expires_at, extract(epoch from t - l.renewed_at) as silent_s,
+    extract(epoch from l.expires_at - t) as lease_left_s
+  into other
   from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
   where i.name = refuse_taken.name and i.ended_at is null;
   if not found then
@@ -126,53 +118,49 @@ begin
   end if;
   raise exception using errcode = 'GQ006',
     message = format('worker %L is registered from host %s (pid %s) and was heard %s s ago',
-      other.name, other.host, coalesce(other.pid::text, '?'),
-      round(extract(epoch from t - other.renewed_at)::numeric, 1)),
+      other.name, other.host, coalesce(other.pid::text, '?'), round(other.silent_s, 1)),
     hint = format('Give this one another name, stop the other, or wait %s s for its lease to end '
-      'and a tick to judge it.', greatest(0, ceil(extract(epoch from other.expires_at - t)))),
+      'and a tick to judge it.', greatest(0, ceil(other.lease_left_s))),
     detail = jsonb_build_object('incarnation', other.id, 'host', other.host,
       'boot_id', other.boot_id, 'pid', other.pid,
       'identity', case when gangq.may_report(other.login) then other.identity end,
-      'silent_s', extract(epoch from t - other.renewed_at),
-      'lease_left_s', extract(epoch from other.expires_at - t))::text;
+      'silent_s', other.silent_s, 'lease_left_s', other.lease_left_s)::text;
 end $$;
 comment on function gangq.refuse_taken is
   'Internal. Raises GQ006 if a live incarnation has this name, saying what proves it dead.';
 
-create function gangq.register_devices(incarnation bigint, host text, devices jsonb, t timestamptz)
+create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
 returns bigint[] language plpgsql as $$
 #variable_conflict use_column
 declare
-  device record;
+  d record;
   ids bigint[];
 begin
-  for device in
-    select d.uuid, d.index, coalesce(d.vram_mb, 0) as vram_mb, coalesce(d.model, '') as model,
-      coalesce(d.source, 'declared') as source
-    from jsonb_to_recordset(devices) as d(
+  for d in
+    select x.* from jsonb_to_recordset(devices) as x(
       uuid text, index integer, vram_mb integer, model text, source text)
-    order by d.uuid
+    order by x.uuid
   loop
-    if coalesce(device.uuid, '') = '' or device.index is null then
+    if coalesce(d.uuid, '') = '' or d.index is null then
       perform gangq.refuse('GQ001', 'a device needs uuid and index',
         'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
     end if;
-    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, seen_at)
-    values (device.uuid, register_devices.host, device.index, device.vram_mb, device.model,
-      device.source, t)
+    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source)
+    values (d.uuid, register_devices.host, d.index, coalesce(d.vram_mb, 0), coalesce(d.model, ''),
+      coalesce(d.source, 'declared'))
     on conflict (uuid) do update set host = excluded.host, index = excluded.index,
-      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
-      seen_at = excluded.seen_at
+      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source
     -- What a live worker offers is as that worker said, whichever other worker claims to see it.
     where not exists (
       select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   end loop;
-  insert into gangq.device_claimants (device_id, incarnation)
-  select r.id, register_devices.incarnation from gangq.device_registry r
-  where r.uuid in (select d.uuid from jsonb_to_recordset(devices) as d(uuid text));
-  ids := array(
-    select c.device_id from gangq.device_claimants c
-    where c.incarnation = register_devices.incarnation);
+  with seen as (
+    insert into gangq.device_claimants (device_id, incarnation)
+    select r.id, register_devices.incarnation from gangq.device_registry r
+    where r.uuid in (select x.uuid from jsonb_to_recordset(devices) as x(uuid text))
+    returning device_id
+  )
+  select coalesce(array_agg(s.device_id), '{}') into ids from seen s;
   perform gangq.offer_devices(ids);
   return ids;
 end $$;
@@ -202,32 +190,29 @@ begin
   -- A device that no slot can use lies idle.
   slots := coalesce(slots, case when jsonb_typeof(devices) = 'array'
     then greatest(1, jsonb_array_length(devices)) else 1 end);
-  perform gangq.check_worker(name, host, queues, slots, devices, o);
+  perform gangq.check_worker(name, host, queues, devices, o);
   lease_granted_s := coalesce(o.lease_s, s.lease_s);
   perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
   perform gangq.lock_name(name);
   perform gangq.refuse_taken(name, registered_at);
   incarnation := (select b.base from gangq.id_base() b)
     + nextval('gangq.incarnation_ids'::regclass);
-  -- An operator's quarantine and taints are of the worker by name: they outlive a restart.
   select i.quarantined, i.operator_taints into predecessor
   from gangq.incarnations i where i.name = register_worker.name order by i.id desc limit 1;
   insert into gangq.incarnations (id, name, host, address, slots, light, prefetch, memory_mb, cpus,
     queues, tasks, labels, boot_id, pid, identity, registered_at, quarantined, taints,
     operator_taints, task_options)
-  values (register_worker.incarnation, register_worker.name, register_worker.host,
-    coalesce(o.address, register_worker.host), register_worker.slots,
-    coalesce(o.light, 1), coalesce(o.prefetch, 1), register_worker.memory_mb, register_worker.cpus,
-    register_worker.queues, o.tasks, coalesce(o.labels, '{}'), o.boot_id, o.pid,
-    coalesce(o.identity, '{}'), register_worker.registered_at, predecessor.quarantined,
+  values (incarnation, name, host, coalesce(o.address, host), slots, coalesce(o.light, 1),
+    coalesce(o.prefetch, 1), memory_mb, cpus, queues, o.tasks, coalesce(o.labels, '{}'), o.boot_id,
+    o.pid, coalesce(o.identity, '{}'), registered_at, predecessor.quarantined,
     gangq.check_taints(coalesce(o.taints, '{}'), 'taints', false)
       || coalesce(predecessor.operator_taints, '{}'),
     coalesce(predecessor.operator_taints, '{}'), o.task_options);
   perform gangq.declare_tasks(o.task_options, name, registered_at);
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
-  values (register_worker.incarnation, registered_at + make_interval(secs => lease_granted_s),
-    registered_at, lease_granted_s);
-  ids := gangq.register_devices(incarnation, host, devices, registered_at);
+  values (incarnation, registered_at + make_interval(secs => lease_granted_s), registered_at,
+    lease_granted_s);
+  ids := gangq.register_devices(incarnation, host, devices);
   withheld := array(
     select r.uuid from gangq.device_registry r
     where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
@@ -239,13 +224,9 @@ begin
     data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1),
       'devices', cardinality(ids), 'withheld', withheld));
   perform gangq.wake_tick();
-  heartbeat_s := s.heartbeat_s;
-  lease_margin_s := s.lease_margin_s;
-  grace_s := s.grace_s;
-  ack_timeout_s := s.ack_timeout_s;
-  tick_s := s.tick_s;
-  log_bytes := s.log_bytes;
-  checkpoint_bytes := s.checkpoint_bytes;
+  select s.heartbeat_s, s.lease_margin_s, s.grace_s, s.ack_timeout_s, s.tick_s, s.log_bytes,
+    s.checkpoint_bytes
+  into heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes, checkpoint_bytes;
   return next;
 exception
   when check_violation or not_null_violation or invalid_text_representation
@@ -264,13 +245,11 @@ comment on function gangq.register_worker is
   'but its members and admins, reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has '
   'this name; the error''s detail says what proves it dead, to its login), GQ007.';
 
--- A device stays with whoever offers it while that one lives, then goes to the longest-standing
--- live incarnation that sees it. An incarnation whose registration was held up may be older than
--- the one that offers: it takes nothing away.
+-- A device stays with the live incarnation that offers it, then goes to the oldest live one that
+-- sees it: one whose registration was held up takes nothing away. Devices are locked in the order in
+-- which a registration takes them, NO KEY because a claim refers to the key of a device it takes.
+-- The second statement sees what has registered while the first one waited.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
-  -- In the order in which a registration takes them, or a dying worker could meet it in a deadlock;
-  -- and not against a claim that takes one of them this moment, which refers to its key. A
-  -- statement of its own: the next one has to see what has registered while this one waited.
   select d.id from gangq.device_registry d
   where d.id = any (device_ids) order by d.uuid for no key update;
   update gangq.device_registry r set offered_by = best.incarnation
@@ -295,7 +274,6 @@ create function gangq.heartbeat(
 declare
   t timestamptz := gangq.now();
   -- A crash may lose this renewal: for a full lease after a restart nothing is judged (lease_end).
-  -- (In a declaration it is an expression, and not one more statement to start.)
   flushed text := case when durable is false
     then set_config('synchronous_commit', 'off', true) end;
   holds_work boolean;
@@ -324,8 +302,7 @@ begin
     perform gangq.keep_readings(heartbeat.incarnation, heartbeat.readings, t);
   end if;
   return query
-  select coalesce(a.id, h.id), coalesce(a.token, h.token),
-    case
+  select coalesce(a.id, h.id), coalesce(a.token, h.token), case
       when h.id is null then 'lost'
       when h.state = 'running' then 'continue'
       when h.told_at + make_interval(secs => s.ack_timeout_s) < t then 'lost'
@@ -371,9 +348,9 @@ end $$;
 comment on function gangq.refuse_heartbeat is
   'Internal. Raises why a lease was not renewed: GQ002, GQ005, 42501 or 55P03.';
 
--- 1. A handler may hold its complete() uncommitted, with the old beat deleted, and the lease must
---    be renewed: beats that are locked are left out.
--- 2. Nor may what a handler puts into its beat cost the lease: a step that is none is no error. A
+-- 1. Beats that are locked are left out: a handler may hold its complete() uncommitted, with the
+--    old beat deleted, and the lease must be renewed.
+-- 2. What a handler puts into its beat must not cost the lease: a step that is none is no error. A
 --    beat over 64 KB would be rewritten with every heartbeat: it is cut, and says so.
 -- 3. What was known of another claim of the job says nothing of this one, nor does the rate before
 --    a step lower than the last: the job counts from the start again.
@@ -383,12 +360,11 @@ create function gangq.keep_beats(
 #variable_conflict use_column
 begin
   with said as materialized (
-    select j.id, j.token, c.beat, case
-        when jsonb_typeof(c.beat -> 'step') = 'number'
+    select j.id, j.token, c.beat,
+      case when jsonb_typeof(c.beat -> 'step') = 'number'
           and abs((c.beat ->> 'step')::numeric) < 9e18
         then trunc((c.beat ->> 'step')::numeric)::bigint end as step,
-      case when c.beat ->> 'phase' in ('load', 'run', 'save', 'long')
-        then c.beat ->> 'phase' end as phase
+      substring(c.beat ->> 'phase' from '^(load|run|save|long)$') as phase
     from unnest(keep_beats.job_ids, keep_beats.tokens, keep_beats.beats) as b(id, token, beat)
     cross join lateral (select gangq.cut(b.beat, 65536) as beat offset 0) c
     join gangq.live_jobs j
@@ -401,19 +377,15 @@ begin
     order by z.job_id for update skip locked
   ),
   changed as (
-    update gangq.progress p set token = n.token, beat_at = keep_beats.t, data = n.beat,
-      phase = n.phase, step = coalesce(n.step, o.step),
-      stride = case
-        when n.step > o.step
+    update gangq.progress p set token = n.token, beat_at = t, data = n.beat, phase = n.phase,
+      step = coalesce(n.step, o.step),
+      stride = case when n.step > o.step
         then least(gcd(coalesce(o.stride, 0), n.step::numeric - o.step), 9e18)::bigint
         else o.stride end,
-      step_at = case
-        when n.step is null or n.step = o.step then o.step_at
-        else keep_beats.t end,
+      step_at = case when n.step is null or n.step = o.step then o.step_at else t end,
       rate = case
         when n.step < o.step then null
-        when n.step > o.step and o.step_at < keep_beats.t
-        then (coalesce(o.rate, v.rate) + v.rate) / 2
+        when n.step > o.step and o.step_at < t then (coalesce(o.rate, v.rate) + v.rate) / 2
         else o.rate end,
       lags_since = o.lags_since
     from said n
@@ -421,12 +393,11 @@ begin
     left join locked o on o.job_id = n.id and o.token = n.token
     cross join lateral (
       select (n.step::float8 - o.step)
-        / nullif(extract(epoch from keep_beats.t - o.step_at), 0)::float8 as rate) v
+        / nullif(extract(epoch from t - o.step_at), 0)::float8 as rate) v
     where p.job_id = n.id and p.job_id = any (array(select x.job_id from locked x))
   )
   insert into gangq.progress (job_id, token, beat_at, data, phase, step, step_at)
-  select n.id, n.token, keep_beats.t, n.beat, n.phase, n.step,
-    case when n.step is not null then keep_beats.t end
+  select n.id, n.token, t, n.beat, n.phase, n.step, case when n.step is not null then t end
   from said n
   where not exists (select 1 from gangq.progress z where z.job_id = n.id)
   order by n.id
@@ -593,28 +564,30 @@ comment on function gangq.report_dead is
   'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
   '42501.';
 
-create function gangq.newest_of(worker text) returns bigint language plpgsql as $$
+-- A registration of this name copies what an operator has set from the newest incarnation. Under
+-- the name's lock it has done so, and its incarnation is the newest one here, or does so later.
+create function gangq.lock_newest(worker text) returns bigint language plpgsql as $$
 declare
   newest bigint;
 begin
-  select i.id into newest
-  from gangq.incarnations i where i.name = newest_of.worker order by i.id desc limit 1
-  for no key update;
+  perform gangq.lock_name(worker);
+  select i.id into newest from gangq.incarnations i
+  where i.name = worker order by i.id desc limit 1 for no key update;
   if not found then
     perform gangq.refuse('GQ002', format('worker %L does not exist', worker),
       'Names are in gangq.workers.');
   end if;
   return newest;
 end $$;
-comment on function gangq.newest_of is
-  'Internal. Locks the newest incarnation of this name. Raises GQ002.';
+comment on function gangq.lock_newest is
+  'Internal. Locks a worker''s name and newest incarnation, which it returns. Raises GQ002.';
 
 create function gangq.device_of(device_uuid text) returns gangq.device_registry
 language plpgsql stable as $$
 declare
   d gangq.device_registry;
 begin
-  select r.* into d from gangq.device_registry r where r.uuid = device_of.device_uuid;
+  select r.* into d from gangq.device_registry r where r.uuid = device_uuid;
   if not found then
     perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid),
       'UUIDs are in gangq.devices.');
@@ -631,6 +604,7 @@ declare
   t timestamptz := gangq.now();
   d gangq.device_registry;
   newest bigint;
+  holder bigint;
 begin
   if (device_uuid is null) = (worker is null) then
     perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them',
@@ -638,32 +612,27 @@ begin
   end if;
   perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
   if coalesce(reason, '') = '' then
-    perform gangq.refuse('GQ001', 'a quarantine needs a reason',
-      'Whoever lifts it will want to know.');
+    perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Say why it takes no work.');
   end if;
   if worker is not null then
-    -- Against a registration of this name: the new incarnation inherits the quarantine, or gets it
-    -- here.
-    perform gangq.lock_name(quarantine.worker);
-    newest := gangq.newest_of(quarantine.worker);
+    newest := gangq.lock_newest(worker);
     update gangq.incarnations x set quarantined = quarantine.reason where x.id = newest;
     perform gangq.log_event(t, 'quarantine', incarnation => newest, reason => quarantine.reason);
     return;
   end if;
-  d := gangq.device_of(quarantine.device_uuid);
+  d := gangq.device_of(device_uuid);
   perform gangq.lock_device(d);
-  if exists (
-    select 1 from gangq.device_holds h where h.device_id = d.id and h.kind = 'job')
-  then
-    perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid,
-        (select h.job_id from gangq.device_holds h where h.device_id = d.id)),
+  select h.job_id into holder from gangq.device_holds h
+  where h.device_id = d.id and h.kind = 'job';
+  if found then
+    perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid, holder),
       'Cancel the job or let it end, then quarantine the device.');
   end if;
   perform gangq.close_places(waits => true, ids => array(
     select h.place_id from gangq.device_holds h where h.device_id = d.id and h.kind = 'place'));
   insert into gangq.device_holds (device_id, kind, reason, since)
   values (d.id, 'quarantine', quarantine.reason, t)
-  -- An operator's word also outlives what a trip had withheld for a while.
+  -- In place of what a trip has withheld for a while.
   on conflict (device_id) do update
   set reason = excluded.reason, incarnation = null, until = null;
   perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by,
@@ -674,8 +643,7 @@ comment on function gangq.quarantine is
   'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 -- A claim that takes a device locks the worker that offers it first. Where no worker offers it, a
--- registration with it has to wait. While this waited the device may have changed hands: then its
--- new worker may be taking it.
+-- registration with it has to wait. The device may have changed hands while this waited.
 create function gangq.lock_device(d gangq.device_registry) returns void language plpgsql as $$
 begin
   if d.offered_by is null then
@@ -707,10 +675,10 @@ begin
       'Pass device_uuid or worker.');
   end if;
   if worker is not null then
-    newest := gangq.newest_of(unquarantine.worker);
+    newest := gangq.lock_newest(worker);
     update gangq.incarnations x set quarantined = null where x.id = newest;
   else
-    d := gangq.device_of(unquarantine.device_uuid);
+    d := gangq.device_of(device_uuid);
     perform gangq.let_use(d.id);
     delete from gangq.device_holds h where h.device_id = d.id and h.kind = 'quarantine';
     perform gangq.wake(array[d.offered_by], 'claim');
@@ -757,9 +725,7 @@ declare
   newest bigint;
   wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);
 begin
-  -- As in quarantine: a registration of this name inherits them, or its incarnation gets them here.
-  perform gangq.lock_name(set_taints.worker);
-  newest := gangq.newest_of(set_taints.worker);
+  newest := gangq.lock_newest(worker);
   update gangq.incarnations x set operator_taints = wanted,
     taints = x.taints[1:cardinality(x.taints) - cardinality(x.operator_taints)] || wanted
   where x.id = newest;

@@ -621,9 +621,7 @@ create table gangq.device_registry (
   -- nvml, amdsmi, or declared by the operator.
   source text not null check (source in ('nvml', 'amdsmi', 'declared')),
   -- Incarnation whose jobs may use it; null: nobody.
-  offered_by bigint references gangq.incarnations (id) on delete set null,
-  -- When it was last registered.
-  seen_at timestamptz not null
+  offered_by bigint references gangq.incarnations (id) on delete set null
 );
 create index device_registry_offered_by on gangq.device_registry (offered_by);
 

@@ -17,8 +17,8 @@ begin
   delete from gangq.leases;
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
   select i.id, gangq.now() + interval '1 day', gangq.now(), 86400 from gangq.incarnations i;
-  insert into gangq.device_registry (uuid, host, index, vram_mb, source, offered_by, seen_at)
-  select i.host || '-' || d, i.host, d, 80000, 'declared', i.id, gangq.now()
+  insert into gangq.device_registry (uuid, host, index, vram_mb, source, offered_by)
+  select i.host || '-' || d, i.host, d, 80000, 'declared', i.id
   from gangq.incarnations i cross join generate_series(0, fleet.devices - 1) d;
 end $$;
 

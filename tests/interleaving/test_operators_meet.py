@@ -180,3 +180,13 @@ def test_a_drain_past_its_deadline_waits_for_no_claim_and_no_completion(meeting)
     holder.rollback()
     assert value(meeting.db, "move_away") == 1
     assert meeting.state(job) == "preempting"
+
+
+@both_ends
+def test_a_quarantine_that_is_lifted_while_its_worker_registers_again_is_not_inherited(meeting, end):
+    value(meeting.db, "retire_worker", incarnation=meeting.worker("w1"))
+    value(meeting.db, "quarantine", worker="w1")
+    register: Verb = lambda conn: call(conn, "register_worker", name="w1", host="h", queues=["default"])  # noqa: E731
+    met = meeting.meet(register, lambda conn: call(conn, "unquarantine", worker="w1"), end)
+    met.later.result()
+    assert meeting.db.execute("select 1 from gangq.workers where quarantined is not null").fetchall() == []
