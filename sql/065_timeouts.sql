@@ -1,49 +1,46 @@
--- A gang that could have had a place and was given none for too long: time_out; and from when on it
+-- A gang that was given no place for too long: time_out, and the trigger that says from when on it
 -- waits.
--- Locks: the gang, then its jobs, all with skip locked: what is busy now is looked at by the next
--- tick.
+-- Time in which a gang is not eligible (paused, or over a limit) does not count. It is kept as a
+-- clock per kind, ineligible_s, which runs while the gangs of that kind are not eligible. held_s is
+-- the reading of the clock that is in timeout_at already. Only what is overdue in a kind that is
+-- eligible has its timeout_at moved: a paused queue with any number of gangs costs one look.
+-- Locks: the gang, then its jobs, all with skip locked: what is busy is left to the next tick.
 
 create function gangq.holds_back(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
 comment on function gangq.holds_back is
-  'Internal. Whether a verdict of this gate means not eligible: such time does not count towards a '
-  'placement timeout.';
+  'Internal. Whether a verdict of this gate means not eligible.';
 
--- Per kind a clock that runs while its gangs are not eligible. What a gang has lost to that is how
--- far it has run since the gang began to wait: pauses that began before and those nobody looked at
--- count for as much as they lasted. PL/pgSQL, because SQL with a subquery is not inlined, and would
--- be planned anew by every submit_gang.
+-- PL/pgSQL, because SQL with a subquery is not inlined, and each submit_gang would plan it anew.
 create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision
 language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return coalesce((
-    select v.held_s + case when gangq.holds_back(v.gate) then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
+    select v.held_s + case when gangq.holds_back(v.gate)
+        then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
   'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
 
--- A trigger, because many verbs make a gang wait (submit_gang, retry, rollbacks, drains,
--- dependencies that are done), and one that forgot would let it time out for the hours in which it
--- ran.
+-- A trigger, because many verbs make a gang wait, and a gang that one of them forgot would time out
+-- for the hours in which it ran.
 create function gangq.begin_waiting() returns trigger language plpgsql as $$
 declare
   t timestamptz := gangq.now();
 begin
   if new.state = 'reserved' then
     -- If it returns unclaimed, the clock of its kind may be gone: its time on hold is added now.
-    new.timeout_at := old.timeout_at + make_interval(secs =>
-      greatest(0, least(gangq.ineligible_s(old.kind_id, t) - old.held_s,
-        extract(epoch from t - old.timeout_at)::float8 + old.timeout_s)));
+    new.timeout_at := gangq.timeout_on_hold(old, gangq.ineligible_s(old.kind_id, t), t);
     return new;
   elsif tg_op = 'UPDATE' and old.state = 'blocked' then
-    -- The same wait, of another kind from now on, whose clock stands elsewhere.
+    -- The same wait in another kind, whose clock reads otherwise.
     new.timeout_at := new.timeout_at + make_interval(secs => greatest(0,
       gangq.ineligible_s(old.kind_id, t) - old.held_s));
   elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
-    -- Nobody has begun: it has not stopped waiting, or one whose places are never claimed would
-    -- wait for ever.
+    -- It never began: it has not stopped waiting, or one whose places are never claimed would wait
+    -- for ever.
     new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
@@ -55,6 +52,15 @@ comment on function gangq.begin_waiting is
   'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has '
   'backed off, until it begins: a place that was not claimed is none.';
 
+-- Never later by more than it has waited: what was due later, or backed off, did not wait all the
+-- time its kind was held.
+create function gangq.timeout_on_hold(g gangq.live_gangs, held float8, t timestamptz)
+returns timestamptz language sql immutable
+return (g).timeout_at + make_interval(secs => greatest(0, least(held - (g).held_s,
+  extract(epoch from t - (g).timeout_at)::float8 + (g).timeout_s)));
+comment on function gangq.timeout_on_hold is
+  'Internal. When a gang times out, if the clock of its kind reads held.';
+
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
 
@@ -63,44 +69,40 @@ when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.ki
   or old.state = 'blocked' and new.state = 'reserved')
 execute function gangq.begin_waiting();
 
--- The gang becomes single jobs. The first keeps its place in the order, the others queue up behind:
+-- The first member keeps the gang's place in the order. The others queue up behind all that wait:
 -- places are unique, and a short timeout must be no way to the front. A job keeps what it saved
 -- itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
 language plpgsql as $$
 #variable_conflict use_column
 declare
+  base constant bigint := (select b.base from gangq.id_base() b);
   ids bigint[];
-  wake record;
 begin
   update gangq.checkpoints c set gang_id = null
   where c.gang_id = (g).id and c.step <= gangq.restore_step(g);
   with placed as (
     select m.id, case when m.nth = 1 then m.order_key
-      else gangq.order_key(m.priority,
-        gangq.next_pos((select b.base from gangq.id_base() b))) end as order_key
+      else gangq.order_key(m.priority, gangq.next_pos(base)) end as order_key
     from (
       select j.id, j.order_key, j.priority, row_number() over (order by j.rank) as nth
       from gangq.live_jobs j where j.gang_id = (g).id and j.state = 'blocked' order by j.rank) m
   ),
   single as (
-    update gangq.live_jobs j
-      set state = 'pending', gang_id = null, rank = null, epoch_rank = null, role = null,
-        ran_on = null,
-      order_key = p.order_key
+    update gangq.live_jobs j set state = 'pending', gang_id = null, rank = null,
+      epoch_rank = null, role = null, ran_on = null, order_key = p.order_key
     from placed p where j.id = p.id
     returning j.id, j.order_key
   )
   select array_agg(s.id order by s.order_key) into ids from single s;
-  perform gangq.log_event(t, 'split', (g).id, (g).epoch, reason => split_gang.reason,
+  perform gangq.log_event(t, 'split', (g).id, (g).epoch, reason => reason,
     data => jsonb_build_object('job_ids', ids));
   perform gangq.end_gang((g).id, 'cancelled',
-    format('%s; its members run as single jobs', split_gang.reason), t);
-  for wake in
-    select j.shape_id, count(*) as jobs from gangq.live_jobs j where j.id = any (ids) group by j.shape_id
-  loop
-    perform gangq.wake_lane(wake.shape_id, wake.jobs, 'sleepers');
-  end loop;
+    format('%s; its members run as single jobs', reason), t);
+  perform gangq.wake_lane(w.shape_id, w.jobs, 'sleepers')
+  from (
+    select j.shape_id, count(*) as jobs from gangq.live_jobs j
+    where j.id = any (ids) group by j.shape_id) w;
 end $$;
 comment on function gangq.split_gang is
   'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their '
@@ -116,39 +118,39 @@ declare
 begin
   select x.* into v from gangq.verdicts x
   where x.kind_id = (g).kind_id and x.ask in ('g' || (g).id, '') order by x.ask desc limit 1;
-  if (g).timeout_style = 'requeue' and v.gate is distinct from 'infeasible'
-    and not exists (select 1 from gangq.plans p where p.ask = 'g' || (g).id and not p.kept and p.starts_at <= t) then
-    -- It waits for its turn like everybody else, and nothing is wrong with that.
-    update gangq.live_gangs x
-      set timeout_at = t + make_interval(secs => x.timeout_s),
-        held_s = gangq.ineligible_s(x.kind_id, t)
+  if (g).timeout_style = 'requeue' and v.gate is distinct from 'infeasible' and not exists (
+    select 1 from gangq.plans p
+    where p.ask = 'g' || (g).id and not p.kept and p.starts_at <= t) then
+    -- It waits for its turn like all others.
+    update gangq.live_gangs x set timeout_at = t + make_interval(secs => x.timeout_s),
+      held_s = gangq.ineligible_s(x.kind_id, t)
     where x.id = (g).id;
     return;
   end if;
-  -- The numbers of what no worker could hold cost a look at all of them: once for a kind.
+  -- The numbers of what no worker could hold cost a look at all workers: once for a kind.
   too_large := coalesce(too_large, gangq.kind_infeasible((g).kind_id), '');
   why := concat_ws(': ', format('not placed within %s s', (g).timeout_s)
-    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)', gangq.counted((g).placement_misses, 'time')) else '' end, coalesce(nullif(too_large, ''), v.why, v.gate));
+    || case when (g).placement_misses > 0 then format(' (%s its places were not claimed in time)',
+      gangq.counted((g).placement_misses, 'time')) else '' end,
+    coalesce(nullif(too_large, ''), v.why, v.gate));
   if (g).timeout_style = 'requeue' then
     delay := (
       select gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, (g).timeouts + 1)
       from gangq.settings c);
   end if;
   perform gangq.log_event(t, 'timeout', (g).id, (g).epoch, reason => why,
-    data => jsonb_build_object(
-    'style', (g).timeout_style, 'timeouts', (g).timeouts + 1, 'gate', v.gate, 'numbers', v.numbers,
-      'not_before', t + delay));
-  if (g).timeout_style = 'hard' then
-    perform gangq.end_gang((g).id, 'failed', why, t);
-  elsif (g).timeout_style = 'soft' then
-    perform gangq.split_gang(g, why, t);
-  else
-    update gangq.live_gangs x set timeouts = x.timeouts + 1, not_before = t + delay,
-      timeout_at = t + delay + make_interval(secs => x.timeout_s),
+    data => jsonb_build_object('style', (g).timeout_style, 'timeouts', (g).timeouts + 1,
+      'gate', v.gate, 'numbers', v.numbers, 'not_before', t + delay));
+  case (g).timeout_style
+    when 'hard' then perform gangq.end_gang((g).id, 'failed', why, t);
+    when 'soft' then perform gangq.split_gang(g, why, t);
+    else
+      update gangq.live_gangs x set timeouts = x.timeouts + 1, not_before = t + delay,
+        timeout_at = t + delay + make_interval(secs => x.timeout_s),
         held_s = gangq.ineligible_s(x.kind_id, t)
-    where x.id = (g).id;
-    delete from gangq.plans p where p.ask = 'g' || (g).id;
-  end if;
+      where x.id = (g).id;
+      delete from gangq.plans p where p.ask = 'g' || (g).id;
+  end case;
 end $$;
 comment on function gangq.timed_out is
   'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the '
@@ -156,34 +158,14 @@ comment on function gangq.timed_out is
   'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
   'there is could hold its kind, empty if some could; null: not asked yet.';
 
-create function gangq.time_out(most integer default 200) returns integer
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  k record;
-  w record;
-  g gangq.live_gangs;
-  held double precision;
-  too_large text;
-  n integer := 0;
-  later integer;
+-- Kinds are found by skipping from one to the next in their index.
+create function gangq.overdue_kinds(t timestamptz, most integer) returns integer[]
+language plpgsql stable as $$
 begin
-  perform gangq.check_most(most);
-  if not exists (select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t)
-    then
-    return 0;
-  end if;
-  -- By kind, so that a paused queue with any number of gangs costs one look: who is not eligible
-  -- cannot time out.
-  for k in
+  return array(
     with recursive kinds(id, first) as (
-      (
-        select x.kind_id, x.timeout_at
-        from gangq.live_gangs x
-        where x.state = 'blocked'
-        order by x.kind_id, x.timeout_at
-        limit 1)
+      (select x.kind_id, x.timeout_at from gangq.live_gangs x
+      where x.state = 'blocked' order by x.kind_id, x.timeout_at limit 1)
       union all
       select y.kind_id, y.timeout_at
       from kinds p cross join lateral (
@@ -192,37 +174,57 @@ begin
     )
     select z.id from kinds z
     where z.first <= t and not exists (
-      select 1 from gangq.verdicts v where v.kind_id = z.id and v.ask = '' and gangq.holds_back(v.gate))
-    order by z.first limit most
-  loop
+      select 1 from gangq.verdicts v
+      where v.kind_id = z.id and v.ask = '' and gangq.holds_back(v.gate))
+    order by z.first limit most);
+end $$;
+comment on function gangq.overdue_kinds is
+  'Internal. The eligible kinds with a gang whose timeout is over, the longest overdue first.';
+
+create function gangq.time_out(most integer default 200) returns integer
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  kind integer;
+  gang bigint;
+  g gangq.live_gangs;
+  held double precision;
+  too_large text;
+  n integer := 0;
+  later integer;
+begin
+  perform gangq.check_most(most);
+  if not exists (
+    select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
+    return 0;
+  end if;
+  foreach kind in array gangq.overdue_kinds(t, most) loop
     exit when n >= most;
-    held := gangq.ineligible_s(k.id, t);
+    held := gangq.ineligible_s(kind, t);
     too_large := null;
-    -- Never by more than it has waited: what is due later, or backs off, was not waiting all the
-    -- time its kind was held.
-    update gangq.live_gangs x set held_s = held, timeout_at = x.timeout_at + make_interval(secs =>
-      least(held - x.held_s, extract(epoch from t - x.timeout_at)::float8 + x.timeout_s))
+    update gangq.live_gangs x set held_s = held, timeout_at = gangq.timeout_on_hold(x, held, t)
     where x.id = any (array(
       select y.id from gangq.live_gangs y
-      where y.state = 'blocked' and y.kind_id = k.id and y.timeout_at <= t and y.held_s < held
+      where y.state = 'blocked' and y.kind_id = kind and y.timeout_at <= t and y.held_s < held
       order by y.timeout_at limit most - n for no key update skip locked));
     get diagnostics later = row_count;
     n := n + later;
-    for w in
+    for gang in
       select x.id from gangq.live_gangs x
-      where x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t and x.held_s >= held
+      where x.state = 'blocked' and x.kind_id = kind and x.timeout_at <= t and x.held_s >= held
       order by x.timeout_at limit most - n
     loop
-      continue when not gangq.try_lock_gang(w.id);
+      continue when not gangq.try_lock_gang(gang);
       select x.* into g from gangq.live_gangs x
-      where x.id = w.id and x.state = 'blocked' and x.kind_id = k.id and x.timeout_at <= t
+      where x.id = gang and x.state = 'blocked' and x.kind_id = kind and x.timeout_at <= t
         and x.held_s >= held;
       continue when not found;
       begin
         too_large := gangq.timed_out(g, t, too_large);
         n := n + 1;
       exception when lock_not_available then
-        null;  -- another session holds its plan: the next tick
+        null;  -- Another session holds its plan.
       end;
     end loop;
   end loop;
