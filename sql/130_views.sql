@@ -240,36 +240,30 @@ language sql stable as $$
     where not exists (
       select 1 from gangq.queues_table q
       where (q.paused or q.limited or q.policy = 'fair') and gangq.below(s.queue, array[q.name]))
-  ),
-  heard as materialized (
-    select i, i.id, i.name, i.host, b.why
-    from (select gangq.now() as t offset 0) n
-    cross join lateral gangq.barred(n.t) b
-    join gangq.incarnations i on i.id = b.incarnation
-    where coalesce(b.why = 'passed over', true)
-      and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
-      and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   )
-  select w.name, w.host,
-    format('job %s has waited for %s s and fits', p.id, round(p.waited_s::numeric))
-  from heard w cross join lateral gangq.capacity_of(array[w.id]) f
+  select i.name, i.host, w.why
+  from (select gangq.now() as t offset 0) n
+  cross join lateral gangq.barred(n.t) b
+  join gangq.incarnations i on i.id = b.incarnation
   cross join lateral (
-    select h.id, h.waited_s from heads h
-    where h.waited_s >= idle_beside_work.waited_s and gangq.serves(w.i, h.shape)
-      and gangq.room(h.shape,
-        case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
-        f.memory_mb, f.cpus, (
-          select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-          where d.vram >= (h.shape).vram_mb
-            and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
-    order by h.waited_s desc limit 1) p
-  where not exists (
-    select 1 from gangq.plans p
-    where p.seats @> jsonb_build_array(jsonb_build_object('worker', w.id)))
-  union all
-  select w.name, w.host, 'it did not claim in time what was reserved on it'
-  from heard w
-  where w.why = 'passed over'
+    select 'it did not claim in time what was reserved on it' as why where b.why = 'passed over'
+    union all (
+      select format('job %s has waited for %s s and fits', h.id, round(h.waited_s::numeric))
+      from heads h cross join lateral gangq.capacity_of(array[i.id]) f
+      where h.waited_s >= idle_beside_work.waited_s and gangq.serves(i, h.shape)
+        and gangq.room(h.shape,
+          case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
+          f.memory_mb, f.cpus, (
+            select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
+            where d.vram >= (h.shape).vram_mb
+              and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
+        and not exists (
+          select 1 from gangq.plans p
+          where p.seats @> jsonb_build_array(jsonb_build_object('worker', i.id)))
+      order by h.waited_s desc limit 1)) w
+  where coalesce(b.why = 'passed over', true)
+    and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
+    and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   order by 1
 $$;
 comment on function gangq.idle_beside_work is
@@ -294,8 +288,9 @@ select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
     when r.offered_by is null then 'withdrawn'
     else 'free' end as state,
   h.job_id, h.reason, h.since,
-  case when h.kind = 'quarantine' and h.until is not null then 'exiting' when h.kind = 'quarantine'
-    then 'quarantined'
+  case
+    when h.kind = 'quarantine' and h.until is not null then 'exiting'
+    when h.kind = 'quarantine' then 'quarantined'
     when d.data @? '$.throttle[*] ? (@ != null)' or d.data @? '$.recovery_action ? (@ > 0)'
       or d.data @? '$.ecc_uncorrectable ? (@ > 0)'
       then 'degraded' else 'ok' end as health,
@@ -455,102 +450,114 @@ comment on view gangq.retention is
   'missing: today and tomorrow, if they lack a partition; no_default: true if nothing would catch '
   'their rows then.';
 
+-- Each rule with what breaks it, or null.
 create view gangq.violations as
-select 'members match size' as rule, 'gang ' || g.id as subject,
-  format('%s members, size %s', m.n, g.size) as detail
+select r.rule, 'gang ' || g.id as subject, r.detail
 from gangq.live_gangs g
-cross join lateral (select count(*) as n from gangq.live_jobs j where j.gang_id = g.id) m
-where m.n <> g.size
-union all
-select 'gang state matches its members', 'gang ' || g.id,
-  format('%s with members %s, and %s outside of the epoch', g.state, m.states, m.others)
-from gangq.live_gangs g cross join lateral (
-  select coalesce(array_agg(distinct j.state) filter (where x.member), '{}') as states,
-    coalesce(array_agg(distinct j.state) filter (where not x.member), '{}') as others
+cross join lateral (
+  select count(*) as n,
+    coalesce(array_agg(distinct j.state) filter (where x.member), '{}') as states,
+    coalesce(array_agg(distinct j.state) filter (where not x.member), '{}') as others,
+    coalesce(array_agg(j.epoch_rank order by j.epoch_rank)
+      filter (where j.epoch_rank is not null), '{}') as ranks
   from gangq.live_jobs j
   cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x
   where j.gang_id = g.id) m
-where not case g.state
-  when 'waiting' then m.states <@ '{waiting}'
-  when 'blocked' then m.states <@ '{blocked}'
-  when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
-    and m.others <@ '{blocked}'
-  when 'running' then m.others <@ '{blocked,preempting,done}' and case
-    when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
-    else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}'
-      and m.states && '{running,done}'
-      and m.states && '{blocked,reserved}' end
-  when 'draining' then m.states <@ '{preempting,preempted,blocked,done}'
-    and m.others <@ '{preempting,preempted,blocked,done}'
-    and m.states || m.others && '{preempting}'
-  else false end
+cross join lateral (values
+  ('members match size',
+    case when m.n <> g.size then format('%s members, size %s', m.n, g.size) end),
+  ('gang state matches its members', case when not case g.state
+      when 'waiting' then m.states <@ '{waiting}'
+      when 'blocked' then m.states <@ '{blocked}'
+      when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
+        and m.others <@ '{blocked}'
+      when 'running' then m.others <@ '{blocked,preempting,done}' and case
+        when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
+        else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}'
+          and m.states && '{running,done}' and m.states && '{blocked,reserved}' end
+      when 'draining' then m.states <@ '{preempting,preempted,blocked,done}'
+        and m.others <@ '{preempting,preempted,blocked,done}'
+        and m.states || m.others && '{preempting}'
+      else false end
+    then format('%s with members %s, others %s', g.state, m.states, m.others) end),
+  ('placed gangs have an epoch', case
+    when (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining'))
+      or (g.missing_since is not null and g.state <> 'running')
+    then format('%s with world size %s', g.state, g.world_size) end),
+  ('ranks of an epoch are contiguous', case
+    when m.ranks = '{}' and g.world_size <> g.size
+      or m.ranks <> '{}'
+        and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
+    then format('world size %s, ranks %s', g.world_size, m.ranks) end),
+  ('order key of a gang matches priority', case
+    when (g.order_key >> 50) <> 1000 - g.priority then format('priority %s', g.priority) end),
+  ('a gang that runs has begun an epoch', case
+    when g.state = 'running' and g.epoch = 0 then 'epoch 0' end),
+  ('gang is of a known kind', case
+    when not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)
+    then format('kind %s', g.kind_id) end),
+  ('gang asks for levels that exist', (
+    select format('level %s', min(l.level))
+    from gangq.gang_kinds k join gangq.kind_roles r on r.kind_id = k.id cross join gangq.settings s
+    cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
+    where k.id = g.kind_id and l.level <> all (s.topology) having count(*) > 0)),
+  ('counters are not negative', case
+    when least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
+    then format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips) end),
+  ('charged no more than it may spend', case
+    when g.attempts > g.max_attempts
+    then format('%s of %s attempts', g.attempts, g.max_attempts) end)
+) as r(rule, detail)
+where r.detail is not null
 union all
-select 'placed gangs have an epoch', 'gang ' || g.id,
-  format('%s with world size %s', g.state, g.world_size)
-from gangq.live_gangs g
-where (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining'))
-  or (g.missing_since is not null and g.state <> 'running')
-union all
-select 'ranks of an epoch are contiguous', 'gang ' || g.id,
-  format('world size %s, ranks %s', g.world_size, m.ranks)
-from gangq.live_gangs g cross join lateral (
-  select coalesce(array_agg(j.epoch_rank order by j.epoch_rank), '{}') as ranks
-  from gangq.live_jobs j where j.gang_id = g.id and j.epoch_rank is not null) m
-where m.ranks <> '{}'
-  and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
-  or m.ranks = '{}' and g.world_size <> g.size
-union all
-select 'member of a live gang', 'job ' || j.id, 'gang ' || j.gang_id || ' is not live'
+select r.rule, 'job ' || j.id, r.detail
 from gangq.live_jobs j
-where j.gang_id is not null and not exists (select 1 from gangq.live_gangs g where g.id = j.gang_id)
-union all
-select 'held by a known incarnation', 'job ' || j.id, 'incarnation ' || j.incarnation
-from gangq.live_jobs j
-where j.incarnation is not null
-  and not exists (select 1 from gangq.incarnations i where i.id = j.incarnation)
-union all
-select 'within capacity', 'worker ' || i.name,
-  format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb, f.cpus)
-from gangq.incarnations i cross join lateral gangq.capacity_of(array[i.id]) f
-where i.ended_at is null and (f.slots < 0 or f.light < 0 or f.memory_mb < 0 or f.cpus < 0)
-union all
-select 'holds as many devices as it asks for', 'job ' || j.id,
-  format('holds %s, asks for %s', h.n, s.gpus)
-from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-cross join lateral (select count(*) as n from gangq.device_holds d where d.job_id = j.id) h
-where j.incarnation is not null and h.n <> s.gpus
-union all
-select 'device held by a placed job', 'device ' || r.uuid, 'job ' || h.job_id
-from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
-where h.kind = 'job' and not exists (
-  select 1 from gangq.live_jobs j where j.id = h.job_id and j.incarnation is not null)
-union all
-select 'device is not one it avoids', 'job ' || j.id, 'device ' || r.uuid
-from gangq.device_holds h
-join gangq.device_registry r on r.id = h.device_id
-join gangq.live_jobs j on j.id = h.job_id
-join gangq.shapes s on s.id = j.shape_id
-where h.device_id = any (s.avoid)
-union all
-select 'device large enough', 'job ' || j.id, format('%s MiB of %s', r.vram_mb, s.vram_mb)
-from gangq.device_holds h
-join gangq.device_registry r on r.id = h.device_id
-join gangq.live_jobs j on j.id = h.job_id
-join gangq.shapes s on s.id = j.shape_id
-where r.vram_mb < s.vram_mb
-union all
-select 'worker may run it', 'job ' || j.id, 'worker ' || i.name
-from gangq.live_jobs j
-join gangq.shapes s on s.id = j.shape_id
-join gangq.incarnations i on i.id = j.incarnation
--- What runs on a worker when an operator taints it runs on.
-where i.operator_taints = '{}' and not gangq.serves(i, s)
+left join gangq.shapes s on s.id = j.shape_id
+left join gangq.live_gangs g on g.id = j.gang_id
+left join gangq.incarnations i on i.id = j.incarnation
+cross join lateral (values
+  ('member of a live gang', case
+    when j.gang_id is not null and g.id is null then format('gang %s is not live', j.gang_id) end),
+  ('rank within its gang', case
+    when j.rank not between 0 and g.size - 1
+    then format('rank %s of a gang of %s', j.rank, g.size) end),
+  ('held by a known incarnation', case
+    when j.incarnation is not null and i.id is null
+    then format('incarnation %s', j.incarnation) end),
+  -- What runs on a worker when an operator taints it runs on.
+  ('worker may run it', case
+    when i.operator_taints = '{}' and not gangq.serves(i, s) then format('worker %s', i.name) end),
+  ('ended worker holds nothing beyond its lease', case
+    when i.ended_at is not null and not exists (
+      select 1 from gangq.leases l
+      where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
+    then format('worker %s', i.name) end),
+  ('holds as many devices as it asks for', case when j.incarnation is not null then (
+    select format('holds %s, asks for %s', count(*), s.gpus)
+    from gangq.device_holds d where d.job_id = j.id having count(*) <> s.gpus) end),
+  ('waits for as many as it says', case when j.state = 'waiting' then (
+    select format('%s, of which %s are known', j.waits_on, count(*))
+    from gangq.dependencies d where d.job_id = j.id having count(*) <> j.waits_on) end),
+  ('order key matches priority', case
+    when (j.order_key >> 50) <> 1000 - j.priority then format('priority %s', j.priority) end),
+  ('counters are not negative', case
+    when least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
+    then format('%s crashes, %s trips, %s stops', j.crashes, j.trips, j.stops) end),
+  ('charged no more than it may spend', case
+    when j.attempts > j.max_attempts
+    then format('%s of %s attempts', j.attempts, j.max_attempts) end),
+  ('told to stop while it stops', case
+    when j.told_at is not null
+      and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')
+    then format('%s, told at %s', j.state, j.told_at) end),
+  ('finished when it has ended', case
+    when j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled')
+    then format('%s, finished at %s', j.state, j.finished_at) end)
+) as r(rule, detail)
+where r.detail is not null
 union all
 select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
 from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1
-union all
-select 'order key matches priority', 'job ' || j.id, format('priority %s', j.priority)
-from gangq.live_jobs j where (j.order_key >> 50) <> 1000 - j.priority
 union all
 select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
 from gangq.dependencies d
@@ -558,91 +565,43 @@ where d.settled and d.outcome is null
   and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
   and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
 union all
-select 'waits for as many as it says', 'job ' || j.id,
-  format('%s, of which %s are known', j.waits_on, d.n)
-from gangq.live_jobs j
-cross join lateral (select count(*) as n from gangq.dependencies x where x.job_id = j.id) d
-where j.state = 'waiting' and j.waits_on <> d.n
-union all
-select 'holds devices of its own worker', 'job ' || j.id,
-  format('device %s of worker %s', r.uuid, coalesce(o.name, '(none)'))
+select r.rule, 'job ' || h.job_id, format('device %s, %s MiB', d.uuid, d.vram_mb)
 from gangq.device_holds h
-join gangq.device_registry r on r.id = h.device_id
-join gangq.live_jobs j on j.id = h.job_id
-join gangq.incarnations i on i.id = j.incarnation
-left join gangq.incarnations o on o.id = r.offered_by
-where i.ended_at is null and not exists (
-  select 1 from gangq.device_claimants c where c.device_id = r.id and c.incarnation = j.incarnation)
+join gangq.device_registry d on d.id = h.device_id
+left join gangq.live_jobs j on j.id = h.job_id
+left join gangq.shapes s on s.id = j.shape_id
+left join gangq.incarnations i on i.id = j.incarnation
+cross join lateral (values
+  ('device held by a placed job', j.incarnation is null),
+  ('device is not one it avoids', d.id = any (s.avoid)),
+  ('device large enough', d.vram_mb < s.vram_mb),
+  ('holds devices of its own worker', i.id is not null and i.ended_at is null and not exists (
+    select 1 from gangq.device_claimants c where c.device_id = d.id and c.incarnation = i.id))
+) as r(rule, broken)
+where h.kind = 'job' and r.broken
 union all
-select 'rank within its gang', 'job ' || j.id, format('rank %s of a gang of %s', j.rank, g.size)
-from gangq.live_jobs j join gangq.live_gangs g on g.id = j.gang_id
-where j.rank not between 0 and g.size - 1
-union all
-select 'order key of a gang matches priority', 'gang ' || g.id, format('priority %s', g.priority)
-from gangq.live_gangs g where (g.order_key >> 50) <> 1000 - g.priority
-union all
-select 'a gang that runs has begun an epoch', 'gang ' || g.id, g.state || ' in epoch 0'
-from gangq.live_gangs g where g.state = 'running' and g.epoch = 0
-union all
-select 'gang is of a known kind', 'gang ' || g.id, format('kind %s', g.kind_id)
-from gangq.live_gangs g
-where not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)
-union all
-select 'gang asks for levels that exist', 'gang ' || g.id, format('level %s', l.level)
-from gangq.live_gangs g
-join gangq.gang_kinds k on k.id = g.kind_id
-join gangq.kind_roles r on r.kind_id = k.id
-cross join gangq.settings s
-cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
-where l.level <> all (s.topology)
-union all
-select 'live worker has a lease', 'worker ' || i.name, 'incarnation ' || i.id
+select r.rule, 'worker ' || i.name, r.detail
 from gangq.incarnations i
-where i.ended_at is null and not exists (select 1 from gangq.leases l where l.incarnation = i.id)
-union all
-select 'ended worker holds nothing beyond its lease', 'job ' || j.id, 'worker ' || i.name
-from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-where i.ended_at is not null and not exists (
-  select 1
-  from gangq.leases l
-  where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
-union all
-select 'counters are not negative', 'job ' || j.id,
-  format('%s crashes, %s trips, %s stops', j.crashes, j.trips, j.stops)
-from gangq.live_jobs j
-where least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
-union all
-select 'counters are not negative', 'gang ' || g.id,
-  format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips)
-from gangq.live_gangs g
-where least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
-union all
-select 'charged no more than it may spend', 'job ' || j.id,
-  format('%s of %s attempts', j.attempts, j.max_attempts)
-from gangq.live_jobs j where j.attempts > j.max_attempts
-union all
-select 'charged no more than it may spend', 'gang ' || g.id,
-  format('%s of %s attempts', g.attempts, g.max_attempts)
-from gangq.live_gangs g where g.attempts > g.max_attempts
-union all
-select 'told to stop while it stops', 'job ' || j.id, format('%s, told at %s', j.state, j.told_at)
-from gangq.live_jobs j
-where j.told_at is not null
-  and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')
-union all
-select 'finished when it has ended', 'job ' || j.id,
-  format('%s, finished at %s', j.state, j.finished_at)
-from gangq.live_jobs j
-where j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled')
+cross join lateral gangq.capacity_of(array[i.id]) f
+cross join lateral (values
+  ('within capacity', case
+    when f.slots < 0 or f.light < 0 or f.memory_mb < 0 or f.cpus < 0
+    then format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb,
+      f.cpus) end),
+  ('live worker has a lease', case
+    when not exists (select 1 from gangq.leases l where l.incarnation = i.id)
+    then format('incarnation %s', i.id) end)
+) as r(rule, detail)
+where i.ended_at is null and r.detail is not null
 union all
 select 'has its rows', 'table ' || n.name, 'empty'
-from (values ('settings', exists (select 1 from gangq.settings)),
-  ('tick_state', exists (select 1 from gangq.tick_state)),
-  ('transitions', exists (select 1 from gangq.transitions)),
-    ('lock_rows', exists (select 1 from gangq.lock_rows)),
-  ('sequence_base', exists (select 1 from gangq.sequence_base)),
-    ('decider', exists (select 1 from gangq.decider))) as n(name, filled)
-where not n.filled;
+from (values ('settings', (select count(*) from gangq.settings)),
+  ('tick_state', (select count(*) from gangq.tick_state)),
+  ('transitions', (select count(*) from gangq.transitions)),
+  ('lock_rows', (select count(*) from gangq.lock_rows)),
+  ('sequence_base', (select count(*) from gangq.sequence_base)),
+  ('decider', (select count(*) from gangq.decider))) as n(name, rows)
+where n.rows = 0;
 comment on view gangq.violations is
   'Broken invariants. Always empty; a row is a bug worth reporting.';
 

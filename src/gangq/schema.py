@@ -57,7 +57,7 @@ class SqlFile:
 
     @property
     def statements(self) -> str:
-        """The text, with a `comment on` for each comment that stands right above a table or a column of one."""
+        """The text, with a `comment on` for each comment right above or beside a table, a column or a domain."""
         return "\n".join(_commented(self.text.splitlines())) + "\n"
 
 
@@ -260,32 +260,36 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 
 _TABLE = re.compile(r"create table (gangq\.\w+) \($")
+_DOMAIN = re.compile(r"create domain (gangq\.\w+) ")
 _COLUMN = re.compile(r"  (?!check |constraint |primary |unique |like )(\w+) ")
 
 
 def _commented(lines: list[str]) -> Iterator[str]:
-    """The lines, and after the statement that makes a table what is said of it."""
+    """The lines, and after the statement that makes a table or a domain what is said of it."""
     table = None
-    above: list[str] = []
+    said: list[str] = []
     comments: list[str] = []
     for line in lines:
         yield line
-        if line.lstrip().startswith("-- "):
-            above.append(line.lstrip()[3:])
+        code, _, beside = line.partition("-- ")
+        said += [beside] if beside else []
+        if not code.strip() and beside:
             continue
         what = None
         if found := _TABLE.match(line):
             table = found[1]
             what = f"table {table}"
+        elif found := _DOMAIN.match(line):
+            what = f"domain {found[1]}"
         elif table and (found := _COLUMN.match(line)):
             what = f"column {table}.{found[1]}"
-        if what and above:
-            said = " ".join(above).replace("'", "''")
-            comments.append(f"comment on {what} is '{said}';")
-        if table and line.endswith(";"):
+        if what and said:
+            text = " ".join(said).replace("'", "''")
+            comments.append(f"comment on {what} is '{text}';")
+        if code.rstrip().endswith(";"):
             yield from comments
             table, comments = None, []
-        above = []
+        said = []
 
 
 def _version() -> str:

@@ -88,16 +88,23 @@ def test_the_schema_is_the_one_that_is_checked_in(db: psycopg.Connection[Any]) -
     assert dump(db) == text.read_text()
 
 
-def test_a_comment_right_above_a_table_or_column_is_its_comment(empty_dsn: str, lib: Path) -> None:
+def test_a_comment_right_above_or_beside_a_table_column_or_domain_is_its_comment(
+    empty_dsn: str, lib: Path
+) -> None:
     (lib / "migrations" / "0002_more.sql").write_text(
         "-- About nothing.\n\n-- Somebody's\n-- table.\ncreate table gangq.more (\n  -- Key.\n  id bigint,\n"
-        "  -- About the rule below.\n  check (id > 0),\n  bare text\n);\n"
+        "  -- About the rule below.\n  check (id > 0),\n  bare text,\n  said text -- It's said;\n"
+        "    check (said <> ''),\n  last text\n);\n"
         "-- About the index.\ncreate index on gangq.more (id);\n"
+        "create domain gangq.beside as text; -- Beside.\n-- Above.\ncreate domain gangq.above as text\n"
+        "  check (value <> '');\n"
     )
     migrate(empty_dsn)
-    about = "select obj_description(c.oid), col_description(c.oid, 1::smallint), col_description(c.oid, 2::smallint) "
+    about = "select obj_description(c.oid), array(select col_description(c.oid, n) from generate_series(1, 4) n) "
     more = run(empty_dsn, about + "from pg_class c where c.oid = 'gangq.more'::regclass")
-    assert more == [("Somebody's table.", "Key.", None)]
+    assert more == [("Somebody's table.", ["Key.", None, "It's said;", None])]
+    domains = "select array(select obj_description(t::regtype, 'pg_type') from unnest('{gangq.beside,gangq.above}'::text[]) t)"
+    assert run(empty_dsn, domains) == [(["Beside.", "Above."],)]
 
 
 def test_changed_code_is_rebuilt_and_data_stays(dsn: str, lib: Path) -> None:
