@@ -511,19 +511,23 @@ cross join lateral (values
 where r.detail is not null
 union all
 select r.rule, 'job ' || j.id, r.detail
-from gangq.live_jobs j
-left join gangq.shapes s on s.id = j.shape_id
-left join gangq.live_gangs g on g.id = j.gang_id
-left join gangq.incarnations i on i.id = j.incarnation
+from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
 cross join lateral (values
   ('member of a live gang', case
-    when j.gang_id is not null and g.id is null then format('gang %s is not live', j.gang_id) end),
+    when g.id is null then format('gang %s is not live', j.gang_id) end),
   ('rank within its gang', case
     when j.rank not between 0 and g.size - 1
-    then format('rank %s of a gang of %s', j.rank, g.size) end),
+    then format('rank %s of a gang of %s', j.rank, g.size) end)
+) as r(rule, detail)
+where j.gang_id is not null and r.detail is not null
+union all
+select r.rule, 'job ' || j.id, r.detail
+from gangq.live_jobs j
+left join gangq.shapes s on s.id = j.shape_id
+left join gangq.incarnations i on i.id = j.incarnation
+cross join lateral (values
   ('held by a known incarnation', case
-    when j.incarnation is not null and i.id is null
-    then format('incarnation %s', j.incarnation) end),
+    when i.id is null then format('incarnation %s', j.incarnation) end),
   -- What runs on a worker when an operator taints it runs on.
   ('worker may run it', case
     when i.operator_taints = '{}' and not gangq.serves(i, s) then format('worker %s', i.name) end),
@@ -532,9 +536,15 @@ cross join lateral (values
       select 1 from gangq.leases l
       where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
     then format('worker %s', i.name) end),
-  ('holds as many devices as it asks for', case when j.incarnation is not null then (
+  ('holds as many devices as it asks for', (
     select format('holds %s, asks for %s', count(*), s.gpus)
-    from gangq.device_holds d where d.job_id = j.id having count(*) <> s.gpus) end),
+    from gangq.device_holds d where d.job_id = j.id having count(*) <> s.gpus))
+) as r(rule, detail)
+where j.incarnation is not null and r.detail is not null
+union all
+select r.rule, 'job ' || j.id, r.detail
+from gangq.live_jobs j
+cross join lateral (values
   ('waits for as many as it says', case when j.state = 'waiting' then (
     select format('%s, of which %s are known', j.waits_on, count(*))
     from gangq.dependencies d where d.job_id = j.id having count(*) <> j.waits_on) end),

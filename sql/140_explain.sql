@@ -1,76 +1,67 @@
--- Why is it not running: explain_gang, explain_job, and the view waiting. Takes no locks and
--- decides nothing: what is said of something that is placed by decisions is what the last pass
--- wrote down of it (gangq.verdicts), with how long ago that was. Only for light jobs, which whoever
--- has room claims, it is counted here what a claim would find.
+-- Why is it not running: explain_gang, explain_job, and the view waiting. They take no locks and
+-- decide nothing. Of what a decision places they repeat what the last pass found (gangq.verdicts),
+-- with how long ago that was. Light jobs are claimed by any worker that has room: only for them it
+-- is counted here what a claim would find.
+
+create type gangq.reason as (gate text, ok boolean, detail text, numbers jsonb);
+comment on type gangq.reason is
+  'One row of an explanation, with its numbers; ok false marks what holds the job or gang.';
 
 -- Workers
 -- ---------------------------------------------------------------------------------------------
 
--- One condition after another, so that each worker falls to the first that it does not meet.
-create function gangq.ruled_out(s gangq.shapes, t timestamptz)
-returns table (incarnation bigint, fell text, barred text) language sql stable as $$
-  select i.id, case
-      when s.queue <> all (i.queues) then 'of other queues'
-      when s.task <> all (i.tasks) then 'without task ' || s.task
-      when not s.labels <@ i.labels then 'without labels ' || s.labels::text
-      when gangq.serves(i, s) then null
-      when i.taints <> '{}' and gangq.serves(jsonb_populate_record(i, '{"taints": []}'), s)
-        then 'with taints it does not tolerate'
-      else 'outside the selector' end,
-    b.why
-  from gangq.barred(ruled_out.t) b join gangq.incarnations i on i.id = b.incarnation
-$$;
-comment on function gangq.ruled_out is
-  'Internal. Of each live worker what keeps it from ever running jobs of this shape (fell), or '
-  'from taking any now (barred).';
-
-create function gangq.explain_workers(s gangq.shapes, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
+create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns setof gangq.reason
+language sql stable as $$
+  -- Each worker falls to the first condition that it does not meet.
   with workers as materialized (
-    select coalesce(x.fell, x.barred) as why, x.fell, x.incarnation from gangq.ruled_out(s, t) x
+    select i.taints, b.why as barred, case
+        when s.queue <> all (i.queues) then 'of other queues'
+        when s.task <> all (i.tasks) then 'without task ' || s.task
+        when not s.labels <@ i.labels then 'without labels ' || s.labels::text
+        when gangq.serves(i, s) then null
+        when i.taints <> '{}' and gangq.serves(jsonb_populate_record(i, '{"taints": []}'), s)
+          then 'with taints it does not tolerate'
+        else 'outside the selector' end as fell
+    from gangq.barred(explain_workers.t) b join gangq.incarnations i on i.id = b.incarnation
   ),
-  counts as (
-    select w.why, count(*) as n from workers w where w.why is not null group by w.why
+  others as (
+    select string_agg(format('%s %s', c.n, c.why), ', ' order by c.n desc, c.why) as listed,
+      coalesce(jsonb_object_agg(c.why, c.n), '{}') as counts
+    from (
+      select coalesce(w.fell, w.barred) as why, count(*) as n from workers w group by 1) c
+    where c.why is not null
   ),
-  taints as (
-    select string_agg(distinct u.taint, ', ' order by u.taint) as names
-    from workers w
-    join gangq.incarnations i on i.id = w.incarnation
-    cross join lateral unnest(i.taints) as u(taint)
+  lacking as (
+    select string_agg(distinct u.taint, ', ' order by u.taint) as taints
+    from workers w cross join lateral unnest(w.taints) as u(taint)
     where w.fell = 'with taints it does not tolerate'
       and u.taint <> all (coalesce(s.tolerates, '{}'))
   )
-  select 'workers', count(*) filter (where w.why is null) > 0,
-    format('%s of %s may take it', count(*) filter (where w.why is null),
-      gangq.counted(count(*), 'worker'))
-    || coalesce('; the others: ' || (
-      select string_agg(format('%s %s', c.n, c.why), ', ' order by c.n desc, c.why)
-      from counts c), '')
-    || coalesce(' (' || t.names || ': --tolerate ' || split_part(t.names, ', ', 1) || ')', ''),
-    jsonb_build_object('live', count(*), 'open', count(*) filter (where w.why is null),
-      'serving', count(*) filter (where w.fell is null), 'others', coalesce((
-        select jsonb_object_agg(c.why, c.n) from counts c), '{}'))
-  from workers w cross join taints t
-  group by t.names
-  union all
-  select 'workers', false, 'no worker is registered: start one with gangq worker',
-    '{"live": 0, "open": 0, "serving": 0, "others": {}}'
-  where not exists (select 1 from workers)
+  select 'workers', n.open > 0, case
+      when n.live = 0 then 'no worker is registered: start one with gangq worker'
+      else format('%s of %s may take it', n.open, gangq.counted(n.live, 'worker'))
+        || coalesce('; the others: ' || o.listed, '')
+        || coalesce(' (' || l.taints || ': --tolerate ' || split_part(l.taints, ', ', 1) || ')', '')
+      end,
+    jsonb_build_object('live', n.live, 'open', n.open, 'serving', n.serving, 'others', o.counts)
+  from (
+    select count(*) as live, count(*) filter (where w.fell is null) as serving,
+      count(*) filter (where coalesce(w.fell, w.barred) is null) as open
+    from workers w) n
+  cross join others o cross join lacking l
 $$;
 comment on function gangq.explain_workers is
-  'Internal. How many live workers may take jobs of this shape now, and what rules out how many of '
-  'the others.';
+  'Internal. How many live workers may take jobs of this shape now, and what rules out the others.';
 
 -- What would fit, of one thing it asks for at a time: the most of it with which that many members
 -- fit on idle workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
 language sql stable as $$
   with idle as (
-    select i.id, i.slots, i.memory_mb, i.cpus, coalesce(array_agg(r.vram_mb order by r.vram_mb)
-      filter (where r.id is not null and (s.avoid is null or r.id <> all (s.avoid))), '{}') as vrams
-    from gangq.incarnations i left join gangq.device_registry r on r.offered_by = i.id
-    where i.ended_at is null and gangq.serves(i, s)
-    group by i.id
+    select i.slots, i.memory_mb, i.cpus, array(
+      select r.vram_mb from gangq.device_registry r
+      where r.offered_by = i.id and (s.avoid is null or r.id <> all (s.avoid))) as vrams
+    from gangq.incarnations i where i.ended_at is null and gangq.serves(i, s)
   ),
   shares as (
     select distinct i.memory_mb / k as memory_mb, floor(i.cpus / k) as cpus
@@ -107,11 +98,11 @@ language sql stable as $$
     group by z.asked) r
 $$;
 comment on function gangq.nearest_feasible is
-  'Internal. {"members": how many fit on idle workers as it is, "gpus", "vram_mb", "memory_mb", '
-  '"cpus": the most each may ask for, the rest as it is, so that all fit}.';
+  'Internal. {"members": how many fit on idle workers, "gpus", "vram_mb", "memory_mb", "cpus": the '
+  'most each may ask for, the rest as it is, so that all fit}.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
+returns setof gangq.reason language sql stable as $$
   select 'hardware', false, w.why || coalesce('; it would fit with ' || (
       select string_agg(format('%s %s', n.key, n.value), ' or ' order by n.key)
       from jsonb_each_text(f.near) n where n.key <> 'members' or n.value::integer > 0), ''),
@@ -121,11 +112,10 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
   where w.why is not null
 $$;
 comment on function gangq.explain_hardware is
-  'Internal. Where idle workers could not hold so many members: why, and what they could. No row '
-  'where they could.';
+  'Internal. Where idle workers could not hold so many members: why, and what they could.';
 
 create function gangq.explain_avoided(s gangq.shapes, members integer)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
+returns setof gangq.reason language sql stable as $$
   select 'avoids', gangq.infeasible(s.id, members) is null, string_agg(
       format('avoids device %s (%s) after a trip there: ', r.uuid, r.host) || case
         when h.device_id is not null
@@ -142,25 +132,72 @@ $$;
 comment on function gangq.explain_avoided is
   'Internal. The devices it avoids, if any; ok: idle workers could hold it without these.';
 
+create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select * from gangq.explain_workers(s, t)
+  union all
+  select * from gangq.explain_hardware(s, members)
+  union all
+  select * from gangq.explain_avoided(s, members)
+$$;
+comment on function gangq.explain_needs is
+  'Internal. The workers for so many members of this shape, and what they lack.';
+
+create function gangq.explain_roles(kind_id integer, t timestamptz) returns setof gangq.reason
+language sql stable as $$
+  select x.gate, x.ok, case when r.several then format('role %s: ', r.name) else '' end || x.detail,
+    x.numbers || case when r.several then jsonb_build_object('role', r.name) else '{}' end
+  from (
+    select k.name, k.min_members, s, count(*) over () > 1 as several
+    from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
+    where k.kind_id = explain_roles.kind_id order by k.ordinal) r
+  cross join lateral gangq.explain_needs(r.s, r.min_members, explain_roles.t) x
+$$;
+comment on function gangq.explain_roles is
+  'Internal. The same for each role of a kind of gang, by its least members.';
+
 -- What was decided
 -- ------------------------------------------------------------------------------------
 
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
-language sql immutable as $$
-  select ceil(extract(epoch from at - t))
-$$;
+language sql immutable
+return ceil(extract(epoch from at - t));
 comment on function gangq.in_s is 'Internal. In how many whole seconds a moment is, rounded up.';
 
-create function gangq.decided_ago(t timestamptz) returns text language sql stable as $$
-  select case
-    when d.decided_at is null then 'nobody has decided yet: is a worker or gangq tick running?'
-    when t - d.decided_at > interval '10 s' then format(
-      'nobody has decided for %s s: is a worker or gangq tick running?',
-      round(extract(epoch from t - d.decided_at)))
-    else format('decided %s s ago', round(extract(epoch from t - d.decided_at), 1)) end
-  from gangq.decider d
+create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
+language sql stable as $$
+  select v from gangq.verdicts v
+  where v.kind_id = verdict_of.kind_id and v.ask in (verdict_of.ask, '')
+  order by v.ask desc limit 1
 $$;
-comment on function gangq.decided_ago is 'Internal. How old the verdicts are.';
+comment on function gangq.verdict_of is
+  'Internal. What the last pass found of a gang or of single jobs, else of the first of the kind.';
+
+-- since: from when on it could have been judged.
+create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
+    case
+      when n.judged then coalesce((v).why, (v).gate, 'the last pass found nothing against it')
+      when (v).gate is not null
+        then 'of those of its kind before it: ' || coalesce((v).why, (v).gate)
+      else 'no pass has judged it' end
+    || case when (v).gate = 'planned_start'
+      then format(', in %s s', ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t))) else '' end
+    || case
+      when n.fresh then format(' (decided %s s ago)', round(n.ago_s, 1))
+      else format(' (nobody has decided %s: is a worker or gangq tick running?)',
+        coalesce('for ' || round(n.ago_s) || ' s', 'yet')) end,
+    coalesce((v).numbers, '{}')
+      || jsonb_build_object('decided_at', n.decided_at, 'since', (v).since)
+  from (
+    select d.decided_at, extract(epoch from t - d.decided_at) as ago_s,
+      coalesce(d.decided_at >= explain_verdict.since, false) as judged,
+      coalesce(t - d.decided_at <= interval '10 s', false) as fresh
+    from gangq.decider d) n
+$$;
+comment on function gangq.explain_verdict is
+  'Internal. A verdict (null: none) in words, with its age.';
 
 -- What the moments of estimated ends rest on.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
@@ -180,61 +217,33 @@ $$;
 comment on function gangq.told_by_history is
   'Internal. Of ends that are estimates: from how many runs, and how old.';
 
--- The verdict, when it starts, what would help. since: from when on it could have been judged.
-create function gangq.explain_verdict(kind_id integer, ask text, since timestamptz, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-  v gangq.verdicts;
-  p gangq.plans;
-  decided timestamptz := (select d.decided_at from gangq.decider d);
-  ago text := gangq.decided_ago(t);
-begin
-  select x.* into v from gangq.verdicts x
-  where x.kind_id = explain_verdict.kind_id and x.ask in (explain_verdict.ask, '')
-  order by x.ask desc limit 1;
-  select x.* into p from gangq.plans x where x.ask = explain_verdict.ask and not x.kept;
-  gate := coalesce(v.gate, 'verdict');
-  numbers := coalesce(v.numbers, '{}')
-    || jsonb_build_object('decided_at', decided, 'since', v.since);
-  ok := v.gate is null and coalesce(t - decided <= interval '10 s', false);
-  detail := case
-      when v.gate is not null and decided >= explain_verdict.since then ''
-      when v.gate is not null then 'of those of its kind before it: '
-      when decided >= explain_verdict.since then 'the last pass found nothing against it'
-      else 'no pass has judged it' end
-    || coalesce(v.why, v.gate, '')
-    || case when v.gate = 'planned_start'
-      then format(', in %s s', ceil((v.numbers ->> 'at')::float8 - gangq.seconds(t))) else '' end
-    || format(' (%s)', ago);
-  return next;
-  gate := 'start';
-  ok := true;
-  numbers := case when p.starts_at is not null then jsonb_build_object('starts_at', p.starts_at,
-    'in_s', gangq.in_s(p.starts_at, t), 'place', p.place,
-    'after', coalesce(v.numbers -> 'after', '[]'),
-    'follows', v.follows || coalesce(gangq.told_by_history(v.numbers -> 'after', t), '')) end;
-  detail := case
-    when p.starts_at is not null
-      then format('planned in %s s, at %s', gangq.in_s(p.starts_at, t), p.starts_at)
-        || coalesce(', ' || (numbers ->> 'follows'), '')
-    when v.gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
-    when v.gate is null then 'the next pass may start it'
-    else format('not planned: the first %s that wait and could start get a planned start',
-      (select c.reservations from gangq.settings c)) end;
-  return next;
-  gate := 'unblock';
-  numbers := null;
-  detail := coalesce(v.unblocks || case when v.numbers ? 'may_stop_at' then format(' (in %s s)',
-    ceil((v.numbers ->> 'may_stop_at')::float8 - gangq.seconds(t))) else '' end, 'the next pass');
-  return next;
-end $$;
-comment on function gangq.explain_verdict is
-  'Internal. What the last pass found of a gang, or of single jobs: the verdict with its age, the '
-  'planned start, what would help.';
+create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select 'start', true, case
+      when p.starts_at is not null
+        then format('planned in %s s, at %s%s', n.in_s, p.starts_at, ', ' || n.follows)
+      when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
+      when (v).gate is null then 'the next pass may start it'
+      else format('not planned: the first %s that wait and could start get a planned start',
+        c.reservations) end,
+    case when p.starts_at is not null then jsonb_build_object('starts_at', p.starts_at,
+      'in_s', n.in_s, 'place', p.place,
+      'after', coalesce((v).numbers -> 'after', '[]'), 'follows', n.follows) end
+  from gangq.settings c
+  left join gangq.plans p on p.ask = explain_start.ask and not p.kept
+  cross join lateral (
+    select gangq.in_s(p.starts_at, t) as in_s,
+      (v).follows || coalesce(gangq.told_by_history((v).numbers -> 'after', t), '') as follows) n
+  union all
+  select 'unblock', true, coalesce((v).unblocks || case when (v).numbers ? 'may_stop_at'
+      then format(' (in %s s)', ceil(((v).numbers ->> 'may_stop_at')::float8 - gangq.seconds(t)))
+      else '' end, 'the next pass'), null
+$$;
+comment on function gangq.explain_start is
+  'Internal. When it is planned to start, what that rests on, and what would help.';
 
-create function gangq.explain_line(g gangq.live_gangs, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
+create function gangq.explain_line(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
+language sql stable as $$
   with line as materialized (
     select x.id, q.name, q.policy
     from gangq.gang_kinds mine
@@ -273,70 +282,62 @@ comment on function gangq.explain_line is
 -- The answers
 -- -----------------------------------------------------------------------------------------
 
-create function gangq.explain_state(g gangq.live_gangs, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-  n record;
-  times_out_at timestamptz := g.timeout_at
-    + make_interval(secs => greatest(0, gangq.ineligible_s(g.kind_id, t) - g.held_s));
-begin
-  select count(*) filter (where j.state = 'reserved') as reserved,
-    count(*) filter (where j.state = 'running') as running,
-    count(*) filter (where j.state = 'preempting') as preempting,
-    count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on
-  into n from gangq.live_jobs j where j.gang_id = g.id;
-  gate := 'state';
-  ok := g.state = 'running';
-  numbers := to_jsonb(n) || jsonb_build_object('ask', 'g' || g.id, 'epoch', g.epoch, 'size', g.size,
-    'world_size', g.world_size);
-  detail := case g.state
-    when 'running' then format('runs since %s, epoch %s', g.go_at, g.epoch)
-      || case when g.world_size < g.size
-        then format(', with %s of %s members: it does not grow while it runs', g.world_size, g.size)
-        else '' end
-    when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s s',
-      g.epoch, n.running, coalesce(g.world_size, g.size),
-      round(extract(epoch from g.deadline_at - t)::numeric, 1))
-    when 'draining' then format('draining since %s (%s): waits until %s confirmed to have stopped',
-      g.drain_started_at, g.drain_cause, gangq.counted(n.preempting, 'member')
-      || case when n.preempting = 1 then ' has' else ' have' end)
-    when 'waiting' then format('waits for %s to be done', gangq.counted(n.waits_on, 'job'))
-    else format('blocked for %s s: waits to be placed', gangq.in_s(t, g.submitted_at))
-      -- With requeue a gang that waits for capacity notices nothing.
-      || coalesce(case g.timeout_style
-        when 'hard' then '; fails unless it is placed by ' || times_out_at
-        when 'soft' then '; its members run as single jobs unless it is placed by '
-          || times_out_at end, '') end;
-  return next;
-  if g.state in ('blocked', 'waiting')
-    and (g.not_before > t or g.placement_misses + g.timeouts + g.never_started > 0)
-  then
-    gate := 'backoff';
-    ok := g.not_before is null or g.not_before <= t;
-    detail := case when ok then 'not backing off'
-        else format('not before %s (%s s)', g.not_before, gangq.in_s(g.not_before, t)) end
-      || case when g.placement_misses > 0
-        then format('; %s not claimed in time', gangq.counted(g.placement_misses, 'reservation'))
-        else '' end
-      || case when g.timeouts > 0
-        then format('; not placed within its timeout of %s s %s', g.timeout_s,
-          gangq.counted(g.timeouts, 'time')) else '' end
-      || case when g.never_started > 0 then format('; lost a member at the start barrier %s',
-        gangq.counted(g.never_started, 'time')) else '' end
-      || case when g.never_started >= 10 then ': look at the workers'' logs' else '' end;
-    numbers := jsonb_build_object('not_before', g.not_before,
-      'placement_misses', g.placement_misses, 'never_started', g.never_started,
-      'timeouts', g.timeouts);
-    return next;
-  end if;
-end $$;
-comment on function gangq.explain_state is
-  'Internal. In which state a gang is, since when, and what it backs off for.';
+create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
+language sql stable as $$
+  select 'state', (g).state = 'running', case (g).state
+      when 'running' then format('runs since %s, epoch %s', (g).go_at, (g).epoch)
+        || case when (g).world_size < (g).size
+          then format(', with %s of %s members: it does not grow while it runs', (g).world_size,
+            (g).size) else '' end
+      when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s s',
+        (g).epoch, n.running, coalesce((g).world_size, (g).size),
+        round(extract(epoch from (g).deadline_at - t), 1))
+      when 'draining' then format(
+        'draining since %s (%s): waits until %s confirmed to have stopped', (g).drain_started_at,
+        (g).drain_cause, gangq.counted(n.preempting, 'member')
+          || case when n.preempting = 1 then ' has' else ' have' end)
+      when 'waiting' then format('waits for %s to be done', gangq.counted(n.waits_on, 'job'))
+      else format('blocked for %s s: waits to be placed', gangq.in_s(t, (g).submitted_at))
+        -- With requeue a gang that waits for capacity notices nothing.
+        || coalesce(case (g).timeout_style
+          when 'hard' then '; fails unless it is placed by '
+          when 'soft' then '; its members run as single jobs unless it is placed by '
+          end || ((g).timeout_at + make_interval(secs =>
+            greatest(0, gangq.ineligible_s((g).kind_id, t) - (g).held_s))), '') end,
+    to_jsonb(n) || jsonb_build_object('ask', 'g' || (g).id, 'epoch', (g).epoch, 'size', (g).size,
+      'world_size', (g).world_size)
+  from (
+    select count(*) filter (where j.state = 'reserved') as reserved,
+      count(*) filter (where j.state = 'running') as running,
+      count(*) filter (where j.state = 'preempting') as preempting,
+      count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on
+    from gangq.live_jobs j where j.gang_id = (g).id) n
+$$;
+comment on function gangq.explain_state is 'Internal. In which state a gang is, and since when.';
+
+create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select 'backoff', n.ok,
+    case when n.ok then 'not backing off'
+      else format('not before %s (%s s)', (g).not_before, gangq.in_s((g).not_before, t)) end
+    || case when (g).placement_misses > 0 then format('; %s not claimed in time',
+      gangq.counted((g).placement_misses, 'reservation')) else '' end
+    || case when (g).timeouts > 0 then format('; not placed within its timeout of %s s %s',
+      (g).timeout_s, gangq.counted((g).timeouts, 'time')) else '' end
+    || case when (g).never_started > 0 then format('; lost a member at the start barrier %s',
+      gangq.counted((g).never_started, 'time')) else '' end
+    || case when (g).never_started >= 10 then ': look at the workers'' logs' else '' end,
+    jsonb_build_object('not_before', (g).not_before, 'placement_misses', (g).placement_misses,
+      'never_started', (g).never_started, 'timeouts', (g).timeouts)
+  from (select coalesce((g).not_before <= t, true) as ok) n
+  where (g).state in ('blocked', 'waiting')
+    and (not n.ok or (g).placement_misses + (g).timeouts + (g).never_started > 0)
+$$;
+comment on function gangq.explain_backoff is 'Internal. What a gang backs off for, and until when.';
 
 -- The others run, and wait for it at a barrier: to those who ask it stands still.
-create function gangq.explain_missing(g gangq.live_gangs, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language sql stable as $$
+create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
+language sql stable as $$
   select 'missing', false,
     format('has lacked rank %s for %s s; ', h.ranks, gangq.in_s(t, (g).missing_since))
       || case
@@ -355,39 +356,37 @@ returns table (gate text, ok boolean, detail text, numbers jsonb) language sql s
       (g).missing_since + make_interval(secs => (g).timeout_s) as until
     from gangq.live_jobs j
     where j.gang_id = (g).id and j.state in ('blocked', 'reserved') and gangq.in_epoch(j, g)) h
+  where (g).missing_since is not null
 $$;
 comment on function gangq.explain_missing is
   'Internal. Which members a gang that runs lacks, and what becomes of that.';
 
-create function gangq.explain_gang(gang_id bigint)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
-#variable_conflict use_column
+create function gangq.explain_gang(gang_id bigint) returns setof gangq.reason
+language plpgsql stable as $$
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  ended gangq.gang_history;
-  r record;
-  s gangq.shapes;
-  judged boolean;
+  ask text := 'g' || gang_id;
+  v gangq.verdicts;
 begin
   select x.* into g from gangq.live_gangs x where x.id = explain_gang.gang_id;
   if not found then
-    select x.* into ended from gangq.gang_history x
-    where x.gang_id = explain_gang.gang_id order by x.finished_at desc limit 1;
+    return query
+      select 'state', h.state = 'done',
+        format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.reason, '')),
+        jsonb_build_object('epoch', h.epoch, 'attempts', h.attempts)
+      from gangq.gang_history h
+      where h.gang_id = explain_gang.gang_id order by h.finished_at desc limit 1;
     if not found then
       perform gangq.refuse('GQ002', format('gang %s does not exist',
         coalesce(explain_gang.gang_id::text, 'null')), 'Gang ids are in gangq.gangs.');
     end if;
-    return query select 'state', ended.state = 'done',
-      format('it is %s since %s%s', ended.state, ended.finished_at,
-        coalesce(': ' || ended.reason, '')),
-      jsonb_build_object('epoch', ended.epoch, 'attempts', ended.attempts);
     return;
   end if;
-  return query select x.* from gangq.explain_state(g, t) x;
-  if g.missing_since is not null then
-    return query select x.* from gangq.explain_missing(g, t) x;
-  end if;
+  return query
+    select * from gangq.explain_state(g, t)
+    union all select * from gangq.explain_backoff(g, t)
+    union all select * from gangq.explain_missing(g, t);
   if g.state not in ('blocked', 'waiting') and not exists (
     select 1 from gangq.live_jobs j
     where g.missing_since is not null and j.gang_id = g.id and j.state = 'blocked'
@@ -395,38 +394,21 @@ begin
   then
     return;
   end if;
-  judged := g.state <> 'waiting' and (g.not_before is null or g.not_before <= t);
-  if judged then
-    return query select x.*
-    from gangq.explain_verdict(g.kind_id, 'g' || g.id, greatest(g.submitted_at, g.not_before), t) x
-    where x.gate not in ('start', 'unblock');
-  end if;
-  for r in
-    select x.*, count(*) over () > 1 as several
-    from gangq.kind_roles x where x.kind_id = g.kind_id order by x.ordinal
-  loop
-    select x.* into s from gangq.shapes x where x.id = r.shape_id;
+  if g.state <> 'waiting' and (g.not_before is null or g.not_before <= t) then
+    v := gangq.verdict_of(g.kind_id, ask);
     return query
-      select x.gate, x.ok,
-        case when r.several then format('role %s: ', r.name) else '' end || x.detail,
-        x.numbers || case when r.several then jsonb_build_object('role', r.name) else '{}' end
-      from (
-        select * from gangq.explain_workers(s, t)
-        union all select * from gangq.explain_hardware(s, r.min_members)
-        union all select * from gangq.explain_avoided(s, r.min_members)) x;
-  end loop;
-  if judged then
-    return query select x.* from gangq.explain_line(g, t) x where g.state = 'blocked';
-    return query select x.*
-    from gangq.explain_verdict(g.kind_id, 'g' || g.id, greatest(g.submitted_at, g.not_before), t) x
-    where x.gate in ('start', 'unblock');
-  elsif g.state = 'waiting' then
-    return query values ('start', true, 'once the jobs it waits for are done', null::jsonb),
-      ('unblock', true, 'the end of those jobs', null);
-  else
-    return query values ('start', true, format('not before %s', g.not_before), null::jsonb),
-      ('unblock', true, format('%s s more', gangq.in_s(g.not_before, t)), null);
+      select * from gangq.explain_verdict(v, greatest(g.submitted_at, g.not_before), t)
+      union all select * from gangq.explain_roles(g.kind_id, t)
+      union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
+      union all select * from gangq.explain_start(v, ask, t);
+    return;
   end if;
+  return query select * from gangq.explain_roles(g.kind_id, t);
+  return query select *, null::jsonb from (values
+    ('start', true, case g.state when 'waiting' then 'once the jobs it waits for are done'
+      else format('not before %s', g.not_before) end),
+    ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
+      else format('%s s more', gangq.in_s(g.not_before, t)) end)) r;
 end $$;
 comment on function gangq.explain_gang is
   'Why is this gang not running, row by row, with numbers; ok false marks what holds it: state, '
@@ -438,106 +420,103 @@ comment on function gangq.explain_gang is
 
 -- Light jobs: what a claim would find.
 create function gangq.explain_claim(j gangq.live_jobs, s gangq.shapes, t timestamptz)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-  paused text := (
-    select min(q.name) from gangq.queues_table q
-    where q.paused and q.name = any (gangq.queue_path(s.queue)));
-  turns bigint := (
-    select coalesce(sum(greatest(0, f.light)), 0)
-    from gangq.free_capacity(gangq.candidates(t)) f
-    join gangq.incarnations i on i.id = f.incarnation
-    where gangq.serves(i, s));
-  before bigint := (
-    select count(*) from (
-      select 1 from gangq.live_jobs x
-      where x.shape_id = j.shape_id and x.state = 'pending' and x.order_key < j.order_key
-      limit 10001) x);
-begin
-  if paused is not null then
-    return query select 'paused', false, format('queue %s is paused', paused),
-      jsonb_build_object('queue', paused);
-  end if;
-  return query select x.* from gangq.explain_workers(s, t) x
-    union all select x.* from gangq.explain_hardware(s, 1) x;
-  return query select 'light', turns > 0, format('it asks for nothing that is counted: any worker '
-    'that serves it takes it; %s free now', gangq.counted(turns, 'light slot')),
-    jsonb_build_object('room', turns);
-  return query select 'line', before < greatest(turns, 1),
-    format('%s jobs of its kind come before it',
-      case when before > 10000 then 'more than 10000' else before::text end),
-    jsonb_build_object('place', before + 1);
-  return query select 'unblock', true, case
-    when paused is not null then format('gangq queue resume %s', paused)
-    when turns = 0 then 'a light slot that comes free on a worker that serves it'
-    when before >= turns then format(
+returns setof gangq.reason language sql stable as $$
+  with n as materialized (
+    select (
+        select min(q.name) from gangq.queues_table q
+        where q.paused and gangq.below(s.queue, array[q.name])) as paused, (
+        select coalesce(sum(greatest(0, f.light)), 0)
+        from gangq.free_capacity(gangq.candidates(t)) f
+        join gangq.incarnations i on i.id = f.incarnation
+        where gangq.serves(i, s)) as turns, (
+        select count(*) from (
+          select 1 from gangq.live_jobs x
+          where x.shape_id = (j).shape_id and x.state = 'pending' and x.order_key < (j).order_key
+          limit 10001) x) as before
+  )
+  select 'paused', false, format('queue %s is paused', n.paused),
+    jsonb_build_object('queue', n.paused)
+  from n where n.paused is not null
+  union all
+  select * from gangq.explain_needs(s, 1, t)
+  union all
+  select 'light', n.turns > 0, format('it asks for nothing that is counted: any worker that serves '
+    'it takes it; %s free now', gangq.counted(n.turns, 'light slot')),
+    jsonb_build_object('room', n.turns)
+  from n
+  union all
+  select 'line', n.before < greatest(n.turns, 1), format('%s jobs of its kind come before it',
+      case when n.before > 10000 then 'more than 10000' else n.before::text end),
+    jsonb_build_object('place', n.before + 1)
+  from n
+  union all
+  select 'unblock', true, case
+    when n.paused is not null then format('gangq queue resume %s', n.paused)
+    when n.turns = 0 then 'a light slot that comes free on a worker that serves it'
+    when n.before >= n.turns then format(
       '%s of its kind claimed first, or a higher priority: gangq priority %s %s',
-      gangq.counted(before + 1 - turns, 'job'), least(1000, j.priority + 1), j.id)
-    else 'nothing: it is claimable' end, null::jsonb;
-end $$;
+      gangq.counted(n.before + 1 - n.turns, 'job'), least(1000, (j).priority + 1), (j).id)
+    else 'nothing: it is claimable' end, null
+  from n
+$$;
 comment on function gangq.explain_claim is
-  'Internal. What a claim of this light job needs: who serves it, free light slots, how many are '
-  'before it.';
+  'Internal. What a claim of this light job needs: who serves it, free light slots, its place.';
 
-create function gangq.explain_job(job_id bigint)
-returns table (gate text, ok boolean, detail text, numbers jsonb) language plpgsql stable as $$
-#variable_conflict use_column
+create function gangq.explain_job(job_id bigint) returns setof gangq.reason
+language plpgsql stable as $$
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
   s gangq.shapes;
-  ended gangq.history;
+  v gangq.verdicts;
+  ask text;
 begin
   select x.* into j from gangq.live_jobs x where x.id = explain_job.job_id;
   if not found then
-    select h.* into ended from gangq.history h
-    where h.job_id = explain_job.job_id order by h.finished_at desc limit 1;
+    return query
+      select 'state', h.state = 'done', format('it is %s since %s%s', h.state, h.finished_at,
+        coalesce(': ' || (h.error ->> 'type'), '')), jsonb_build_object('attempts', h.attempts)
+      from gangq.history h
+      where h.job_id = explain_job.job_id order by h.finished_at desc limit 1;
     if not found then
       perform gangq.refuse('GQ002', format('job %s does not exist',
         coalesce(explain_job.job_id::text, 'null')), 'Job ids are in gangq.jobs.');
     end if;
-    return query select 'state', ended.state = 'done',
-      format('it is %s since %s%s', ended.state, ended.finished_at,
-        coalesce(': ' || (ended.error ->> 'type'), '')),
-      jsonb_build_object('attempts', ended.attempts);
     return;
   end if;
   if j.gang_id is not null then
-    return query select 'gang', true,
-      format('rank %s of gang %s', coalesce(j.epoch_rank, j.rank), j.gang_id),
-      jsonb_build_object('gang_id', j.gang_id, 'state', j.state);
-    return query select x.* from gangq.explain_gang(j.gang_id) x;
+    return query
+      select 'gang', true, format('rank %s of gang %s', coalesce(j.epoch_rank, j.rank), j.gang_id),
+        jsonb_build_object('gang_id', j.gang_id, 'state', j.state)
+      union all select * from gangq.explain_gang(j.gang_id);
     return;
   end if;
   select x.* into s from gangq.shapes x where x.id = j.shape_id;
+  ask := 'k' || j.shape_id || '/' || j.priority;
   return query select 'state', j.state = 'running', case j.state
       when 'running' then format('runs since %s on %s', j.claimed_at, (
         select i.name from gangq.incarnations i where i.id = j.incarnation))
       when 'preempting' then format('told to stop (%s) %s s ago', j.stop_reason,
-        round(extract(epoch from t - j.told_at)::numeric, 1))
-      when 'scheduled' then format('due in %s s%s',
-        round(extract(epoch from j.due_at - t)::numeric, 1),
+        round(extract(epoch from t - j.told_at), 1))
+      when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t), 1),
         coalesce(', after: ' || (j.error ->> 'type'), ''))
       when 'waiting' then format('waits for jobs %s', (
         select string_agg(d.on_job_id::text, ', ' order by d.on_job_id)
         from gangq.dependencies d where d.job_id = j.id))
       else 'pending' end,
-    jsonb_build_object('ask', 'k' || j.shape_id || '/' || j.priority, 'state', j.state,
-      'attempts', j.attempts, 'crashes', j.crashes, 'trips', j.trips);
+    jsonb_build_object('ask', ask, 'state', j.state, 'attempts', j.attempts, 'crashes', j.crashes,
+      'trips', j.trips);
   if j.state = 'pending' and gangq.is_placed(s, gangq.placed_queues()) then
-    return query select x.*
-      from gangq.explain_verdict(-j.shape_id, 'k' || j.shape_id || '/' || j.priority,
-        greatest(j.submitted_at, j.due_at), t) x
-      union all select x.* from gangq.explain_workers(s, t) x
-      union all select x.* from gangq.explain_hardware(s, 1) x
-      union all select x.* from gangq.explain_avoided(s, 1) x;
+    v := gangq.verdict_of(-j.shape_id, ask);
+    return query
+      select * from gangq.explain_verdict(v, greatest(j.submitted_at, j.due_at), t)
+      union all select * from gangq.explain_needs(s, 1, t)
+      union all select * from gangq.explain_start(v, ask, t);
   elsif j.state = 'pending' then
-    return query select x.* from gangq.explain_claim(j, s, t) x;
-  elsif j.state = 'scheduled' then
-    return query select 'unblock', true, format('%s s more', gangq.in_s(j.due_at, t)), null::jsonb;
-  elsif j.state = 'waiting' then
-    return query select 'unblock', true, 'the end of those jobs', null::jsonb;
+    return query select * from gangq.explain_claim(j, s, t);
+  elsif j.state in ('scheduled', 'waiting') then
+    return query select 'unblock', true, case j.state when 'waiting' then 'the end of those jobs'
+      else format('%s s more', gangq.in_s(j.due_at, t)) end, null::jsonb;
   end if;
 end $$;
 comment on function gangq.explain_job is
@@ -571,7 +550,7 @@ select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.sub
       then format('place %s of those with a planned start, in %s s', p.place,
           ceil(extract(epoch from p.starts_at - c.t)))
         || coalesce(', ' || coalesce(o.follows, v.follows), '')
-    else coalesce(h.why, o.why, v.why, 'waits to be judged') end as why,
+    else coalesce(o.why, v.why, g.note, 'waits to be judged') end as why,
   coalesce(o.gate, v.gate) as gate, p.starts_at
 from gangq.live_gangs g
 join gangq.shapes s on s.id = g.shape_id
@@ -579,23 +558,15 @@ cross join (select gangq.now() as t offset 0) c
 left join gangq.verdicts v on v.kind_id = g.kind_id and v.ask = ''
 left join gangq.verdicts o on o.kind_id = g.kind_id and o.ask = 'g' || g.id
 left join gangq.plans p on p.ask = 'g' || g.id and not p.kept
-left join (
-  select k.kind_id, min(gangq.infeasible(r.shape_id, r.min_members)) as why
-  from (
-    select distinct z.kind_id
-    from gangq.live_gangs z left join gangq.verdicts x on x.kind_id = z.kind_id and x.ask = ''
-    where z.state = 'blocked' and coalesce(x.gate in ('infeasible', 'workers', 'room'), true)) k
-  join gangq.kind_roles r on r.kind_id = k.kind_id
-  group by k.kind_id) h on g.state = 'blocked' and h.kind_id = g.kind_id
 where g.state in ('waiting', 'blocked')
 union all
 select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,
   case
     when x.state = 'waiting' then 'waits for other jobs'
     when x.state = 'scheduled' then 'due later, the first at ' || x.due
-    when not (
-      select bool_and(not q.paused) from gangq.queues_table q
-      where q.name = s.queue or starts_with(s.queue, q.name || '.')) then 'its queue is paused'
+    when exists (
+      select 1 from gangq.queues_table q
+      where q.paused and starts_with(s.queue || '.', q.name || '.')) then 'its queue is paused'
     else coalesce(h.why, v.why, 'waits for a free worker') end, v.gate, null
 from (
   -- Counted in the index of claims, whose order begins with the priority.

@@ -808,9 +808,9 @@ create table gangq.gang_history (
   trips smallint not null, max_trips smallint not null, placement_misses integer not null,
   never_started integer not null, preemptions integer not null,
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
-  failure_policy text not null, completion text, preemptible boolean not null,
-  checkpoint_mode text not null, budget_s real, claim_deadline_s real not null,
-  timeout_s real not null, timeout_style text not null,
+  failure_policy gangq.failure_policy not null, completion text, preemptible boolean not null,
+  checkpoint_mode gangq.checkpoint_mode not null, budget_s real, claim_deadline_s real not null,
+  timeout_s real not null, timeout_style gangq.timeout_style not null,
   retention text not null, -- short, long or forever
   name text,
   reason text, -- Why it failed or was cancelled

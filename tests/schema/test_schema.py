@@ -100,11 +100,13 @@ def test_a_comment_right_above_or_beside_a_table_column_or_domain_is_its_comment
         "  check (value <> '');\n"
     )
     migrate(empty_dsn)
-    about = "select obj_description(c.oid), array(select col_description(c.oid, n) from generate_series(1, 4) n) "
+    about = (
+        "select obj_description(c.oid), array(select col_description(c.oid, n) from generate_series(1, 4) n) "
+    )
     more = run(empty_dsn, about + "from pg_class c where c.oid = 'gangq.more'::regclass")
     assert more == [("Somebody's table.", ["Key.", None, "It's said;", None])]
-    domains = "select array(select obj_description(t::regtype, 'pg_type') from unnest('{gangq.beside,gangq.above}'::text[]) t)"
-    assert run(empty_dsn, domains) == [(["Beside.", "Above."],)]
+    domains = "select obj_description('gangq.beside'::regtype), obj_description('gangq.above'::regtype)"
+    assert run(empty_dsn, domains) == [("Beside.", "Above.")]
 
 
 def test_changed_code_is_rebuilt_and_data_stays(dsn: str, lib: Path) -> None:

@@ -166,7 +166,7 @@ def test_waiting_says_what_waits_and_why(q: Q) -> None:
     }
     assert rows[("job", "waiting", "work")]["why"] == "waits for other jobs"
     assert "due later" in rows[("job", "scheduled", "work")]["why"]
-    assert "1 of 4 members" in rows[("gang", "blocked", "train")]["why"]
+    assert "1 of its 4 members" in rows[("gang", "blocked", "train")]["why"]
     pending = {r["why"] for r in q.sql("select why from gangq.waiting where state = 'pending'")}
     assert "waits for a free worker" in pending
     assert any("0 of 1" in why for why in pending), "a job that no worker could hold says so"
