@@ -18,6 +18,20 @@ with recursive pending(shape_id) as (
 select p.shape_id from pending p where p.shape_id is not null;
 comment on view gangq.pending_shapes is 'Internal. The shapes that have a pending job.';
 
+create view gangq.blocked_kinds as
+with recursive blocked(kind_id) as (
+  (select g.kind_id from gangq.live_gangs g where g.state = 'blocked' order by g.kind_id limit 1)
+  union all
+  select (
+    select g.kind_id from gangq.live_gangs g
+    where g.state = 'blocked' and g.kind_id > b.kind_id
+    order by g.kind_id limit 1)
+  from blocked b
+  where b.kind_id is not null
+)
+select b.kind_id from blocked b where b.kind_id is not null;
+comment on view gangq.blocked_kinds is 'Internal. The kinds that have a blocked gang.';
+
 -- There is no unique key, for the reason given at intern_shape.
 create function gangq.intern_kind(
   queue text, roles jsonb, require text, prefer text, apart text

@@ -372,18 +372,10 @@ comment on function gangq.board_kinds is
 -- Of each kind the first so many by its own index: how many wait makes no difference to what is read.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
 returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
-  with recursive chain(id) as (
-    (select x.kind_id from gangq.live_gangs x where x.state = 'blocked' order by x.kind_id limit 1)
-    union all
-    select (
-      select x.kind_id from gangq.live_gangs x
-      where x.state = 'blocked' and x.kind_id > k.id order by x.kind_id limit 1)
-    from chain k where k.id is not null
-  ),
-  kinds as materialized (
-    select c.id, q.policy = 'fifo' as by_age, least(a_kind, greatest(1, in_all / count(*) over ())) as most
-    from chain c
-    join gangq.gang_kinds y on y.id = c.id
+  with kinds as materialized (
+    select y.id, q.policy = 'fifo' as by_age, least(a_kind, greatest(1, in_all / count(*) over ())) as most
+    from gangq.blocked_kinds c
+    join gangq.gang_kinds y on y.id = c.kind_id
     join gangq.queues_table q on q.name = y.queue
   )
   (select g.id, g.kind_id, g.order_key, k.most

@@ -379,8 +379,10 @@ comment on function gangq.member_ended is
   'role that the gang''s completion names, ends its gang; one done during a drain may complete the '
   'drain.';
 
-create function gangq.stopped(j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack')
-returns text language plpgsql as $$
+create function gangq.stopped(
+  j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack',
+  gone_at timestamptz default null
+) returns text language plpgsql as $$
 declare
   g gangq.live_gangs;
 begin
@@ -392,7 +394,7 @@ begin
     return 'cancelled';
   elsif j.gang_id is null then
     return gangq.hand_back(j, case j.stop_reason when 'move' then 'move' else 'release' end,
-      'told to stop', t);
+      'told to stop', t, gone_at);
   end if;
   select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   update gangq.live_jobs x set
@@ -421,7 +423,7 @@ end $$;
 comment on function gangq.stopped is
   'Internal. A member or a single job that was told to stop is proven stopped. how: ack (its '
   'worker said so), dead (its worker has ended), force (it never confirmed and its lease is over). '
-  'Returns its state.';
+  'gone_at: a single job is not stopped yet, but will be then. Returns its state.';
 
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text
 language plpgsql as $$

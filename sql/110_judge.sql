@@ -4,6 +4,11 @@
 -- Locks: note_outage the row of tick_state; then gangs by id, jobs by id, incarnations by id,
 -- device_holds, all with skip locked. What is locked is left for the next tick. Each step takes a
 -- bounded number of rows.
+--
+-- 1. A silent worker is flagged after flag_after_s, so that its host restarts it (bounce).
+-- 2. It is dead when its lease is over (reap_expired), when it trips, or by proof (report_dead). Then
+--    free_orphans hands back what it held: at once, or at exits_at after a trip.
+-- 3. Until its death is proven its devices stay withheld: see the head of the file on trips.
 
 -- A lease can only be judged if the workers could renew it. After a restart, a failover or a jump
 -- of the clock every lease gets one full period from now. After a gap between two ticks the same
@@ -12,52 +17,47 @@ create function gangq.note_outage(t timestamptz) returns timestamptz language pl
 declare
   s gangq.tick_state;
   started timestamptz := pg_postmaster_start_time();
-  line text := case when pg_is_in_recovery() then null
-    else left(pg_walfile_name(pg_current_wal_lsn()), 8) end;
+  server_timeline text := case when not pg_is_in_recovery()
+    then left(pg_walfile_name(pg_current_wal_lsn()), 8) end;
   shortest real;
-  interrupted boolean;
+  why text;
 begin
   select x.* into s from gangq.tick_state x for update skip locked;
   if not found then
     -- Another transaction holds the row now and writes the same.
     return (select x.outage_ended_at from gangq.tick_state x);
   end if;
-  -- A gap counts when a healthy worker's lease could have run out in it: three quarters of the
-  -- shortest live lease.
-  select coalesce(min(l.lease_s), 120) into shortest
-  from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
-  interrupted := s.server_started_at is distinct from started or s.timeline is distinct from line
-    or s.last_at > t;
-  if s.last_at is not null and (
-    interrupted or (t - s.last_at > make_interval(secs => shortest * 0.75)
+  why := case when s.last_at is null then null
+    when s.server_started_at is distinct from started then 'the server restarted'
+    when s.timeline is distinct from server_timeline then 'the server changed timeline'
+    when s.last_at > t then 'the clock went back' end;
+  if why is not null then
+    s.interrupted_at := t;
+  else
+    select coalesce(min(l.lease_s), 120) into shortest
+    from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
+    -- A gap counts when a healthy worker's lease could have run out in it. With a slow cron every gap
+    -- is long: a worker that got another period at each of them would never be judged. So only
+    -- workers heard since the last gap get one.
+    if t - s.last_at > make_interval(secs => shortest * 0.75)
       and (s.outage_ended_at is null or exists (
-      -- With a slow cron every gap is long: only workers heard since the last gap are granted
-      -- another period.
-      select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
-      where i.ended_at is null and l.renewed_at > s.outage_ended_at)))
-  ) then
-    if interrupted then
-      s.interrupted_at := t;
-    else
-      -- A worker not heard since the last gap was given its period then. If it got one more at
-      -- every tick of a slow cron, it would never be judged.
+        select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
+        where i.ended_at is null and l.renewed_at > s.outage_ended_at)) then
+      why := 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s';
       update gangq.leases l
         set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
       where l.incarnation = any (array(
         select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
-        where i.ended_at is null and (s.outage_ended_at is null or z.renewed_at > s.outage_ended_at)
+        where i.ended_at is null and z.renewed_at > coalesce(s.outage_ended_at, '-infinity')
         order by z.incarnation for update of z skip locked));
     end if;
-    s.outage_ended_at := t;
-    perform gangq.log_event(t, 'outage', reason => case
-      when s.server_started_at is distinct from started then 'the server restarted'
-      when s.timeline is distinct from line then 'the server changed timeline'
-      when s.last_at > t then 'the clock went back'
-      else 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s' end);
   end if;
-  update gangq.tick_state x
-    set last_at = t, server_started_at = started, timeline = line,
-      outage_ended_at = s.outage_ended_at,
+  if why is not null then
+    s.outage_ended_at := t;
+    perform gangq.log_event(t, 'outage', reason => why);
+  end if;
+  update gangq.tick_state x set last_at = t, server_started_at = started,
+    timeline = server_timeline, outage_ended_at = s.outage_ended_at,
     interrupted_at = s.interrupted_at;
   update gangq.sequence_base x set base = b.base, timeline = b.timeline
   from gangq.id_base() b
@@ -81,28 +81,22 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
-  interrupted timestamptz := (select x.interrupted_at from gangq.tick_state x);
   w record;
   dead integer := 0;
 begin
   perform gangq.check_most(most);
   for w in
-    select i.id, i.name
-    from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
-    where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t
+    -- A heartbeat may renew the lease meanwhile: what is locked is judged by its latest version.
+    select i.id
+    from gangq.incarnations i
+    join gangq.leases l on l.incarnation = i.id
+    cross join gangq.tick_state x
+    where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, x.interrupted_at) <= t
     order by i.id
     limit most
+    for no key update of i skip locked
+    for update of l skip locked
   loop
-    -- Read again under the lock: a heartbeat may have renewed the lease.
-    perform 1
-    from gangq.incarnations i
-    where i.id = w.id and i.ended_at is null
-    for no key update skip locked;
-    continue when not found;
-    perform 1 from gangq.leases l
-    where l.incarnation = w.id and gangq.lease_end(l.expires_at, l.lease_s, interrupted) <= t
-    for update skip locked;
-    continue when not found;
     perform gangq.end_incarnation(w.id, 'dead', t);
     perform gangq.log_event(t, 'reap', incarnation => w.id, reason => 'its lease ended');
     dead := dead + 1;
@@ -139,24 +133,12 @@ begin
     limit most
   loop
     continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
-    select x.*
-    into j
-    from gangq.live_jobs x
-    where x.id = w.id and x.state = 'preempting'
-    for update skip locked;
+    select x.* into j from gangq.live_jobs x
+    where x.id = w.id and x.state = 'preempting' for update skip locked;
     continue when not found;
-    update gangq.device_holds h set
-      kind = 'quarantine',
-      job_id = null,
-      token = null,
-      since = t,
-      reason = format('job %s was told to stop and never confirmed it', j.id)
-    where h.job_id = j.id;
-    if found then
-      perform gangq.log_event(t, 'quarantine', j.gang_id,
-        (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
-        job_id => j.id, token => j.token, incarnation => j.incarnation,
-          reason => 'told to stop and never confirmed it');
+    if gangq.withhold(j, format('job %s was told to stop and never confirmed it', j.id), t) <> '{}'
+      then
+      perform gangq.log_job(t, 'quarantine', j, 'told to stop and never confirmed it');
     end if;
     perform gangq.stopped(j, null, t, 'force');
     n := n + 1;
@@ -165,17 +147,19 @@ begin
 end $$;
 comment on function gangq.force_unconfirmed is
   'Internal, for reap_expired. Jobs that were told to stop and never confirmed it. From '
-  'ack_timeout_s after it was told, each heartbeat answers that it is lost; who hears none is dead '
-  'a lease later. The devices may still be busy: they are quarantined in the same transaction. Returns how '
-  'many jobs.';
+  'ack_timeout_s after it was told, each heartbeat answers that the job is lost; a worker that '
+  'hears none is dead a lease later. The devices may still be busy: they are quarantined in the '
+  'same transaction. Returns how many jobs.';
 
 -- A worker that tripped exits within seconds. Until then the child processes of its other slots may
 -- run.
-create function gangq.may_still_run(i gangq.incarnations, t timestamptz) returns boolean
-language sql immutable as
-$$ select coalesce(i.exits_at > t, false) $$;
-comment on function gangq.may_still_run is
-  'Internal. Whether jobs of an ended incarnation may be running at this moment.';
+create function gangq.orphans(t timestamptz)
+returns table (job gangq.live_jobs, worker gangq.incarnations) language sql stable as $$
+  select j, i from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id
+  where i.ended_at is not null and (i.exits_at > t) is not true
+$$;
+comment on function gangq.orphans is
+  'Internal. The jobs that ended incarnations still hold and that cannot run any more.';
 
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000)
 returns integer
@@ -187,27 +171,23 @@ declare
   w record;
 begin
   for w in
-    select distinct x.gang_id
-    from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
-    where i.ended_at is not null
-      and (of_incarnations is null or i.id = any (of_incarnations))
-      and x.gang_id is not null
-      and not gangq.may_still_run(i, t)
-    order by x.gang_id
+    select distinct (o.job).gang_id
+    from gangq.orphans(t) o
+    where (of_incarnations is null or (o.worker).id = any (of_incarnations))
+      and (o.job).gang_id is not null
+    order by 1
     limit most
   loop
     continue when not gangq.try_lock_gang(w.gang_id);
     freed := freed + gangq.free_orphaned_members(w.gang_id, t);
   end loop;
   for w in
-    select x.id, i as worker,
-      row_number() over (partition by i.id, x.light order by x.token) as nth
-    from gangq.incarnations i join gangq.live_jobs x on x.incarnation = i.id
-    where i.ended_at is not null
-      and (of_incarnations is null or i.id = any (of_incarnations))
-      and x.gang_id is null
-      and not gangq.may_still_run(i, t)
-    order by x.id
+    select (o.job).id, o.worker,
+      row_number() over (partition by (o.worker).id, (o.job).light order by (o.job).token) as nth
+    from gangq.orphans(t) o
+    where (of_incarnations is null or (o.worker).id = any (of_incarnations))
+      and (o.job).gang_id is null
+    order by 1
     limit most
   loop
     freed := freed + gangq.free_orphaned_job(w.id, w.worker, w.nth, t)::integer;
@@ -235,10 +215,9 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
   for j in
-    select x.* from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-    where x.gang_id = g.id and x.state = 'preempting' and i.ended_at is not null
-      and not gangq.may_still_run(i, t)
-    order by x.id
+    select (o.job).* from gangq.orphans(t) o
+    where (o.job).gang_id = g.id and (o.job).state = 'preempting'
+    order by (o.job).id
   loop
     perform gangq.keep_doubtful(j, t);
     perform gangq.stopped(j, null, t, 'dead');
@@ -255,29 +234,25 @@ begin
       return freed;
     end if;
   end if;
-  select array_agg(x.id order by x.rank), case
-    when bool_or(gangq.cause_of_loss(i) = 'crash') then 'crash'
-    when bool_and(gangq.cause_of_loss(i) = 'worker_lost') then 'worker_lost'
+  select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'), case
+    when count(*) = 0 then 'placement_miss'
+    when bool_or(gangq.cause_of_loss(o.worker) = 'crash') then 'crash'
+    when bool_and(gangq.cause_of_loss(o.worker) = 'worker_lost') then 'worker_lost'
     else 'release' end
   into gone, cause
-  from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-  where x.gang_id = g.id and x.state = 'running' and i.ended_at is not null
-    and not gangq.may_still_run(i, t);
-  if gone is null and g.state = 'running' then
+  from gangq.orphans(t) o
+  where (o.job).gang_id = g.id and (o.job).state = 'running';
+  if gone = '{}' and g.state = 'running' then
     return freed;
   end if;
   perform gangq.keep_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id, token => x.token,
     incarnation => x.incarnation, reason => 'its worker ended')
   from gangq.live_jobs x where x.id = any (gone);
-  if gone is null then
-    perform gangq.lose_members(g.id, '{}', 'placement_miss', null,
-      'a worker ended before it claimed its member', t);
-    return freed;
-  end if;
   perform gangq.lose_members(g.id, gone, cause,
-    case when cause = 'crash'
+    case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
     case cause
+      when 'placement_miss' then 'a worker ended before it claimed its member'
       when 'crash' then 'a member''s worker was lost'
       when 'worker_lost' then 'a member''s worker stopped over another job'
       else 'a member''s worker stopped' end,
@@ -325,60 +300,34 @@ comment on function gangq.free_orphaned_job is
   'transaction holds it. nth: its place among the claims of its lane. Of prefetched jobs only '
   'the oldest can have been running: only that one is charged a crash.';
 
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
-language plpgsql as $$
-declare
-  i gangq.incarnations;
-begin
-  select x.* into i from gangq.incarnations x where x.id = j.incarnation;
-  if i.reboot_needed then
-    perform gangq.withhold(j,
-      coalesce(i.quarantined,
-        format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)), null,
-          t);
-  elsif i.exits_at is not null then
-    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)', i.name, i.exit_code),
-      greatest(i.exits_at, (select l.expires_at from gangq.leases l where l.incarnation = i.id)),
-        t);
-  end if;
-end $$;
-comment on function gangq.keep_doubtful is
-  'Internal, for free_orphans. Before a job of an ended incarnation is freed: withholds its '
-  'devices when the incarnation is not proven gone or has a process that cannot be killed.';
-
 create function gangq.flag_dead_workers() returns integer
 language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
+  flag_after interval := (select make_interval(secs => s.flag_after_s) from gangq.settings s);
   w record;
-  heard_at timestamptz;
   what_to_do text;
   flagged integer := 0;
 begin
   for w in
-    select c.id, c.name, c.host, c.pid, c.flagged_at, c.silent_s, h.jobs
+    select c.id, c.name, c.host, c.pid, c.flagged_at, h.jobs,
+      round(extract(epoch from t - c.renewed_at)::numeric, 1) as silent_s
     from (
-      select i.id, i.name, i.host, i.pid, i.flagged_at,
-        round(extract(epoch from t - l.renewed_at)::numeric, 1) as silent_s
-      from gangq.incarnations i
-      join gangq.leases l on l.incarnation = i.id
-      cross join gangq.settings s
+      select i.id, i.name, i.host, i.pid, i.flagged_at, l.renewed_at
+      from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
       where i.ended_at is null and case
         when i.flagged_at is not null then l.renewed_at > i.flagged_at
-        else greatest(l.renewed_at, outage) <= t - make_interval(secs => s.flag_after_s) end
+        else greatest(l.renewed_at, outage) <= t - flag_after end
       offset 0) c
     cross join lateral (
-      select array_agg(j.id order by j.id) as jobs
-      from gangq.live_jobs j
+      select array_agg(j.id order by j.id) as jobs from gangq.live_jobs j
       where j.incarnation = c.id) h
     where c.flagged_at is not null or h.jobs is not null
     order by c.id limit 200
   loop
-    perform 1
-    from gangq.incarnations i
-    where i.id = w.id and i.ended_at is null
-    for no key update skip locked;
+    perform 1 from gangq.incarnations i
+    where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
     if w.flagged_at is not null then
       update gangq.incarnations i set flagged_at = null where i.id = w.id;
@@ -386,13 +335,11 @@ begin
       continue;
     end if;
     -- The loop read its jobs before the lock: since then it may have been heard, and have finished.
-    select l.renewed_at into heard_at from gangq.leases l where l.incarnation = w.id;
-    continue when heard_at > t - make_interval(secs => (
-      select s.flag_after_s from gangq.settings s));
+    continue when (select l.renewed_at from gangq.leases l where l.incarnation = w.id)
+      > t - flag_after;
     update gangq.incarnations i set flagged_at = t where i.id = w.id;
     flagged := flagged + 1;
-    what_to_do := format(
-      'restart it on host %s (gangq bounce --once does), or prove it dead: '
+    what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: '
       'select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
     perform gangq.log_event(t, 'flag', incarnation => w.id,
       reason => format('silent for %s s with %s: %s', w.silent_s,
@@ -435,21 +382,16 @@ comment on view gangq.flagged is
 -- round.
 create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean
 language sql stable as $$
-  with bounces as (
-    select e.worker, e.at, date_bin('10 minutes', e.at, min(e.at) over ()) as round_at,
-      date_bin('10 minutes', bounced_too_often.t, min(e.at) over ()) as this_round
-    from gangq.events e
-    where e.at > bounced_too_often.t - interval '1 hour' and e.at <= bounced_too_often.t
-      and e.kind = 'bounce'
-      and e.data ->> 'host' = bounced_too_often.host
-  )
-  select (
-    select count(*) from bounces b where b.worker = bounced_too_often.name) >= c.bounces_per_hour
-    or (
-      select count(distinct b.round_at)
-      from bounces b
-      where b.round_at <> b.this_round) >= c.bounces_per_hour
+  select count(*) filter (where e.worker = bounced_too_often.name) >= c.bounces_per_hour
+    or count(distinct e.round) filter (where e.round <> e.this_round) >= c.bounces_per_hour
   from gangq.settings c
+  left join (
+    select x.worker, date_bin('10 minutes', x.at, min(x.at) over ()) as round,
+      date_bin('10 minutes', bounced_too_often.t, min(x.at) over ()) as this_round
+    from gangq.events x
+    where x.at > bounced_too_often.t - interval '1 hour' and x.at <= bounced_too_often.t
+      and x.kind = 'bounce' and x.data ->> 'host' = bounced_too_often.host) e on true
+  group by c.bounces_per_hour
 $$;
 comment on function gangq.bounced_too_often is
   'Internal. Whether this host, or this worker of it, was restarted bounces_per_hour times within '
@@ -487,32 +429,27 @@ begin
     when exists (
       select 1 from gangq.events e
       where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id)
-        then 'taken'
+      then 'taken'
     when gangq.bounced_too_often(i.name, i.host, t) then 'too_often'
     when flagged > 1 and flagged * 5 > fleet then 'fleet'
     else 'go' end;
-  if bounce.report_only then
-    return answer;
-  end if;
-  if answer = 'go' then
-    perform gangq.log_event(t, 'bounce', incarnation => i.id,
-      reason => format('host %s restarts it', i.host), data => jsonb_build_object('host', i.host));
-  elsif not exists (
-    select 1
-    from gangq.events e
+  -- A refusal is written down once for each flag.
+  if not bounce.report_only and (answer = 'go' or not exists (
+    select 1 from gangq.events e
     where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
-      and e.incarnation = i.id and e.data ->> 'answer' = answer) then
-    perform gangq.log_event(t, 'bounce_refused', incarnation => i.id, reason => case answer
+      and e.incarnation = i.id and e.data ->> 'answer' = answer)) then
+    perform gangq.log_event(t, case answer when 'go' then 'bounce' else 'bounce_refused' end,
+      incarnation => i.id, reason => case answer
+        when 'go' then format('host %s restarts it', i.host)
         when 'replaced' then 'it was replaced or stopped as asked'
         when 'heard' then 'it is not flagged, or was heard again'
         when 'taken' then 'it is being restarted already'
         when 'too_often'
           then 'it or its host was restarted too often within the hour: look at it on its host'
-        when 'fleet' then format(
-          'workers of %s of %s hosts are flagged at once: the fault is elsewhere '
-          '(database, network, shared storage)', flagged, fleet)
-        end,
-      data => jsonb_build_object('host', i.host, 'answer', answer));
+        when 'fleet' then format('workers of %s of %s hosts are flagged at once: the fault is '
+          'elsewhere (database, network, shared storage)', flagged, fleet) end,
+      data => jsonb_build_object('host', i.host)
+        || case answer when 'go' then '{}' else jsonb_build_object('answer', answer) end);
   end if;
   return answer;
 end $$;
@@ -568,20 +505,21 @@ begin
     order by x.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
-    select x.*
-    into g
-    from gangq.live_gangs x
+    select x.* into g from gangq.live_gangs x
     where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
     continue when not found;
-    held := greatest(0, gangq.ineligible_s(g.kind_id, t) - g.held_s);
-    if g.missing_since is not null and g.timeout_at <= t and held > 0 then
+    n := n + 1;
+    if g.missing_since is not null and g.timeout_at <= t then
       -- Time in which the queue was paused or over a limit does not count.
-      update gangq.live_gangs x
-        set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held
-      where x.id = g.id;
-    elsif g.missing_since is not null and g.timeout_at <= t then
-      perform gangq.drain(g.id, '{}', 'no_replacement', null,
-        format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
+      held := gangq.ineligible_s(g.kind_id, t) - g.held_s;
+      if held > 0 then
+        update gangq.live_gangs x
+          set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held
+        where x.id = g.id;
+      else
+        perform gangq.drain(g.id, '{}', 'no_replacement', null,
+          format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
+      end if;
     elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
       -- Some members were claimed and wait at the barrier for one that will not come. A worker is
       -- passed over only for a missed deadline: the reservation may also be over because another of
@@ -592,14 +530,12 @@ begin
       where g.deadline_at <= t and i.id = any (array(
         select z.id from gangq.incarnations z
         where z.id in (
-          select j.incarnation
-          from gangq.live_jobs j
-          where j.gang_id = w.id and j.state = 'reserved')
+          select j.incarnation from gangq.live_jobs j
+          where j.gang_id = g.id and j.state = 'reserved')
         order by z.id for no key update skip locked));
-      perform gangq.drain(w.id, '{}', 'placement_miss', null,
+      perform gangq.drain(g.id, '{}', 'placement_miss', null,
         'a member was not claimed in time, or its worker takes nothing more', t);
     end if;
-    n := n + 1;
   end loop;
   return n;
 end $$;
@@ -634,52 +570,36 @@ declare
   awaited bigint[];
   quiet bigint[];
   ended bigint[];
-  lowest bigint;
-  highest bigint;
   first bigint;
   told integer;
 begin
-  select x.on_job_id
-  into lowest
-  from gangq.dependencies x
-  where not x.settled and x.outcome is null
-  order by x.on_job_id
-  limit 1;
-  if lowest is null then
+  first := (
+    select min(x.on_job_id)
+      + floor(random() * (max(x.on_job_id) - min(x.on_job_id) + 1))::bigint
+    from gangq.dependencies x where not x.settled and x.outcome is null);
+  if first is null then
     return 0;
   end if;
-  select x.on_job_id
-  into highest
-  from gangq.dependencies x
-  where not x.settled and x.outcome is null
-  order by x.on_job_id desc
-  limit 1;
-  first := lowest + floor(random() * (highest - lowest + 1))::bigint;
   select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, awaited
   from (
     (select x.job_id, x.on_job_id from gangq.dependencies x
       where not x.settled and x.outcome is null and x.on_job_id >= first
-      order by x.on_job_id, x.job_id
-      limit most)
+      order by x.on_job_id, x.job_id limit most)
     union all
     (select x.job_id, x.on_job_id from gangq.dependencies x
       where not x.settled and x.outcome is null and x.on_job_id < first
-      order by x.on_job_id, x.job_id
-      limit most)
+      order by x.on_job_id, x.job_id limit most)
     limit most) d;
   begin
     quiet := array(
-      select j.id
-      from gangq.live_jobs j
-      where j.id = any (awaited)
-      order by j.id for key share skip locked);
+      select j.id from gangq.live_jobs j
+      where j.id = any (awaited) order by j.id for key share skip locked);
     raise exception using errcode = 'GQ000';
   exception when sqlstate 'GQ000' then
     null;  -- the locks are released
   end;
   ended := array(
-    select distinct a.id
-    from unnest(awaited) as a(id)
+    select a.id from unnest(awaited) as a(id)
     where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
   perform gangq.settle(ended);
   update gangq.dependencies d set settled = true
@@ -689,7 +609,7 @@ begin
     where z.on_job_id = any (quiet) and not z.settled and z.outcome is null
     order by z.on_job_id, z.job_id for update of z skip locked));
   get diagnostics told = row_count;
-  return told + (select count(*)::integer from unnest(awaited) as a(id) where a.id = any (ended));
+  return told + cardinality(ended);
 end $$;
 comment on function gangq.settle_dependents is
   'Internal, a step of the tick. Dependencies that have become visible since the last one: '
@@ -699,12 +619,9 @@ create function gangq.promote_due(most integer default 200) returns integer
 language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  n integer := 0;
   due record;
-  w record;
-  g bigint;
   ended bigint[];
-  locked boolean;
+  moved integer := 0;
 begin
   perform gangq.check_most(most);
   for due in
@@ -713,14 +630,12 @@ begin
       where j.id = any (array(
         select z.id from gangq.live_jobs z
         where z.state = 'scheduled' and z.due_at <= t
-        order by z.due_at
-        limit most
-        for update skip locked))
+        order by z.due_at limit most for update skip locked))
       returning j.shape_id
     )
     select r.shape_id, count(*) as jobs from ready r group by r.shape_id
   loop
-    n := n + due.jobs;
+    moved := moved + due.jobs;
     perform gangq.wake_lane(due.shape_id, due.jobs, 'sleepers');
   end loop;
   ended := array(
@@ -728,27 +643,39 @@ begin
   if ended <> '{}' then
     perform gangq.settle(ended);
     delete from gangq.unsettled u
-    where u.job_id = any (ended)
-      and not exists (
-        select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
+    where u.job_id = any (ended) and not exists (
+      select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
   end if;
+  return moved + gangq.promote_dependents(t, most);
+end $$;
+comment on function gangq.promote_due is
+  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
+  'are done now are released; jobs that waited for one that failed or was cancelled are cancelled. '
+  'Returns how many moved. Raises GQ001.';
+
+create function gangq.promote_dependents(t timestamptz, most integer) returns integer
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  w record;
+  g bigint;
+  locked boolean;
+  moved integer := 0;
+begin
   for w in
     select d.job_id, j.gang_id,
       array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
-      min(d.on_job_id) filter (where d.outcome <> 'done') as lost
+      min(d.on_job_id) filter (where d.outcome <> 'done') as unmet
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
     where d.job_id = any (array(
-        with settled as (
-          select distinct x.job_id
-          from gangq.dependencies x
-          where x.outcome is not null
-          order by x.job_id
-          limit most)
-        select s.job_id from settled s
+        with told as (
+          select distinct x.job_id from gangq.dependencies x
+          where x.outcome is not null order by x.job_id limit most)
+        select s.job_id from told s
         union
         -- Members are released together: the limit never cuts a gang.
         select m.id
-        from settled s
+        from told s
         join gangq.live_jobs x on x.id = s.job_id
         join gangq.live_jobs m on m.gang_id = x.gang_id))
       and d.outcome is not null
@@ -760,53 +687,48 @@ begin
       locked := gangq.try_lock_gang(g);
     end if;
     continue when w.gang_id is not null and not locked;
-    perform 1
-    from gangq.live_jobs j
-    where j.id = w.job_id and j.state = 'waiting'
-    for update skip locked;
+    perform 1 from gangq.live_jobs j
+    where j.id = w.job_id and j.state = 'waiting' for update skip locked;
     continue when not found;
-    n := n + 1;
-    if w.lost is not null then
-      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.lost);
+    moved := moved + 1;
+    if w.unmet is not null then
+      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.unmet);
     else
       perform gangq.release_dependent(w.job_id, w.gang_id, w.done, t);
     end if;
   end loop;
-  return n;
+  return moved;
 end $$;
-comment on function gangq.promote_due is
-  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
-  'are done now are released; jobs that waited for one that failed or was cancelled are cancelled. '
-  'Returns how many moved. Raises GQ001.';
+comment on function gangq.promote_dependents is
+  'Internal, for promote_due. Jobs that were told how a job ended which they waited for: released '
+  'or cancelled. Returns how many.';
 
-create function gangq.cancel_dependent(job_id bigint, gang_id bigint, lost bigint) returns void
+create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
 language plpgsql as $$
 declare
   waiters bigint[] := array(
     select j.id from gangq.live_jobs j
     where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id);
-  why text := format('job %s, which it waited for, did not succeed', lost);
+  held_elsewhere integer := (
+    select count(*) from gangq.dependencies d where d.job_id = any (waiters));
 begin
-  -- It may also wait for a job that a caller completes in an open transaction: then a later tick
-  -- cancels it.
-  if (select count(*) from gangq.dependencies d where d.job_id = any (waiters)) <> (
+  held_elsewhere := held_elsewhere - (
     select count(*) from (
       select 1 from gangq.dependencies d
       where d.job_id = any (waiters)
-      order by d.on_job_id, d.job_id
-      for update skip locked) l)
-  then
-    return;
-  end if;
-  if cancel_dependent.gang_id is not null then
-    perform gangq.cancel_all('{}', array[cancel_dependent.gang_id], why);
-  else
-    perform gangq.cancel_all(array[cancel_dependent.job_id], '{}', why);
+      order by d.on_job_id, d.job_id for update skip locked) l);
+  -- It may also wait for a job that a caller completes in an open transaction: then a later tick
+  -- cancels it.
+  if held_elsewhere = 0 then
+    perform gangq.cancel_all(
+      case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
+      array_remove(array[cancel_dependent.gang_id], null),
+      format('job %s, which it waited for, did not succeed', unmet));
   end if;
 end $$;
 comment on function gangq.cancel_dependent is
-  'Internal, for promote_due. Cancels a locked waiting job, or its gang, because the job lost did '
-  'not succeed. Does nothing while another transaction holds one of its dependencies.';
+  'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
+  'unmet did not succeed. Does nothing while another transaction holds one of its dependencies.';
 
 create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
 returns void
@@ -815,12 +737,10 @@ language plpgsql as $$
 declare
   fewer integer;
 begin
+  delete from gangq.dependencies d
+  where d.job_id = release_dependent.job_id and d.on_job_id = any (done);
   -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
-  with gone as (
-    delete from gangq.dependencies d
-    where d.job_id = release_dependent.job_id and d.on_job_id = any (done)
-    returning d.on_job_id)
-  select count(*) into fewer from gone;
+  get diagnostics fewer = row_count;
   update gangq.live_jobs j set
     waits_on = j.waits_on - fewer,
     state = case
@@ -831,14 +751,13 @@ begin
   where j.id = release_dependent.job_id;
   if release_dependent.gang_id is not null then
     update gangq.live_gangs x set state = 'blocked'
-    where x.id = release_dependent.gang_id
-      and not exists (
-        select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+    where x.id = release_dependent.gang_id and not exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
   else
     perform gangq.wake_lane(j.shape_id, 1, 'sleepers')
     from gangq.live_jobs j where j.id = release_dependent.job_id;
   end if;
 end $$;
 comment on function gangq.release_dependent is
-  'Internal, for promote_due. A locked waiting job does not wait for these jobs any more. When it '
-  'waits for none, it is pending or scheduled; its gang is blocked when none of its members waits.';
+  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more. '
+  'When it waits for none, it is pending or scheduled; its gang is blocked when no member waits.';

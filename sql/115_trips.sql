@@ -1,9 +1,38 @@
--- What a watchdog saw and did: suspect, trip; what a trip leaves behind (withheld devices, a death
--- that is not proven yet, a process that cannot be killed); and devices that a job avoids.
+-- What a watchdog saw and did: suspect, trip; what a trip leaves behind: withheld devices, a death
+-- that is not proven yet, a process that cannot be killed; and devices that a job avoids.
 -- Locks: trip: the gang, its members or the job, the row 'brake' of lock_rows, the worker's row;
 -- then other jobs of the worker with skip locked. The caller of trip is dying and has two seconds.
 -- report_stuck: gangs, the worker's name, its row, the rows of workers that offer its devices.
 -- lift_avoided, a step of the tick: gangs and jobs, with skip locked.
+--
+-- Several live workers may see one device (device_claimants). The jobs of one of them may take it
+-- (device_registry.offered_by). While it is taken or withheld it has one row in device_holds:
+--
+--   held for                             kind, incarnation, until   what ends that
+--   1 a reserved or running job, or one  job, -, -                  its end; told to stop: the
+--     that was told to stop                                         proof that it has stopped
+--   2 a place that no job fills          place, -, -                a fill, or its closing
+--   3 a worker that tripped: its         quarantine, it, its lease  report_dead, or the moment
+--     process may still run                                         `until`: lift_withheld
+--   4 a worker with a process that       quarantine, it, -          unquarantine
+--     nothing can kill: its host must
+--     be rebooted
+--   5 a device that is doubtful itself:  quarantine, -, -           unquarantine
+--     a trip blamed it, a job never
+--     confirmed its stop, or an operator
+--     said so
+--
+-- withhold turns 1 into 3, 4 or 5. report_stuck turns 3 into 4, and what is free or a place (2) into
+-- 4; an operator's quarantine turns anything but 1 into 5.
+
+create function gangq.log_job(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
+) returns void language sql volatile as $$
+  select gangq.log_event(t, kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    reason, data)
+$$;
+comment on function gangq.log_job is 'Internal. Appends an event of this job, of its present claim.';
 
 create function gangq.witness(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
@@ -11,11 +40,10 @@ create function gangq.witness(
 declare
   waits_for jsonb := witness.evidence -> 'waits_for';
 begin
-  perform gangq.log_event(t, witness.kind, j.gang_id,
-    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
-    witness.reason,
+  perform gangq.log_job(t, witness.kind, j, witness.reason,
     witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
-      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank))
+      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank), 'devices', gangq.uuids_of(array(
+        select h.device_id from gangq.device_holds h where h.job_id = j.id)))
       || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
         then jsonb_build_object('waits_for', waits_for) else '{}' end)
   from gangq.shapes s left join gangq.incarnations i on i.id = j.incarnation
@@ -44,13 +72,6 @@ create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql s
 $$;
 comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
 
-create function gangq.held_uuids(job_id bigint) returns jsonb language sql stable as $$
-  select gangq.uuids_of(array(
-    select h.device_id from gangq.device_holds h where h.job_id = held_uuids.job_id))
-$$;
-comment on function gangq.held_uuids is
-  'Internal. The names of the devices that a job holds, for events.';
-
 -- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
 -- the brake holds their trips. The members of one gang wait for each other and count as one
 -- suspect, and as one of the fleet.
@@ -69,16 +90,17 @@ returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan
 #variable_conflict use_column
 declare
   cfg gangq.settings;
-  own_unit text;
+  own_unit text := coalesce('g' || j.gang_id, (
+    select 'w' || i.name from gangq.incarnations i where i.id = j.incarnation));
+  last_beat timestamptz := (
+    select p.beat_at from gangq.progress p where p.job_id = j.id and p.token = j.token);
+  things text[] := case when jsonb_typeof(evidence -> 'waits_for') = 'array'
+    then array(select jsonb_array_elements_text(evidence -> 'waits_for')) end;
   suspects bigint;
   fleet bigint;
   held_since timestamptz;
 begin
   select x.* into cfg from gangq.settings x;
-  select coalesce('g' || j.gang_id, 'w' || i.name)
-  into own_unit
-  from gangq.incarnations i
-  where i.id = j.incarnation;
   with suspected as (
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
@@ -110,11 +132,7 @@ begin
   held_since := (
     select min(e.at) from gangq.events e
     where e.job_id = j.id and e.token = j.token and e.kind = 'held'
-      and e.data ->> 'class' = braking.class
-      and not exists (
-        select 1
-        from gangq.progress p
-        where p.job_id = j.id and p.token = j.token and p.beat_at >= e.at));
+      and e.data ->> 'class' = braking.class and (last_beat >= e.at) is not true);
   return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
     or exists (
       select 1 from gangq.tick_state x cross join gangq.leases l
@@ -125,15 +143,11 @@ begin
       select 1 from gangq.events e
       join gangq.live_jobs o on o.id = e.job_id and o.token = e.token and o.state = 'running'
       where e.at > t - interval '10 minutes' and e.at <= t and e.kind in ('suspect', 'held')
-        and e.data -> 'waits_for' ?| array(
-          select w.thing
-          from jsonb_array_elements_text(case jsonb_typeof(evidence -> 'waits_for') when 'array'
-            then evidence -> 'waits_for' else '[]' end) as w(thing))
+        and e.data -> 'waits_for' ?| things
         and coalesce('g' || e.gang_id, 'w' || e.worker) <> own_unit
-        and not exists (
-          select 1
-          from gangq.progress b
-          where b.job_id = e.job_id and b.token = e.token and b.beat_at > e.at offset 0));
+        and ((
+          select b.beat_at from gangq.progress b
+          where b.job_id = e.job_id and b.token = e.token) > e.at) is not true);
 end $$;
 comment on function gangq.braking is
   'Internal. Whether a stall or health trip of this job is to be held: at least three gangs and '
@@ -216,13 +230,9 @@ comment on function gangq.who_stopped is
 
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language sql as $$
-  select gangq.shape_like(s.id,
-    nullif(array(
-      select distinct d.id
-      from unnest(device_ids) as d(id)
-      where d.id is not null
-      order by d.id), '{}'),
-    s.submitter, null)
+  select gangq.shape_like(s.id, (
+      select array_agg(distinct d.id order by d.id) from unnest(device_ids) as d(id)
+      where d.id is not null), s.submitter, null)
   from gangq.shapes s where s.id = shape_avoiding.shape_id
 $$;
 comment on function gangq.shape_avoiding is
@@ -274,29 +284,12 @@ declare
   n integer := 0;
 begin
   for w in
-    with recursive blocked(kind_id) as (
-      (
-        select x.kind_id
-        from gangq.live_gangs x
-        where x.state = 'blocked'
-        order by x.kind_id
-        limit 1)
-      union all
-      select (
-        select x.kind_id
-        from gangq.live_gangs x
-        where x.state = 'blocked' and x.kind_id > b.kind_id
-        order by x.kind_id
-        limit 1)
-      from blocked b where b.kind_id is not null
-    )
     select s.id as shape_id, k.kind_id, k.members, s.avoid, a.kept
     from (
       select p.shape_id, null::integer as kind_id, 1::bigint as members from gangq.pending_shapes p
       union all
       select r.shape_id, b.kind_id, sum(r.min_members)
-      from blocked b
-      join gangq.kind_roles r on r.kind_id = b.kind_id
+      from gangq.blocked_kinds b join gangq.kind_roles r on r.kind_id = b.kind_id
       group by r.shape_id, b.kind_id) k
     join gangq.shapes s on s.id = k.shape_id and s.avoid is not null
     cross join lateral (
@@ -326,21 +319,17 @@ create function gangq.unavoid(shape_id integer, kind_id integer, kept bigint[], 
 returns integer language plpgsql as $$
 #variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
   opened integer := gangq.shape_avoiding(unavoid.shape_id, kept);
-  said jsonb := (
-    select jsonb_build_object('devices', gangq.uuids_of(array(
-      select d from unnest(s.avoid) as d where d <> all (kept))))
-    from gangq.shapes s where s.id = unavoid.shape_id);
+  given_back jsonb := jsonb_build_object('devices', gangq.uuids_of(array(
+    select d from gangq.shapes s cross join unnest(s.avoid) as d
+    where s.id = unavoid.shape_id and d <> all (kept))));
   ids bigint[];
 begin
   if unavoid.kind_id is null then
     ids := array(
       select z.id from gangq.live_jobs z
       where z.shape_id = unavoid.shape_id and z.state = 'pending'
-      order by z.order_key
-      limit most
-      for update skip locked);
+      order by z.order_key limit most for update skip locked);
     update gangq.live_jobs j set shape_id = opened where j.id = any (ids);
     perform gangq.wake_lane(opened, cardinality(ids), 'sleepers');
   else
@@ -349,8 +338,7 @@ begin
       from (
         select g.id from gangq.live_gangs g
         where g.state = 'blocked' and g.kind_id = unavoid.kind_id
-        order by g.order_key
-        limit most) w
+        order by g.order_key limit most) w
       where gangq.try_lock_gang(w.id));
     -- Read again under the lock.
     ids := array(
@@ -358,9 +346,10 @@ begin
       where g.id = any (ids) and g.state = 'blocked' and g.kind_id = unavoid.kind_id);
     perform gangq.change_shape(ids, unavoid.shape_id, opened);
   end if;
-  perform gangq.log_event(t, 'unavoid', case when unavoid.kind_id is not null then i.id end,
+  perform gangq.log_event(gangq.now(), 'unavoid',
+    gang_id => case when unavoid.kind_id is not null then i.id end,
     job_id => case when unavoid.kind_id is null then i.id end,
-    reason => 'no other device could take it any more', data => said)
+    reason => 'no other device could take it any more', data => given_back)
   from unnest(ids) as i(id);
   return cardinality(ids);
 end $$;
@@ -395,40 +384,21 @@ begin
       format('code is %s; no watchdog trips with that', coalesce(code::text, 'null')),
       '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, '
       '87 unkillable.');
-  end if;
-  if class not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen', 'memory',
-    'unkillable') then
+  elsif class not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen',
+    'memory', 'unkillable') then
     perform gangq.refuse('GQ001', format('class is %L', class),
       'Leave it null for that of the code; notify_only knows budget, stall, health, fault and '
       'gang.');
-  end if;
-  if exit_in_s is not null and not (exit_in_s >= 0 and exit_in_s <= 600) then
+  elsif not (exit_in_s >= 0 and exit_in_s <= 600) then
     perform gangq.refuse('GQ001', format('exit_in_s is %s', exit_in_s),
       'Seconds within which this process is gone whatever happens, 600 at most; '
       'null: the work is dead already and the worker lives on.');
-  end if;
-  if coalesce(jsonb_typeof(error), 'null') <> 'object' then
+  elsif jsonb_typeof(error) is distinct from 'object' then
     perform gangq.refuse('GQ001', 'a trip needs its error as a JSON object',
       'For example {"type": "Stalled", "message": "no step for 130 s"}.');
   end if;
 end $$;
 comment on function gangq.check_trip is 'Internal. Raises GQ001 for arguments that no trip has.';
-
--- The tests of the brake and their record are one critical section. Without the lock a whole fleet
--- could trip before the first trip is counted.
-create function gangq.braked(j gangq.live_jobs, class text, evidence jsonb) returns boolean
-language plpgsql as $$
-begin
-  begin
-    perform set_config('lock_timeout', '1s', true);
-    perform from gangq.lock_rows l where l.name = 'brake' for update;
-  exception when lock_not_available then
-    null;  -- another trip is left open: go on without the lock, because time is short
-  end;
-  perform set_config('lock_timeout', '2s', true);
-  return gangq.braking(j, class, evidence, gangq.now());
-end $$;
-comment on function gangq.braked is 'Internal, for trip. gangq.braking, one caller at a time.';
 
 create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
   select bool_and(
@@ -463,9 +433,8 @@ begin
   if jsonb_array_length(hosts) > 1
     and not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison')
   then
-    perform gangq.log_event(t, 'poison', j.gang_id,
-      (select g.epoch from gangq.live_gangs g where g.id = j.gang_id),
-      j.id, j.token, j.incarnation, 'it tripped on two hosts: the job is at fault, not the devices',
+    perform gangq.log_job(t, 'poison', j,
+      'it tripped on two hosts: the job is at fault, not the devices',
       jsonb_build_object('hosts', hosts));
   end if;
 end $$;
@@ -474,24 +443,56 @@ comment on function gangq.note_poison is
   'poison, after which device_trips does not count it.';
 
 create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
-returns integer language plpgsql as $$
-declare
-  avoid bigint[] := coalesce((select s.avoid from gangq.shapes s where s.id = j.shape_id), '{}')
-    || blamed;
-  members bigint := coalesce((
-    select sum(r.min_members)
-    from gangq.live_gangs g
-    join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = j.shape_id
-    where g.id = j.gang_id), 1);
-begin
-  if faulty or gangq.placeable_without(j.shape_id, members, avoid) then
-    return gangq.shape_avoiding(j.shape_id, avoid);
-  end if;
-  return j.shape_id;
-end $$;
+returns integer language sql as $$
+  select case when faulty or gangq.placeable_without(s.id, coalesce((
+      select sum(r.min_members)
+      from gangq.live_gangs g
+      join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = s.id
+      where g.id = j.gang_id), 1)::bigint, s.avoid || blamed)
+    then gangq.shape_avoiding(s.id, s.avoid || blamed) else s.id end
+  from gangq.shapes s
+  where s.id = j.shape_id
+$$;
 comment on function gangq.shape_after_trip is
   'Internal, for trip. The shape of a job after a trip: it never again uses a faulty device, and '
   'avoids one that was only idle as long as another device could take it.';
+
+create function gangq.withhold(
+  j gangq.live_jobs, reason text, t timestamptz, device_ids bigint[] default null,
+  incarnation bigint default null, until timestamptz default null
+) returns bigint[] language plpgsql as $$
+declare
+  withheld bigint[];
+begin
+  with moved as (
+    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null,
+      since = withhold.t, reason = withhold.reason, incarnation = withhold.incarnation,
+      until = withhold.until
+    where h.job_id = j.id and h.device_id = any (coalesce(withhold.device_ids, array[h.device_id]))
+    returning h.device_id
+  )
+  select array_agg(m.device_id) into withheld from moved m;
+  return withheld;
+end $$;
+comment on function gangq.withhold is
+  'Internal. Devices of this job (all, or these) are quarantined from here on: see the head of this '
+  'file for incarnation and until. Returns which; null: it held none.';
+
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
+language sql volatile as $$
+  select gangq.withhold(j, case
+      when not i.reboot_needed then
+        format('worker %s is exiting after a trip (%s)', i.name, i.exit_code)
+      else coalesce(i.quarantined,
+        format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)) end,
+    t, incarnation => i.id, until => case when not i.reboot_needed then greatest(i.exits_at, (
+      select l.expires_at from gangq.leases l where l.incarnation = i.id)) end)
+  from gangq.incarnations i
+  where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
+$$;
+comment on function gangq.keep_doubtful is
+  'Internal. Before a job of an ended incarnation is freed: withholds its devices when the '
+  'incarnation tripped and is not proven gone, or has a process that cannot be killed.';
 
 create function gangq.quarantine_blamed(
   j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
@@ -499,12 +500,11 @@ create function gangq.quarantine_blamed(
 #variable_conflict use_column
 declare
   most integer := (select c.device_trips from gangq.settings c);
-  bad bigint[] := blamed;
 begin
-  if not faulty and blamed <> '{}' then
+  if not faulty then
     -- One query for all devices, limited to workers that had one of them: the day may have seen
     -- very many other trips.
-    bad := array(
+    blamed := array(
       select r.id from gangq.device_registry r
       where r.id = any (blamed) and r.uuid in (
         select d.uuid from gangq.device_trips d
@@ -513,24 +513,14 @@ begin
           from gangq.device_claimants c
           where c.device_id = any (blamed)))
         group by d.uuid
-        having count(distinct d.job_id) >= most)
-      order by r.id);
+        having count(distinct d.job_id) >= most));
   end if;
-  update gangq.device_holds h set
-    kind = 'quarantine',
-    job_id = null,
-    token = null,
-    since = t,
-    reason = case when faulty then format('fault under job %s: %s', j.id, coalesce(message, why))
-      else format('%s different jobs tripped on it within a day, the last one was job %s (%s)',
-        most, j.id, why) end
-  where h.job_id = j.id and h.device_id = any (bad);
-  perform gangq.log_event(t, 'quarantine', j.gang_id, job_id => j.id, token => j.token,
-    incarnation => j.incarnation,
-    reason => h.reason, data => jsonb_build_object('device', r.uuid))
-  from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
-  where h.device_id = any (bad)
-  order by r.index, r.id;
+  why := case when faulty then format('fault under job %s: %s', j.id, coalesce(message, why))
+    else format('%s different jobs tripped on it within a day, the last one was job %s (%s)', most,
+      j.id, why) end;
+  blamed := gangq.withhold(j, why, t, blamed);
+  perform gangq.log_job(t, 'quarantine', j, why, jsonb_build_object('device', r.uuid))
+  from gangq.device_registry r where r.id = any (blamed) order by r.index, r.id;
 end $$;
 comment on function gangq.quarantine_blamed is
   'Internal, for trip. Quarantines the devices that the trip blames: all of them after a fault of '
@@ -549,7 +539,6 @@ declare
   why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
   said jsonb;
   j gangq.live_jobs;
-  held bigint[];
   blamed bigint[];
   ended boolean;
 begin
@@ -565,8 +554,7 @@ begin
     -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
     -- is a false alarm.
     if exists (
-      select 1
-      from gangq.events e
+      select 1 from gangq.events e
       where e.job_id = trip.job_id and e.kind = 'trip' and e.token = trip.token) then
       return 'repeated';
     end if;
@@ -577,35 +565,41 @@ begin
         coalesce(trip.incarnation::text, 'null')),
       'A worker trips its own claims only: pass the incarnation that register_worker returned.');
   end if;
-  held := array(select h.device_id from gangq.device_holds h where h.job_id = j.id);
-  blamed := array(
-    select r.id
-    from gangq.device_registry r
-    where r.id = any (held) and r.uuid = any (trip.devices));
-  blamed := case when blamed = '{}' then held else blamed end;
+  blamed := (
+    select coalesce(array_agg(r.id) filter (where r.uuid = any (trip.devices)), array_agg(r.id), '{}')
+    from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
+    where h.job_id = j.id);
   said := jsonb_build_object('code', trip.code, 'class', class_of, 'message',
     trip.error ->> 'message', 'trips', j.trips, 'exit_in_s', trip.exit_in_s,
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
-    'devices', gangq.uuids_of(held), 'blamed', gangq.uuids_of(blamed));
-  -- The work is dead, or was told to stop already: it cannot go on, so notify and held are no
-  -- answers.
+    'blamed', gangq.uuids_of(blamed));
+  -- Work that is dead, or was told to stop, cannot go on: notify and held are no answers.
   ended := trip.exit_in_s is null or j.state = 'preempting';
-  if gangq.only_notifies(j.shape_id, class_of) and not ended then
-    perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
-    return 'notify';
-  elsif gangq.only_notifies(j.shape_id, class_of) then
+  if gangq.only_notifies(j.shape_id, class_of) then
+    if not ended then
+      perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
+      return 'notify';
+    end if;
     -- It is ended and charged, but a class that only notifies blames no device.
     said := said || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
   -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
   -- and conclusions about a whole fleet can be wrong at once.
   elsif trip.code in (76, 78) and class_of in ('stall', 'health') and not ended then
-    if gangq.braked(j, class_of, trip.evidence) then
-      perform gangq.witness(gangq.now(), 'held', j, why, said || '{"outcome": "held"}',
-        trip.evidence);
+    -- The test of the brake and its record are one critical section. Without the lock a whole fleet
+    -- could trip before the first trip is counted.
+    begin
+      perform set_config('lock_timeout', '1s', true);
+      perform from gangq.lock_rows l where l.name = 'brake' for update;
+    exception when lock_not_available then
+      null;  -- another trip is left open: go on without the lock, because time is short
+    end;
+    perform set_config('lock_timeout', '2s', true);
+    t := gangq.now();
+    if gangq.braking(j, class_of, trip.evidence, t) then
+      perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
       return 'held';
     end if;
-    t := gangq.now();
   end if;
   return gangq.carry_out_trip(j, why, trip.error, trip.evidence, said, blamed, t);
 end $$;
@@ -652,8 +646,7 @@ begin
   end if;
   if j.gang_id is not null and j.state = 'running' and said ->> 'class' in ('stall', 'health')
     and gangq.all_stand_still(j) then
-    select w.job_id, w.sentence
-    into culprit, sentence
+    select w.job_id, w.sentence into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
     said := said || jsonb_build_object('gang', sentence);
   end if;
@@ -674,27 +667,23 @@ begin
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
-  if gone_at is not null then
-    perform gangq.withhold(j, format('worker %s is exiting after a trip (%s)', me.name, code),
-      greatest(gone_at, (
-        select l.expires_at from gangq.leases l where l.incarnation = j.incarnation)), t);
-  end if;
   -- Before the job moves: complete_drain reads exits_at, so that no member is placed again while
   -- the old process may run.
-  perform gangq.end_tripped(me, j, code, gone_at, t);
+  if me.id is not null then
+    perform gangq.end_tripped(me, j, code, gone_at, t);
+    perform gangq.keep_doubtful(j, t);
+  end if;
   error := error || jsonb_build_object('code', code);
-  if j.gang_id is null then
-    outcome := gangq.trip_single(j, outcome, charge, error, new_shape, gone_at, t);
+  if j.gang_id is not null and new_shape <> j.shape_id then
+    perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
+  end if;
+  if j.state = 'preempting' then
+    outcome := gangq.stopped(j, error, t, gone_at => gone_at);
+  elsif j.gang_id is not null then
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
+      charged => array_remove(array[culprit], null));
   else
-    if new_shape <> j.shape_id then
-      perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
-    end if;
-    if j.state = 'preempting' then
-      perform gangq.stopped(j, error, t);
-    else
-      perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
-        charged => array_remove(array[culprit], null));
-    end if;
+    perform gangq.move_tripped(j, outcome, charge, error, new_shape, gone_at, t);
   end if;
   perform gangq.free_orphans(array[me.id]);
   -- Always: the next tick has to know when the job becomes due.
@@ -703,14 +692,13 @@ begin
 end $$;
 comment on function gangq.carry_out_trip is
   'Internal, for trip: it is not held. Writes it down, blames devices, ends the incarnation whose '
-  'process exits, and moves the job. said: the data of its event. blamed: devices. Returns as '
-  'trip.';
+  'process exits, and moves the job. said: the data of its event. Returns as trip.';
 
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
 ) returns void language plpgsql as $$
 begin
-  if me.id is null or me.ended_at is not null then
+  if me.ended_at is not null then
     return;
   end if;
   perform gangq.end_incarnation(me.id, 'dead', t);
@@ -721,100 +709,69 @@ begin
   -- Of prefetched jobs only the oldest can have begun.
   perform gangq.free_orphaned_job(x.id, me, 2, t)
   from (
-    select y.id
-    from gangq.live_jobs y
-    where y.incarnation = me.id and y.light
+    select y.id from gangq.live_jobs y where y.incarnation = me.id and y.light
     order by y.token offset 1) x
   where me.prefetch > 1 and x.id <> j.id;
 end $$;
 comment on function gangq.end_tripped is
-  'Internal, for trip. The incarnation of the job ends, unless it has ended or its process lives '
-  'on (me is null). Its prefetched jobs are free at once.';
+  'Internal, for trip. The incarnation of the job, whose process exits, ends, unless it has ended. '
+  'Its prefetched jobs are free at once.';
 
-create function gangq.trip_single(
+create function gangq.move_tripped(
   j gangq.live_jobs, outcome text, charge text, error jsonb, new_shape integer,
   gone_at timestamptz, t timestamptz
-) returns text language plpgsql as $$
+) returns void language plpgsql as $$
 #variable_conflict use_column
 begin
-  if outcome = 'cancelled' then
-    return gangq.stopped(j, trip_single.error, t);
-  elsif j.state = 'preempting' then
-    return gangq.hand_back(j, 'release', 'told to stop', t, gone_at);
-  elsif outcome = 'failed' then
-    update gangq.live_jobs x set trips = x.trips + (charge = 'trip')::integer where x.id = j.id;
-    perform gangq.leave(array[j.id], array[j.token], 'failed', '{}', trip_single.error, t);
-    return outcome;
+  if outcome = 'failed' then
+    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
+    perform gangq.leave(array[j.id], array[j.token], 'failed', '{}', move_tripped.error, t);
+    return;
   end if;
   update gangq.live_jobs x set
-    state = outcome,
-    due_at = gone_at,
+    state = outcome, due_at = gone_at, ran_on = case when gone_at is not null then x.incarnation end,
     (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
-    final_token = x.token,
-    token = null,
-    incarnation = null,
-    ran_on = case when gone_at is not null then x.incarnation end,
-    request_id = null,
-    shape_id = new_shape,
-    error = trip_single.error,
+    final_token = x.token, token = null, incarnation = null, request_id = null,
+    shape_id = new_shape, error = move_tripped.error,
     order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   if outcome = 'pending' then
     perform gangq.wake_lane(new_shape, 1, 'sleepers');
   end if;
-  return outcome;
 end $$;
-comment on function gangq.trip_single is
-  'Internal, for trip. A single job fails, goes to the front of its priority (once its process is '
-  'gone, gone_at), or is stopped when it was told to stop. Returns its state.';
-
-create function gangq.withhold(
-  j gangq.live_jobs, reason text, until timestamptz, t timestamptz
-) returns void language sql volatile as $$
-  update gangq.device_holds h set
-    kind = 'quarantine',
-    job_id = null,
-    token = null,
-    since = withhold.t,
-    reason = withhold.reason,
-    incarnation = j.incarnation,
-    until = withhold.until
-  where h.job_id = j.id
-$$;
-comment on function gangq.withhold is
-  'Internal. The worker of this job may not be gone yet: its devices are quarantined until its '
-  'death is proven or the time until; null: until an operator lifts that.';
+comment on function gangq.move_tripped is
+  'Internal, for trip. A single job fails, or goes to the front of its priority: at once, or once '
+  'its process is gone (gone_at).';
 
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
-returns integer language plpgsql as $$
+returns void language plpgsql as $$
 declare
-  devices bigint[];
-  workers bigint[];
+  given_back bigint[];
+  device record;
 begin
-  with free as (
-    delete from gangq.device_holds h where h.device_id = any (array(
-      select z.device_id from gangq.device_holds z
-      where z.kind = 'quarantine' and z.until is not null
-        and case when of_incarnation is null then z.until <= lift_withheld.t
-          else z.incarnation = of_incarnation end
-      order by z.device_id limit most for update skip locked))
-    returning h.device_id, h.incarnation
-  )
-  select array_agg(f.device_id), array_agg(f.incarnation) into devices, workers from free f;
-  if devices is null then
-    return 0;
+  given_back := array(
+    select z.device_id from gangq.device_holds z
+    where z.kind = 'quarantine' and z.until is not null and case
+      when of_incarnation is null then z.until <= lift_withheld.t
+      else z.incarnation = of_incarnation end
+    order by z.device_id limit most for update skip locked);
+  for device in
+    with lifted as (
+      delete from gangq.device_holds h where h.device_id = any (given_back)
+      returning h.device_id, h.incarnation
+    )
+    select r.uuid, r.offered_by, l.incarnation
+    from lifted l join gangq.device_registry r on r.id = l.device_id
+  loop
+    perform gangq.log_event(t, 'unquarantine', incarnation => device.incarnation,
+      reason => case when of_incarnation is null then 'its worker''s lease would be over'
+        else 'its worker is proven gone' end, data => jsonb_build_object('device', device.uuid));
+    perform gangq.wake(array[device.offered_by], 'claim');
+  end loop;
+  if given_back <> '{}' then
+    perform gangq.wake_tick();
   end if;
-  perform gangq.log_event(lift_withheld.t, 'unquarantine', incarnation => f.incarnation,
-    reason => case when of_incarnation is null then 'its worker''s lease would be over'
-      else 'its worker is proven gone' end,
-    data => jsonb_build_object('device', r.uuid))
-  from unnest(devices, workers) as f(device_id, incarnation)
-  join gangq.device_registry r on r.id = f.device_id;
-  perform gangq.wake(array(
-    select r.offered_by from gangq.device_registry r where r.id = any (devices)), 'claim');
-  perform gangq.wake_tick();
-  return cardinality(devices);
 end $$;
 comment on function gangq.lift_withheld is
   'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
@@ -848,8 +805,8 @@ begin
   kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
     else 'suspect' end;
   perform gangq.witness(t, kind, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
-    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect'),
-      'devices', gangq.held_uuids(j.id)), suspect.evidence);
+    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
+    suspect.evidence);
   return case when held then 'held' else 'noted' end;
 end $$;
 comment on function gangq.suspect is
@@ -982,20 +939,16 @@ begin
     where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null)
       and g.not_before is not null)
       and exists (
-        select 1
-        from gangq.live_jobs j
+        select 1 from gangq.live_jobs j
         where j.gang_id = g.id and j.ran_on = lock_stuck.incarnation)
-    order by g.id
-    for update;
+    order by g.id for update;
   exception when lock_not_available then
     null;
   end;
   perform set_config('lock_timeout', '2s', true);
-  -- Against a registration of this name, as quarantine does.
-  perform gangq.lock_name(lock_stuck.worker);
+  perform gangq.lock_name(lock_stuck.worker);  -- against a registration of it, as quarantine does
   select x.* into i from gangq.incarnations x
-  where x.id = lock_stuck.incarnation and x.name = lock_stuck.worker
-  for no key update;
+  where x.id = lock_stuck.incarnation and x.name = lock_stuck.worker for no key update;
   if not found then
     perform gangq.refuse('GQ002',
       format('worker %L has no incarnation %s', lock_stuck.worker,
@@ -1018,15 +971,12 @@ declare
   had bigint[] := array(
     select c.device_id from gangq.device_claimants c where c.incarnation = i.id);
   offering bigint[] := array(
-    select distinct r.offered_by
-    from gangq.device_registry r
+    select distinct r.offered_by from gangq.device_registry r
     where r.id = any (had) and r.offered_by is not null);
 begin
   perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
   perform 1 from gangq.device_registry r
-  where r.id = any (had) and r.offered_by is null
-  order by r.uuid
-  for no key update;
+  where r.id = any (had) and r.offered_by is null order by r.uuid for no key update;
   if exists (
     select 1 from gangq.device_registry r
     where r.id = any (had) and r.offered_by is not null and r.offered_by <> all (offering))
@@ -1068,26 +1018,21 @@ comment on function gangq.held_elsewhere is
   'Internal, for report_stuck. The devices that an incarnation had and jobs of others hold now.';
 
 create function gangq.postpone_exit(i gangq.incarnations, lease_ends timestamptz) returns void
-language plpgsql as $$
-#variable_conflict use_column
-begin
+language sql as $$
   update gangq.live_gangs g set not_before = lease_ends
   where g.id = any (array(
     select z.id from gangq.live_gangs z
     where (z.state = 'blocked' or z.missing_since is not null)
-      and z.not_before >= i.exits_at
-      and z.not_before < lease_ends
+      and z.not_before >= i.exits_at and z.not_before < lease_ends
       and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
-    order by z.id
-    for update skip locked));
+    order by z.id for update skip locked));
   update gangq.live_jobs j set due_at = lease_ends
   where j.id = any (array(
     select z.id from gangq.live_jobs z
     where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-    order by z.id
-    for update skip locked));
+    order by z.id for update skip locked));
   update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
-end $$;
+$$;
 comment on function gangq.postpone_exit is
   'Internal, for report_stuck. A trip announced that this process is gone at exits_at, and it is '
   'not. Work that waits for that waits for the end of the lease.';

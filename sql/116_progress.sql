@@ -45,9 +45,8 @@ begin
     or length(learn_gap.device_class) > 200 then
     perform gangq.refuse('GQ001', 'a gap is learned for a task with a name of 1 to 200 characters',
       'Pass task => ''train'', device_class => ''H200'' (empty without devices).');
-  end if;
-  if learn_gap.longest_s is null or not (learn_gap.longest_s >= 0 and learn_gap.longest_s <= 1e7)
-    or learn_gap.beats is null or learn_gap.beats not between 0 and 1e15 then
+  elsif (learn_gap.longest_s >= 0 and learn_gap.longest_s <= 1e7
+    and learn_gap.beats between 0 and 1e15) is not true then
     perform gangq.refuse('GQ001',
       format('longest_s is %s and beats is %s', coalesce(learn_gap.longest_s::text, 'null'),
         coalesce(learn_gap.beats::text, 'null')),
@@ -171,8 +170,7 @@ begin
     'NoCollectiveProgress', jsonb_build_object('code', 76, 'class', 'gang', 'message', why,
       'charged', first.job_id is not null,
       'trips', j.trips + (not notifies and first.job_id is not null)::integer,
-      'outcome', case when notifies then 'notify' else 'preempted' end, 'steps', last.steps,
-      'devices', gangq.held_uuids(j.id)),
+      'outcome', case when notifies then 'notify' else 'preempted' end, 'steps', last.steps),
     jsonb_build_object('members', last.members));
   if not notifies then
     -- Charged, and no culprit: the member is not proven stopped. It is told to stop, and keeps its
