@@ -237,6 +237,21 @@ def test_at_its_deadline_a_drain_tells_gangs_to_stop_as_a_whole_and_solo_jobs_ea
     assert [c.job_id for c in w2.claim(1)] == [solo.job_id]
 
 
+@pytest.mark.parametrize(("exit_in_s", "state"), [(None, "pending"), (2.0, "scheduled")])
+def test_a_watchdog_that_ends_a_job_which_is_moved_away_charges_it_no_stop(
+    q: Q, exit_in_s: float | None, state: str
+) -> None:
+    worker = q.worker("w1", host="h1")
+    q.submit()
+    claim = worker.take()
+    q.call("cordon", host="h1", drain=True, deadline=soon(q, 20))
+    q.live_on(30, worker)
+    assert q.state(claim.job_id) == "preempting"
+    assert claim.trip(79, "it does not stop", exit_in_s=exit_in_s) == state
+    job = q.job(claim.job_id)
+    assert (job["attempts"], job["trips"], job["stops"]) == (0, 0, 0)
+
+
 def test_a_reservation_on_a_host_that_is_left_by_now_is_taken_back(q: Q) -> None:
     w1 = q.worker("w1", host="h1")
     gang = q.submit_gang(1, claim_deadline_s=600)
