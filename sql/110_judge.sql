@@ -6,8 +6,8 @@
 -- bounded number of rows.
 --
 -- 1. A silent worker is flagged after flag_after_s, so that its host restarts it (bounce).
--- 2. It is dead when its lease is over (reap_expired), when it trips, or by proof (report_dead). Then
---    free_orphans hands back what it held: at once, or at exits_at after a trip.
+-- 2. It is dead when its lease is over (reap_expired), when it trips, or by proof (report_dead).
+--    Then free_orphans hands back what it held: at once, or at exits_at after a trip.
 -- 3. Until its death is proven its devices stay withheld: see the head of the file on trips.
 
 -- A lease can only be judged if the workers could renew it. After a restart, a failover or a jump
@@ -36,8 +36,8 @@ begin
   else
     select coalesce(min(l.lease_s), 120) into shortest
     from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
-    -- A gap counts when a healthy worker's lease could have run out in it. With a slow cron every gap
-    -- is long: a worker that got another period at each of them would never be judged. So only
+    -- A gap counts when a healthy worker's lease could have run out in it. With a slow cron every
+    -- gap is long: a worker that got another period at each of them would never be judged. So only
     -- workers heard since the last gap get one.
     if t - s.last_at > make_interval(secs => shortest * 0.75)
       and (s.outage_ended_at is null or exists (
@@ -69,15 +69,12 @@ comment on function gangq.note_outage is
   'judgement, extends leases after a gap, and returns when the last outage ended (null: none).';
 
 create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
-returns timestamptz
-language sql immutable as
+returns timestamptz language sql immutable as
 $$ select greatest(expires_at,
   coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
 comment on function gangq.lease_end is 'Internal. When a lease may be judged, outages considered.';
 
-create function gangq.reap_expired(most integer default 200) returns integer
-language plpgsql as $$
-#variable_conflict use_column
+create function gangq.reap_expired(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -92,10 +89,7 @@ begin
     join gangq.leases l on l.incarnation = i.id
     cross join gangq.tick_state x
     where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, x.interrupted_at) <= t
-    order by i.id
-    limit most
-    for no key update of i skip locked
-    for update of l skip locked
+    order by i.id limit most for no key update of i skip locked for update of l skip locked
   loop
     perform gangq.end_incarnation(w.id, 'dead', t);
     perform gangq.log_event(t, 'reap', incarnation => w.id, reason => 'its lease ended');
@@ -112,9 +106,7 @@ comment on function gangq.reap_expired is
   'their time is over. Returns how many incarnations and jobs. Raises GQ001.';
 
 create function gangq.force_unconfirmed(outage timestamptz, t timestamptz, most integer)
-returns integer
-language plpgsql as $$
-#variable_conflict use_column
+returns integer language plpgsql as $$
 declare
   w record;
   j gangq.live_jobs;
@@ -129,8 +121,7 @@ begin
       and x.state = 'preempting'
       and gangq.lease_end(x.told_at + make_interval(secs => s.ack_timeout_s + l.lease_s), l.lease_s,
         outage) <= t
-    order by x.gang_id nulls last, x.id
-    limit most
+    order by x.gang_id nulls last, x.id limit most
   loop
     continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
     select x.* into j from gangq.live_jobs x
@@ -162,21 +153,17 @@ comment on function gangq.orphans is
   'Internal. The jobs that ended incarnations still hold and that cannot run any more.';
 
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000)
-returns integer
-language plpgsql as $$
-#variable_conflict use_column
+returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   freed integer := 0;
   w record;
 begin
   for w in
-    select distinct (o.job).gang_id
-    from gangq.orphans(t) o
+    select distinct (o.job).gang_id from gangq.orphans(t) o
     where (of_incarnations is null or (o.worker).id = any (of_incarnations))
       and (o.job).gang_id is not null
-    order by 1
-    limit most
+    order by 1 limit most
   loop
     continue when not gangq.try_lock_gang(w.gang_id);
     freed := freed + gangq.free_orphaned_members(w.gang_id, t);
@@ -187,8 +174,7 @@ begin
     from gangq.orphans(t) o
     where (of_incarnations is null or (o.worker).id = any (of_incarnations))
       and (o.job).gang_id is null
-    order by 1
-    limit most
+    order by 1 limit most
   loop
     freed := freed + gangq.free_orphaned_job(w.id, w.worker, w.nth, t)::integer;
   end loop;
@@ -205,7 +191,6 @@ comment on function gangq.free_orphans is
 
 create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs;
   g gangq.live_gangs;
@@ -216,8 +201,7 @@ begin
   select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
   for j in
     select (o.job).* from gangq.orphans(t) o
-    where (o.job).gang_id = g.id and (o.job).state = 'preempting'
-    order by (o.job).id
+    where (o.job).gang_id = g.id and (o.job).state = 'preempting' order by (o.job).id
   loop
     perform gangq.keep_doubtful(j, t);
     perform gangq.stopped(j, null, t, 'dead');
@@ -267,7 +251,6 @@ comment on function gangq.free_orphaned_members is
 create function gangq.free_orphaned_job(job_id bigint, worker gangq.incarnations, nth bigint,
   t timestamptz)
 returns boolean language plpgsql as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs;
   cause text := gangq.cause_of_loss(worker);
@@ -300,8 +283,7 @@ comment on function gangq.free_orphaned_job is
   'transaction holds it. nth: its place among the claims of its lane. Of prefetched jobs only '
   'the oldest can have been running: only that one is charged a crash.';
 
-create function gangq.flag_dead_workers() returns integer
-language plpgsql as $$
+create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -323,8 +305,7 @@ begin
     cross join lateral (
       select array_agg(j.id order by j.id) as jobs from gangq.live_jobs j
       where j.incarnation = c.id) h
-    where c.flagged_at is not null or h.jobs is not null
-    order by c.id limit 200
+    where c.flagged_at is not null or h.jobs is not null order by c.id limit 200
   loop
     perform 1 from gangq.incarnations i
     where i.id = w.id and i.ended_at is null for no key update skip locked;
@@ -399,9 +380,7 @@ comment on function gangq.bounced_too_often is
   'workers is restarted as a whole, and new names buy no more of them.';
 
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false)
-returns text
-language plpgsql as $$
-#variable_conflict use_column
+returns text language plpgsql as $$
 declare
   t timestamptz;
   i gangq.incarnations;
@@ -462,8 +441,7 @@ comment on function gangq.bounce is
   'registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}')
-returns void
-language plpgsql as $$
+returns void language plpgsql as $$
 begin
   if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
     perform gangq.refuse('GQ002',
@@ -488,15 +466,14 @@ declare
   t timestamptz := gangq.now();
   w record;
   g gangq.live_gangs;
-  held double precision;
+  shut_s double precision;
   n integer := 0;
 begin
   for w in
     select x.id from (
       select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
       union all
-      select g.id, least(g.deadline_at, g.timeout_at)
-      from gangq.live_gangs g
+      select g.id, least(g.deadline_at, g.timeout_at) from gangq.live_gangs g
       where g.missing_since is not null) x
     where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
@@ -511,10 +488,10 @@ begin
     n := n + 1;
     if g.missing_since is not null and g.timeout_at <= t then
       -- Time in which the queue was paused or over a limit does not count.
-      held := gangq.ineligible_s(g.kind_id, t) - g.held_s;
-      if held > 0 then
+      shut_s := gangq.ineligible_s(g.kind_id, t) - g.held_s;
+      if shut_s > 0 then
         update gangq.live_gangs x
-          set timeout_at = x.timeout_at + make_interval(secs => held), held_s = x.held_s + held
+          set timeout_at = x.timeout_at + make_interval(secs => shut_s), held_s = x.held_s + shut_s
         where x.id = g.id;
       else
         perform gangq.drain(g.id, '{}', 'no_replacement', null,
@@ -553,18 +530,17 @@ comment on function gangq.rollback_stale is
 -- 2. A later statement locks the awaited job's row, which every ending needs. So no ending was in
 --    flight, and the job was live. The lock is released at once: having had it is enough, and
 --    nothing waits for a tick that is left open.
--- 3. An ending that begins after step 2 looks for dependents in a statement that starts after it has
---    locked the job's row (leave), so it sees d. (An ending with an older snapshot, in REPEATABLE
---    READ, cannot: it leaves a row in unsettled.)
--- 4. When the lock is not free, an ending is in flight or another transaction holds the row: the next
---    tick looks again.
+-- 3. An ending that begins after step 2 looks for dependents in a statement that starts after it
+--    has locked the job's row (leave), so it sees d. (An ending with an older snapshot, in
+--    REPEATABLE READ, cannot: it leaves a row in unsettled.)
+-- 4. When the lock is not free, an ending is in flight or another transaction holds the row: the
+--    next tick looks again.
 -- 5. When the job is not live any more it has ended, and d is told how, as its ending would have
 --    told it.
 -- Each call starts at a random place, so dependencies on locked jobs do not keep the others from
 -- being settled.
 create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
 declare
   waiting bigint[];
   awaited bigint[];
@@ -615,8 +591,7 @@ comment on function gangq.settle_dependents is
   'Internal, a step of the tick. Dependencies that have become visible since the last one: '
   'settled, or told how the awaited job has ended. Returns how many.';
 
-create function gangq.promote_due(most integer default 200) returns integer
-language plpgsql as $$
+create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   due record;
@@ -628,8 +603,7 @@ begin
     with ready as (
       update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
       where j.id = any (array(
-        select z.id from gangq.live_jobs z
-        where z.state = 'scheduled' and z.due_at <= t
+        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
         order by z.due_at limit most for update skip locked))
       returning j.shape_id
     )
@@ -655,7 +629,6 @@ comment on function gangq.promote_due is
 
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   w record;
   g bigint;
@@ -714,8 +687,7 @@ declare
 begin
   held_elsewhere := held_elsewhere - (
     select count(*) from (
-      select 1 from gangq.dependencies d
-      where d.job_id = any (waiters)
+      select 1 from gangq.dependencies d where d.job_id = any (waiters)
       order by d.on_job_id, d.job_id for update skip locked) l);
   -- It may also wait for a job that a caller completes in an open transaction: then a later tick
   -- cancels it.
@@ -731,9 +703,7 @@ comment on function gangq.cancel_dependent is
   'unmet did not succeed. Does nothing while another transaction holds one of its dependencies.';
 
 create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
-returns void
-language plpgsql as $$
-#variable_conflict use_column
+returns void language plpgsql as $$
 declare
   fewer integer;
 begin

@@ -22,40 +22,10 @@
 --     confirmed its stop, or an operator
 --     said so
 --
--- withhold turns 1 into 3, 4 or 5. report_stuck turns 3 into 4, and what is free or a place (2) into
--- 4; an operator's quarantine turns anything but 1 into 5.
+-- withhold turns 1 into 3, 4 or 5; report_stuck 3, 2 and free devices into 4; an operator's
+-- quarantine everything but 1 into 5.
 
-create function gangq.log_job(
-  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
-) returns void language sql volatile as $$
-  select gangq.log_event(t, kind, j.gang_id,
-    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
-    reason, data)
-$$;
-comment on function gangq.log_job is 'Internal. Appends an event of this job, of its present claim.';
-
-create function gangq.witness(
-  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
-) returns void language plpgsql as $$
-declare
-  waits_for jsonb := witness.evidence -> 'waits_for';
-begin
-  perform gangq.log_job(t, witness.kind, j, witness.reason,
-    witness.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
-      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank), 'devices', gangq.uuids_of(array(
-        select h.device_id from gangq.device_holds h where h.job_id = j.id)))
-      || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
-        then jsonb_build_object('waits_for', waits_for) else '{}' end)
-  from gangq.shapes s left join gangq.incarnations i on i.id = j.incarnation
-  where s.id = j.shape_id;
-  -- A trip must not fail because of a long log.
-  insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
-  values (t, witness.kind, j.id, j.token, j.incarnation,
-    gangq.cut(coalesce(nullif(witness.evidence, 'null'), '{}'), 4194304));
-end $$;
-comment on function gangq.witness is
-  'Internal. Appends an event of a job, which every role may read, and its evidence, which those '
-  'who may read its payload may read, at the same instant.';
+-- What is written down ----------------------------------------------------------------------------
 
 create function gangq.class_of(code integer) returns text language sql immutable as $$
   select case code
@@ -72,6 +42,78 @@ create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql s
 $$;
 comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
 
+create function gangq.log_job(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
+) returns void language sql volatile as $$
+  select gangq.log_event(t, kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    reason, data)
+$$;
+comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
+
+create function gangq.log_with_evidence(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
+) returns void language plpgsql as $$
+declare
+  waits_for jsonb := log_with_evidence.evidence -> 'waits_for';
+begin
+  perform gangq.log_job(t, log_with_evidence.kind, j, log_with_evidence.reason,
+    log_with_evidence.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
+      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank), 'devices', gangq.uuids_of(array(
+        select h.device_id from gangq.device_holds h where h.job_id = j.id)))
+      || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
+        then jsonb_build_object('waits_for', waits_for) else '{}' end)
+  from gangq.shapes s left join gangq.incarnations i on i.id = j.incarnation
+  where s.id = j.shape_id;
+  -- A trip must not fail because of a long log.
+  insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
+  values (t, log_with_evidence.kind, j.id, j.token, j.incarnation,
+    gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), 4194304));
+end $$;
+comment on function gangq.log_with_evidence is
+  'Internal. Appends an event of a job, which every role may read, and its evidence, which those '
+  'who may read its payload may read, at the same instant.';
+
+create function gangq.suspect(
+  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
+  notify boolean default false, convicted boolean default false
+) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  t timestamptz := gangq.now();
+  j gangq.live_jobs;
+  held boolean;
+  kind text;
+begin
+  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen',
+    'memory') then
+    perform gangq.refuse('GQ001', format('class is %L', suspect.class),
+      'It is budget, stall, health, fault, gang, frozen or memory.');
+  end if;
+  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
+  if not found or j.token is distinct from suspect.token
+    or j.incarnation is distinct from suspect.incarnation then
+    perform gangq.refuse_stale(suspect.job_id, suspect.token);
+  end if;
+  perform gangq.check_login(j.incarnation);
+  held := suspect.class in ('stall', 'health')
+    and gangq.braking(j, suspect.class, suspect.evidence, t);
+  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
+    else 'suspect' end;
+  perform gangq.log_with_evidence(t, kind, j,
+    coalesce(suspect.evidence ->> 'reason', suspect.class), jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
+    suspect.evidence);
+  return case when held then 'held' else 'noted' end;
+end $$;
+comment on function gangq.suspect is
+  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
+  'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
+  'one that only reports. convicted: the worker stops it now unless the answer is held. Returns '
+  'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
+  'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
+
+-- The brake: a trip that is held ------------------------------------------------------------------
+
 -- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
 -- the brake holds their trips. The members of one gang wait for each other and count as one
 -- suspect, and as one of the fleet.
@@ -87,7 +129,6 @@ comment on function gangq.uuids_of is 'Internal. The names of these devices, for
 -- fault is there.
 create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
 returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   cfg gangq.settings;
   own_unit text := coalesce('g' || j.gang_id, (
@@ -154,6 +195,8 @@ comment on function gangq.braking is
   'single workers, this one included, and more than brake_share of the fleet, were suspect within '
   'the last minute.';
 
+-- Which member of a gang stopped first ------------------------------------------------------------
+
 create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
   select case
     when cardinality(ranks) = 1 then format('rank %s waits', ranks[1])
@@ -181,8 +224,7 @@ create function gangq.who_stopped(
       case when j.id = own_id then own_place else (
         select v.data ->> 'place' from gangq.evidence v
         where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')
-        order by v.at desc
-        limit 1) end as place
+        order by v.at desc limit 1) end as place
     from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
     where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')
   ),
@@ -228,6 +270,153 @@ comment on function gangq.who_stopped is
   'show it), and a sentence about it. own_place: where in its code the member own_id waits, known '
   'before its evidence is stored.';
 
+create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
+  select bool_and(
+    x.beat_at <= (
+      select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
+      + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
+    or exists (
+      select 1 from gangq.events e
+      where e.job_id = x.id
+        and e.token = x.token
+        and e.kind in ('suspect', 'held')
+        and e.data ->> 'class' in ('stall', 'health')
+        and e.at > coalesce(x.beat_at, '-infinity')))
+  from (
+    select m.id, m.token, p.beat_at
+    from gangq.live_jobs m left join gangq.progress p on p.job_id = m.id and p.token = m.token
+    where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
+$$;
+comment on function gangq.all_stand_still is
+  'Internal, for trip. Whether all running siblings of this member are silent too: they last beat '
+  'at most three heartbeats after it, or are suspect since. Then the whole gang stands still, and '
+  'this member''s watchdog was only the first to act. Null: it has no running sibling.';
+
+-- Devices that are withheld -----------------------------------------------------------------------
+
+create function gangq.withhold(
+  j gangq.live_jobs, reason text, t timestamptz, device_ids bigint[] default null,
+  incarnation bigint default null, until timestamptz default null
+) returns bigint[] language plpgsql as $$
+declare
+  withheld bigint[];
+begin
+  with moved as (
+    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null,
+      since = withhold.t, reason = withhold.reason, incarnation = withhold.incarnation,
+      until = withhold.until
+    where h.job_id = j.id and h.device_id = any (coalesce(withhold.device_ids, array[h.device_id]))
+    returning h.device_id
+  )
+  select array_agg(m.device_id) into withheld from moved m;
+  return withheld;
+end $$;
+comment on function gangq.withhold is
+  'Internal. Devices of this job (all, or these) are quarantined from here on: the head of this '
+  'file says with which incarnation and until. Returns which; null: it held none.';
+
+create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
+language sql volatile as $$
+  select gangq.withhold(j, case
+      when not i.reboot_needed then
+        format('worker %s is exiting after a trip (%s)', i.name, i.exit_code)
+      else coalesce(i.quarantined,
+        format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)) end,
+    t, incarnation => i.id, until => case when not i.reboot_needed then greatest(i.exits_at, (
+      select l.expires_at from gangq.leases l where l.incarnation = i.id)) end)
+  from gangq.incarnations i
+  where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
+$$;
+comment on function gangq.keep_doubtful is
+  'Internal. Before a job of an ended incarnation is freed: withholds its devices when the '
+  'incarnation tripped and is not proven gone, or has a process that cannot be killed.';
+
+create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
+returns void language plpgsql as $$
+declare
+  given_back bigint[];
+  device record;
+begin
+  given_back := array(
+    select z.device_id from gangq.device_holds z
+    where z.kind = 'quarantine' and z.until is not null and case
+      when of_incarnation is null then z.until <= lift_withheld.t
+      else z.incarnation = of_incarnation end
+    order by z.device_id limit most for update skip locked);
+  for device in
+    with lifted as (
+      delete from gangq.device_holds h where h.device_id = any (given_back)
+      returning h.device_id, h.incarnation
+    )
+    select r.uuid, r.offered_by, l.incarnation
+    from lifted l join gangq.device_registry r on r.id = l.device_id
+  loop
+    perform gangq.log_event(t, 'unquarantine', incarnation => device.incarnation,
+      reason => case when of_incarnation is null then 'its worker''s lease would be over'
+        else 'its worker is proven gone' end, data => jsonb_build_object('device', device.uuid));
+    perform gangq.wake(array[device.offered_by], 'claim');
+  end loop;
+  if given_back <> '{}' then
+    perform gangq.wake_tick();
+  end if;
+end $$;
+comment on function gangq.lift_withheld is
+  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
+  'or (null) those whose time is over.';
+
+create view gangq.device_trips as
+select d.uuid, v.job_id, v.at, e.code, v.incarnation
+from (select gangq.now() as t offset 0) c
+join gangq.evidence v on v.kind = 'trip' and v.at > c.t - interval '1 day' and v.at <= c.t
+-- offset 0: each trip's event is read by its key, never by a scan of the day's events.
+cross join lateral (
+  select (x.data ->> 'code')::integer as code, x.data
+  from gangq.events x
+  where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
+cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
+where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
+  and coalesce((e.data ->> 'charged')::boolean, true)
+  and not exists (
+    select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
+comment on view gangq.device_trips is
+  'Which jobs tripped on which device within the last day, as the quarantine of a device counts '
+  'them: without budgets, memory, faults of the application, members that were not charged, and '
+  'jobs called poison.';
+
+create function gangq.quarantine_blamed(
+  j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
+) returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+  most integer := (select c.device_trips from gangq.settings c);
+begin
+  if not faulty then
+    -- One query for all devices, limited to workers that had one of them: the day may have seen
+    -- very many other trips.
+    blamed := array(
+      select r.id from gangq.device_registry r
+      where r.id = any (blamed) and r.uuid in (
+        select d.uuid from gangq.device_trips d
+        where d.incarnation = any (array(
+          select distinct c.incarnation from gangq.device_claimants c
+          where c.device_id = any (blamed)))
+        group by d.uuid
+        having count(distinct d.job_id) >= most));
+  end if;
+  why := case when faulty then format('fault under job %s: %s', j.id, coalesce(message, why))
+    else format('%s different jobs tripped on it within a day, the last one was job %s (%s)', most,
+      j.id, why) end;
+  blamed := gangq.withhold(j, why, t, blamed);
+  perform gangq.log_job(t, 'quarantine', j, why, jsonb_build_object('device', r.uuid))
+  from gangq.device_registry r where r.id = any (blamed) order by r.index, r.id;
+end $$;
+comment on function gangq.quarantine_blamed is
+  'Internal, for trip. Quarantines the devices that the trip blames: all of them after a fault of '
+  'the device (faulty), otherwise those on which settings.device_trips different jobs tripped '
+  'within a day.';
+
+-- Devices that a job avoids -----------------------------------------------------------------------
+
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language sql as $$
   select gangq.shape_like(s.id, (
@@ -262,14 +451,28 @@ returns boolean language sql stable as $$
     select count(*) as enough from gangq.device_registry r
     where r.offered_by = i.id and r.vram_mb >= s.vram_mb and r.id <> all (device_ids)
       and not exists (
-        select 1
-        from gangq.device_holds h
+        select 1 from gangq.device_holds h
         where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
 comment on function gangq.placeable_without is
   'Internal. Whether the workers that take work, as they are registered, have room for so many '
   'members when idle, on devices besides these.';
+
+create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
+returns integer language sql as $$
+  select case when faulty or gangq.placeable_without(s.id, coalesce((
+      select sum(r.min_members)
+      from gangq.live_gangs g
+      join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = s.id
+      where g.id = j.gang_id), 1)::bigint, s.avoid || blamed)
+    then gangq.shape_avoiding(s.id, s.avoid || blamed) else s.id end
+  from gangq.shapes s
+  where s.id = j.shape_id
+$$;
+comment on function gangq.shape_after_trip is
+  'Internal, for trip. The shape of a job after a trip: it never again uses a faulty device, and '
+  'avoids one that was only idle as long as another device could take it.';
 
 -- A job avoids a device that was only idle (78) as long as another device could take the job. That
 -- can end: the worker of the other device retires, or it is quarantined. A device quarantined for
@@ -278,7 +481,6 @@ comment on function gangq.placeable_without is
 -- random, so that none is always left out.
 create function gangq.lift_avoided(most integer default 200) returns integer
 language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   w record;
   n integer := 0;
@@ -327,8 +529,7 @@ declare
 begin
   if unavoid.kind_id is null then
     ids := array(
-      select z.id from gangq.live_jobs z
-      where z.shape_id = unavoid.shape_id and z.state = 'pending'
+      select z.id from gangq.live_jobs z where z.shape_id = unavoid.shape_id and z.state = 'pending'
       order by z.order_key limit most for update skip locked);
     update gangq.live_jobs j set shape_id = opened where j.id = any (ids);
     perform gangq.wake_lane(opened, cardinality(ids), 'sleepers');
@@ -337,8 +538,7 @@ begin
       select w.id
       from (
         select g.id from gangq.live_gangs g
-        where g.state = 'blocked' and g.kind_id = unavoid.kind_id
-        order by g.order_key limit most) w
+        where g.state = 'blocked' and g.kind_id = unavoid.kind_id order by g.order_key limit most) w
       where gangq.try_lock_gang(w.id));
     -- Read again under the lock.
     ids := array(
@@ -357,24 +557,7 @@ comment on function gangq.unavoid is
   'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) take, in '
   'place of this shape, the one that avoids only the devices kept. Returns how many.';
 
-create view gangq.device_trips as
-select d.uuid, v.job_id, v.at, e.code, v.incarnation
-from (select gangq.now() as t offset 0) c
-join gangq.evidence v on v.kind = 'trip' and v.at > c.t - interval '1 day' and v.at <= c.t
--- offset 0: each trip's event is read by its key, never by a scan of the day's events.
-cross join lateral (
-  select (x.data ->> 'code')::integer as code, x.data
-  from gangq.events x
-  where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
-cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
-where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolean, false)
-  and coalesce((e.data ->> 'charged')::boolean, true)
-  and not exists (
-    select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
-comment on view gangq.device_trips is
-  'Which jobs tripped on which device within the last day, as the quarantine of a device counts '
-  'them: without budgets, memory, faults of the application, members that were not charged, and '
-  'jobs called poison.';
+-- Trips -------------------------------------------------------------------------------------------
 
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
 language plpgsql immutable as $$
@@ -400,133 +583,6 @@ begin
 end $$;
 comment on function gangq.check_trip is 'Internal. Raises GQ001 for arguments that no trip has.';
 
-create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
-  select bool_and(
-    x.beat_at <= (
-      select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
-      + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
-    or exists (
-      select 1 from gangq.events e
-      where e.job_id = x.id
-        and e.token = x.token
-        and e.kind in ('suspect', 'held')
-        and e.data ->> 'class' in ('stall', 'health')
-        and e.at > coalesce(x.beat_at, '-infinity')))
-  from (
-    select m.id, m.token, p.beat_at
-    from gangq.live_jobs m left join gangq.progress p on p.job_id = m.id and p.token = m.token
-    where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
-$$;
-comment on function gangq.all_stand_still is
-  'Internal, for trip. Whether all running siblings of this member are silent too: they last beat '
-  'at most three heartbeats after it, or are suspect since. Then the whole gang stands still, and '
-  'this member''s watchdog was only the first to act. Null: it has no running sibling.';
-
-create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
-language plpgsql as $$
-declare
-  hosts jsonb := (
-    select jsonb_agg(distinct e.data ->> 'host') from gangq.events e
-    where e.job_id = j.id and e.kind = 'trip' and e.data ->> 'host' is not null
-      and coalesce((e.data ->> 'charged')::boolean, true));
-begin
-  if jsonb_array_length(hosts) > 1
-    and not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison')
-  then
-    perform gangq.log_job(t, 'poison', j,
-      'it tripped on two hosts: the job is at fault, not the devices',
-      jsonb_build_object('hosts', hosts));
-  end if;
-end $$;
-comment on function gangq.note_poison is
-  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event of kind '
-  'poison, after which device_trips does not count it.';
-
-create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
-returns integer language sql as $$
-  select case when faulty or gangq.placeable_without(s.id, coalesce((
-      select sum(r.min_members)
-      from gangq.live_gangs g
-      join gangq.kind_roles r on r.kind_id = g.kind_id and r.shape_id = s.id
-      where g.id = j.gang_id), 1)::bigint, s.avoid || blamed)
-    then gangq.shape_avoiding(s.id, s.avoid || blamed) else s.id end
-  from gangq.shapes s
-  where s.id = j.shape_id
-$$;
-comment on function gangq.shape_after_trip is
-  'Internal, for trip. The shape of a job after a trip: it never again uses a faulty device, and '
-  'avoids one that was only idle as long as another device could take it.';
-
-create function gangq.withhold(
-  j gangq.live_jobs, reason text, t timestamptz, device_ids bigint[] default null,
-  incarnation bigint default null, until timestamptz default null
-) returns bigint[] language plpgsql as $$
-declare
-  withheld bigint[];
-begin
-  with moved as (
-    update gangq.device_holds h set kind = 'quarantine', job_id = null, token = null,
-      since = withhold.t, reason = withhold.reason, incarnation = withhold.incarnation,
-      until = withhold.until
-    where h.job_id = j.id and h.device_id = any (coalesce(withhold.device_ids, array[h.device_id]))
-    returning h.device_id
-  )
-  select array_agg(m.device_id) into withheld from moved m;
-  return withheld;
-end $$;
-comment on function gangq.withhold is
-  'Internal. Devices of this job (all, or these) are quarantined from here on: see the head of this '
-  'file for incarnation and until. Returns which; null: it held none.';
-
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
-language sql volatile as $$
-  select gangq.withhold(j, case
-      when not i.reboot_needed then
-        format('worker %s is exiting after a trip (%s)', i.name, i.exit_code)
-      else coalesce(i.quarantined,
-        format('a process of worker %s cannot be killed: reboot host %s', i.name, i.host)) end,
-    t, incarnation => i.id, until => case when not i.reboot_needed then greatest(i.exits_at, (
-      select l.expires_at from gangq.leases l where l.incarnation = i.id)) end)
-  from gangq.incarnations i
-  where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
-$$;
-comment on function gangq.keep_doubtful is
-  'Internal. Before a job of an ended incarnation is freed: withholds its devices when the '
-  'incarnation tripped and is not proven gone, or has a process that cannot be killed.';
-
-create function gangq.quarantine_blamed(
-  j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  most integer := (select c.device_trips from gangq.settings c);
-begin
-  if not faulty then
-    -- One query for all devices, limited to workers that had one of them: the day may have seen
-    -- very many other trips.
-    blamed := array(
-      select r.id from gangq.device_registry r
-      where r.id = any (blamed) and r.uuid in (
-        select d.uuid from gangq.device_trips d
-        where d.incarnation = any (array(
-          select distinct c.incarnation
-          from gangq.device_claimants c
-          where c.device_id = any (blamed)))
-        group by d.uuid
-        having count(distinct d.job_id) >= most));
-  end if;
-  why := case when faulty then format('fault under job %s: %s', j.id, coalesce(message, why))
-    else format('%s different jobs tripped on it within a day, the last one was job %s (%s)', most,
-      j.id, why) end;
-  blamed := gangq.withhold(j, why, t, blamed);
-  perform gangq.log_job(t, 'quarantine', j, why, jsonb_build_object('device', r.uuid))
-  from gangq.device_registry r where r.id = any (blamed) order by r.index, r.id;
-end $$;
-comment on function gangq.quarantine_blamed is
-  'Internal, for trip. Quarantines the devices that the trip blames: all of them after a fault of '
-  'the device (faulty), otherwise those on which settings.device_trips different jobs tripped '
-  'within a day.';
-
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb,
   evidence jsonb default '{}', devices text[] default '{}', exit_in_s real default null,
@@ -537,7 +593,7 @@ declare
   t timestamptz;
   class_of text := coalesce(trip.class, gangq.class_of(trip.code));
   why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
-  said jsonb;
+  data jsonb;
   j gangq.live_jobs;
   blamed bigint[];
   ended boolean;
@@ -566,10 +622,11 @@ begin
       'A worker trips its own claims only: pass the incarnation that register_worker returned.');
   end if;
   blamed := (
-    select coalesce(array_agg(r.id) filter (where r.uuid = any (trip.devices)), array_agg(r.id), '{}')
+    select coalesce(array_agg(r.id) filter (where r.uuid = any (trip.devices)), array_agg(r.id),
+      '{}')
     from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
     where h.job_id = j.id);
-  said := jsonb_build_object('code', trip.code, 'class', class_of, 'message',
+  data := jsonb_build_object('code', trip.code, 'class', class_of, 'message',
     trip.error ->> 'message', 'trips', j.trips, 'exit_in_s', trip.exit_in_s,
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'blamed', gangq.uuids_of(blamed));
@@ -577,11 +634,12 @@ begin
   ended := trip.exit_in_s is null or j.state = 'preempting';
   if gangq.only_notifies(j.shape_id, class_of) then
     if not ended then
-      perform gangq.witness(t, 'notify', j, why, said || '{"outcome": "notify"}', trip.evidence);
+      perform gangq.log_with_evidence(t, 'notify', j, why, data || '{"outcome": "notify"}',
+        trip.evidence);
       return 'notify';
     end if;
     -- It is ended and charged, but a class that only notifies blames no device.
-    said := said || '{"notify_only": true, "blamed": []}';
+    data := data || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
   -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
   -- and conclusions about a whole fleet can be wrong at once.
@@ -597,11 +655,12 @@ begin
     perform set_config('lock_timeout', '2s', true);
     t := gangq.now();
     if gangq.braking(j, class_of, trip.evidence, t) then
-      perform gangq.witness(t, 'held', j, why, said || '{"outcome": "held"}', trip.evidence);
+      perform gangq.log_with_evidence(t, 'held', j, why, data || '{"outcome": "held"}',
+        trip.evidence);
       return 'held';
     end if;
   end if;
-  return gangq.carry_out_trip(j, why, trip.error, trip.evidence, said, blamed, t);
+  return gangq.carry_out_trip(j, why, trip.error, trip.evidence, data, blamed, t);
 end $$;
 comment on function gangq.trip is
   'A watchdog stops a job, in one statement. The event and its evidence are written. A single job '
@@ -621,13 +680,13 @@ comment on function gangq.trip is
   'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
 create function gangq.carry_out_trip(
-  j gangq.live_jobs, why text, error jsonb, evidence jsonb, said jsonb, blamed bigint[],
+  j gangq.live_jobs, why text, error jsonb, evidence jsonb, data jsonb, blamed bigint[],
   t timestamptz
 ) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
-  code integer := said ->> 'code';
-  faulty boolean := code = 85 and not (said ->> 'application')::boolean;
+  code integer := data ->> 'code';
+  faulty boolean := code = 85 and not (data ->> 'application')::boolean;
   me gangq.incarnations;
   gone_at timestamptz;
   culprit bigint := j.id;
@@ -636,19 +695,19 @@ declare
   outcome text;
   new_shape integer := j.shape_id;
 begin
-  if said ->> 'exit_in_s' is not null then
+  if data ->> 'exit_in_s' is not null then
     select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
     -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
     -- or nothing is to be waited for.
     gone_at := case
-      when me.ended_at is null then t + make_interval(secs => (said ->> 'exit_in_s')::real)
+      when me.ended_at is null then t + make_interval(secs => (data ->> 'exit_in_s')::real)
       when me.exits_at > t then me.exits_at end;
   end if;
-  if j.gang_id is not null and j.state = 'running' and said ->> 'class' in ('stall', 'health')
+  if j.gang_id is not null and j.state = 'running' and data ->> 'class' in ('stall', 'health')
     and gangq.all_stand_still(j) then
     select w.job_id, w.sentence into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
-    said := said || jsonb_build_object('gang', sentence);
+    data := data || jsonb_build_object('gang', sentence);
   end if;
   if j.state = 'running' and culprit is not distinct from j.id then
     charge := (gangq.charges_for('trip')).culprit;
@@ -659,7 +718,7 @@ begin
     when gangq.spends_job(j, charge) then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
-  perform gangq.witness(t, 'trip', j, why, said || jsonb_build_object('outcome', outcome,
+  perform gangq.log_with_evidence(t, 'trip', j, why, data || jsonb_build_object('outcome', outcome,
     'charged', culprit is not distinct from j.id, 'trips', j.trips + (charge = 'trip')::integer),
     evidence);
   perform gangq.note_poison(j, t);
@@ -692,7 +751,7 @@ begin
 end $$;
 comment on function gangq.carry_out_trip is
   'Internal, for trip: it is not held. Writes it down, blames devices, ends the incarnation whose '
-  'process exits, and moves the job. said: the data of its event. Returns as trip.';
+  'process exits, and moves the job. data: the data of its event. Returns as trip.';
 
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
@@ -729,7 +788,8 @@ begin
     return;
   end if;
   update gangq.live_jobs x set
-    state = outcome, due_at = gone_at, ran_on = case when gone_at is not null then x.incarnation end,
+    state = outcome, due_at = gone_at,
+    ran_on = case when gone_at is not null then x.incarnation end,
     (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
     final_token = x.token, token = null, incarnation = null, request_id = null,
     shape_id = new_shape, error = move_tripped.error,
@@ -744,77 +804,27 @@ comment on function gangq.move_tripped is
   'Internal, for trip. A single job fails, or goes to the front of its priority: at once, or once '
   'its process is gone (gone_at).';
 
-create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
-returns void language plpgsql as $$
-declare
-  given_back bigint[];
-  device record;
-begin
-  given_back := array(
-    select z.device_id from gangq.device_holds z
-    where z.kind = 'quarantine' and z.until is not null and case
-      when of_incarnation is null then z.until <= lift_withheld.t
-      else z.incarnation = of_incarnation end
-    order by z.device_id limit most for update skip locked);
-  for device in
-    with lifted as (
-      delete from gangq.device_holds h where h.device_id = any (given_back)
-      returning h.device_id, h.incarnation
-    )
-    select r.uuid, r.offered_by, l.incarnation
-    from lifted l join gangq.device_registry r on r.id = l.device_id
-  loop
-    perform gangq.log_event(t, 'unquarantine', incarnation => device.incarnation,
-      reason => case when of_incarnation is null then 'its worker''s lease would be over'
-        else 'its worker is proven gone' end, data => jsonb_build_object('device', device.uuid));
-    perform gangq.wake(array[device.offered_by], 'claim');
-  end loop;
-  if given_back <> '{}' then
-    perform gangq.wake_tick();
-  end if;
-end $$;
-comment on function gangq.lift_withheld is
-  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
-  'or (null) those whose time is over.';
-
-create function gangq.suspect(
-  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
-  notify boolean default false, convicted boolean default false
-) returns text
+create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
-  t timestamptz := gangq.now();
-  j gangq.live_jobs;
-  held boolean;
-  kind text;
+  hosts jsonb := (
+    select jsonb_agg(distinct e.data ->> 'host') from gangq.events e
+    where e.job_id = j.id and e.kind = 'trip' and e.data ->> 'host' is not null
+      and coalesce((e.data ->> 'charged')::boolean, true));
 begin
-  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen',
-    'memory') then
-    perform gangq.refuse('GQ001', format('class is %L', suspect.class),
-      'It is budget, stall, health, fault, gang, frozen or memory.');
+  if jsonb_array_length(hosts) > 1
+    and not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison')
+  then
+    perform gangq.log_job(t, 'poison', j,
+      'it tripped on two hosts: the job is at fault, not the devices',
+      jsonb_build_object('hosts', hosts));
   end if;
-  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
-  if not found or j.token is distinct from suspect.token
-    or j.incarnation is distinct from suspect.incarnation then
-    perform gangq.refuse_stale(suspect.job_id, suspect.token);
-  end if;
-  perform gangq.check_login(j.incarnation);
-  held := suspect.class in ('stall', 'health')
-    and gangq.braking(j, suspect.class, suspect.evidence, t);
-  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
-    else 'suspect' end;
-  perform gangq.witness(t, kind, j, coalesce(suspect.evidence ->> 'reason', suspect.class),
-    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
-    suspect.evidence);
-  return case when held then 'held' else 'noted' end;
 end $$;
-comment on function gangq.suspect is
-  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
-  'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
-  'one that only reports. convicted: the worker stops it now unless the answer is held. Returns '
-  'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
-  'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
+comment on function gangq.note_poison is
+  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event of kind '
+  'poison, after which device_trips does not count it.';
+
+-- Incarnations that are not proven gone -----------------------------------------------------------
 
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb,
@@ -843,8 +853,7 @@ language sql stable as $$
     i.ended_at, i.quarantined, i.reboot_needed, i.exits_at, i.exit_code::integer,
     array(
       select r.uuid from gangq.device_claimants c join gangq.device_registry r on r.id = c.device_id
-      where c.incarnation = i.id and r.source <> 'declared'
-      order by r.index, r.id)
+      where c.incarnation = i.id and r.source <> 'declared' order by r.index, r.id)
   from gangq.incarnations i
   where i.name = predecessor.worker
   order by i.id desc
@@ -927,7 +936,6 @@ comment on function gangq.report_stuck is
 
 create function gangq.lock_stuck(worker text, incarnation bigint) returns gangq.incarnations
 language plpgsql as $$
-#variable_conflict use_column
 declare
   i gangq.incarnations;
 begin
@@ -996,8 +1004,7 @@ begin
   where h.kind = 'quarantine' and h.until is not null;
   return array(
     select h.device_id from gangq.device_holds h
-    where h.kind = 'quarantine' and h.incarnation = i.id
-    order by h.device_id);
+    where h.kind = 'quarantine' and h.incarnation = i.id order by h.device_id);
 end $$;
 comment on function gangq.quarantine_all_of is
   'Internal, for report_stuck. Quarantines every device that an incarnation had, except those that '

@@ -68,7 +68,6 @@ comment on function gangq.learn_gap is
 create function gangq.judge_progress(most integer default 100) returns integer
 language plpgsql set lock_timeout = '100ms'
 set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   cfg gangq.settings;
@@ -85,11 +84,8 @@ begin
     return 0;
   end if;
   ids := array(
-    select g.id
-    from gangq.live_gangs g
-    where g.state = 'running' and g.id > mark.judged_gang
-    order by g.id
-    limit most);
+    select g.id from gangq.live_gangs g where g.state = 'running' and g.id > mark.judged_gang
+    order by g.id limit most);
   update gangq.tick_state x set
     judged_at = t,
     judged_gang = case when cardinality(ids) < most then 0 else ids[most] end;
@@ -158,15 +154,14 @@ begin
   limit 1;
   notifies := gangq.only_notifies(j.shape_id, 'gang');
   if notifies and exists (
-    select 1
-    from gangq.events e
+    select 1 from gangq.events e
     where e.gang_id = j.gang_id and e.at >= last.step_at and e.kind = 'notify'
       and e.data ->> 'class' = 'gang') then
     return 0;
   end if;
   why := format('no member of the gang has made a step for %s s: %s',
     round(extract(epoch from t - last.step_at)), first.sentence);
-  perform gangq.witness(t, case when notifies then 'notify' else 'trip' end, j,
+  perform gangq.log_with_evidence(t, case when notifies then 'notify' else 'trip' end, j,
     'NoCollectiveProgress', jsonb_build_object('code', 76, 'class', 'gang', 'message', why,
       'charged', first.job_id is not null,
       'trips', j.trips + (not notifies and first.job_id is not null)::integer,
@@ -191,7 +186,6 @@ comment on function gangq.judge_standstill is
 -- most one step in the time since then, less two heartbeats, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings)
 returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   w record;
   strikes integer := 0;
@@ -219,11 +213,8 @@ begin
     noted as (
       update gangq.progress p set lags_since = case when p.lags_since is null then t end
       where p.job_id = any (array(
-        select z.job_id
-        from judged d join gangq.progress z on z.job_id = d.id
-        where d.lags <> (d.lags_since is not null)
-        order by z.job_id
-        for update of z skip locked))
+        select z.job_id from judged d join gangq.progress z on z.job_id = d.id
+        where d.lags <> (d.lags_since is not null) order by z.job_id for update of z skip locked))
     )
     select d.* from judged d
     where d.lags and d.lags_since <= t - make_interval(secs => cfg.straggler_s) and not exists (
