@@ -65,8 +65,8 @@ begin
   return s.outage_ended_at;
 end $$;
 comment on function gangq.note_outage is
-  'Internal. Called by reap_expired and flag_dead_workers. Records an outage since the last '
-  'judgement, extends leases after a gap, and returns when the last outage ended (null: none).';
+  'Internal, for reap_expired and flag_dead_workers. Records an outage since the last judgement '
+  'and returns when the last one ended (null: none).';
 
 create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
 returns timestamptz language sql immutable as
@@ -137,10 +137,9 @@ begin
   return n;
 end $$;
 comment on function gangq.force_unconfirmed is
-  'Internal, for reap_expired. Jobs that were told to stop and never confirmed it. From '
-  'ack_timeout_s after it was told, each heartbeat answers that the job is lost; a worker that '
-  'hears none is dead a lease later. The devices may still be busy: they are quarantined in the '
-  'same transaction. Returns how many jobs.';
+  'Internal, for reap_expired. Frees jobs that were told to stop and never confirmed it: '
+  'ack_timeout_s later their heartbeats answer lost, and a lease later a worker that heard none '
+  'is dead. Their devices may still be busy and are quarantined. Returns how many jobs.';
 
 -- A worker that tripped exits within seconds. Until then the child processes of its other slots may
 -- run.
@@ -184,10 +183,9 @@ begin
   return freed;
 end $$;
 comment on function gangq.free_orphans is
-  'Internal. Called by reap_expired, report_dead, retire_worker, register_worker and trip. Frees '
-  'the jobs that ended incarnations still hold and returns how many. It works from the rows alone, '
-  'so it can be interrupted and repeated. Locked rows (a caller completes the job in an open '
-  'transaction) and jobs that may still run are left for the next tick.';
+  'Internal. Frees the jobs that ended incarnations still hold, from the rows alone, so it can be '
+  'interrupted and repeated; returns how many. Locked rows and jobs that may still run are left '
+  'for the next tick.';
 
 create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
@@ -244,9 +242,8 @@ begin
   return freed + cardinality(gone);
 end $$;
 comment on function gangq.free_orphaned_members is
-  'Internal, for free_orphans. Frees the members of a locked gang whose workers have ended and '
-  'returns how many. Members told to stop are stopped; a reservation that nobody claimed is rolled '
-  'back; running members are lost, with the cause of cause_of_loss.';
+  'Internal, for free_orphans. Of a locked gang: members told to stop are stopped, a reservation '
+  'that nobody claimed is rolled back, running members are lost. Returns how many.';
 
 create function gangq.free_orphaned_job(job_id bigint, worker gangq.incarnations, nth bigint,
   t timestamptz)
@@ -279,9 +276,8 @@ begin
   return true;
 end $$;
 comment on function gangq.free_orphaned_job is
-  'Internal, for free_orphans. Frees a single job of an ended worker; false when another '
-  'transaction holds it. nth: its place among the claims of its lane. Of prefetched jobs only '
-  'the oldest can have been running: only that one is charged a crash.';
+  'Internal, for free_orphans. False when another transaction holds it. nth: its place among the '
+  'claims of its lane. Of prefetched jobs only the oldest can have run and is charged a crash.';
 
 create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
@@ -375,9 +371,9 @@ language sql stable as $$
   group by c.bounces_per_hour
 $$;
 comment on function gangq.bounced_too_often is
-  'Internal. Whether this host, or this worker of it, was restarted bounces_per_hour times within '
-  'the hour. A host''s restarts are counted in rounds of ten minutes, so that a host of many '
-  'workers is restarted as a whole, and new names buy no more of them.';
+  'Internal. Whether this worker, or this host in rounds, was restarted bounces_per_hour times '
+  'within the hour. Rounds let a host of many workers restart as a whole, and new names buy no '
+  'more.';
 
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false)
 returns text language plpgsql as $$
@@ -517,10 +513,9 @@ begin
   return n;
 end $$;
 comment on function gangq.rollback_stale is
-  'Internal. Reservations past their deadline, or on workers that take nothing any more: rolled '
-  'back when nobody has claimed, or when they replace members of a running gang; drained uncharged '
-  'when somebody has. The silent worker is passed over for a while. A running gang that has missed '
-  'a member for its whole timeout drains, to be placed as a whole.';
+  'Internal. Ends reservations past their deadline, or on workers that take nothing any more: '
+  'rolled back, or drained uncharged when some members wait at the barrier. Drains a running gang '
+  'that has missed a member for its whole timeout.';
 
 -- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
 -- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency
@@ -588,8 +583,8 @@ begin
   return told + cardinality(ended);
 end $$;
 comment on function gangq.settle_dependents is
-  'Internal, a step of the tick. Dependencies that have become visible since the last one: '
-  'settled, or told how the awaited job has ended. Returns how many.';
+  'Internal, a step of the tick. Dependencies that became visible since the last one: settled, or '
+  'told how the awaited job ended. Returns how many.';
 
 create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
 declare
@@ -673,34 +668,29 @@ begin
   return moved;
 end $$;
 comment on function gangq.promote_dependents is
-  'Internal, for promote_due. Jobs that were told how a job ended which they waited for: released '
-  'or cancelled. Returns how many.';
+  'Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how '
+  'many.';
 
 create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
 language plpgsql as $$
-declare
-  waiters bigint[] := array(
-    select j.id from gangq.live_jobs j
-    where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id);
-  held_elsewhere integer := (
-    select count(*) from gangq.dependencies d where d.job_id = any (waiters));
 begin
-  held_elsewhere := held_elsewhere - (
-    select count(*) from (
-      select 1 from gangq.dependencies d where d.job_id = any (waiters)
-      order by d.on_job_id, d.job_id for update skip locked) l);
-  -- It may also wait for a job that a caller completes in an open transaction: then a later tick
-  -- cancels it.
-  if held_elsewhere = 0 then
-    perform gangq.cancel_all(
-      case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
-      array_remove(array[cancel_dependent.gang_id], null),
-      format('job %s, which it waited for, did not succeed', unmet));
-  end if;
+  begin
+    perform 1 from gangq.dependencies d
+    where d.job_id = any (array(
+      select j.id from gangq.live_jobs j
+      where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id))
+    order by d.on_job_id, d.job_id for update nowait;
+  exception when lock_not_available then
+    return;  -- a caller completes one of these jobs in an open transaction: a later tick does it
+  end;
+  perform gangq.cancel_all(
+    case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
+    array_remove(array[cancel_dependent.gang_id], null),
+    format('job %s, which it waited for, did not succeed', unmet));
 end $$;
 comment on function gangq.cancel_dependent is
   'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
-  'unmet did not succeed. Does nothing while another transaction holds one of its dependencies.';
+  'unmet did not succeed.';
 
 create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
 returns void language plpgsql as $$
@@ -729,5 +719,4 @@ begin
   end if;
 end $$;
 comment on function gangq.release_dependent is
-  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more. '
-  'When it waits for none, it is pending or scheduled; its gang is blocked when no member waits.';
+  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.';

@@ -71,8 +71,8 @@ begin
     gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), 4194304));
 end $$;
 comment on function gangq.log_with_evidence is
-  'Internal. Appends an event of a job, which every role may read, and its evidence, which those '
-  'who may read its payload may read, at the same instant.';
+  'Internal. Appends an event of a job, for every role, and its evidence, for those who may read '
+  'the job''s payload, at the same instant.';
 
 create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
@@ -101,7 +101,8 @@ begin
   kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
     else 'suspect' end;
   perform gangq.log_with_evidence(t, kind, j,
-    coalesce(suspect.evidence ->> 'reason', suspect.class), jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
+    coalesce(suspect.evidence ->> 'reason', suspect.class),
+    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
     suspect.evidence);
   return case when held then 'held' else 'noted' end;
 end $$;
@@ -191,9 +192,8 @@ begin
           where b.job_id = e.job_id and b.token = e.token) > e.at) is not true);
 end $$;
 comment on function gangq.braking is
-  'Internal. Whether a stall or health trip of this job is to be held: at least three gangs and '
-  'single workers, this one included, and more than brake_share of the fleet, were suspect within '
-  'the last minute.';
+  'Internal. Whether a stall or health trip of this job is held: at least three gangs and single '
+  'workers, and more than brake_share of the fleet, were suspect within the last minute.';
 
 -- Which member of a gang stopped first ------------------------------------------------------------
 
@@ -266,9 +266,8 @@ create function gangq.who_stopped(
   limit 1
 $$;
 comment on function gangq.who_stopped is
-  'Internal. Which member of a gang that stands still stopped first (null when the data do not '
-  'show it), and a sentence about it. own_place: where in its code the member own_id waits, known '
-  'before its evidence is stored.';
+  'Internal. The member that stopped first (null: not known), and a sentence about it. own_place: '
+  'where member own_id waits in its code, before its evidence is stored.';
 
 create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
   select bool_and(
@@ -288,9 +287,8 @@ create function gangq.all_stand_still(j gangq.live_jobs) returns boolean languag
     where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
 $$;
 comment on function gangq.all_stand_still is
-  'Internal, for trip. Whether all running siblings of this member are silent too: they last beat '
-  'at most three heartbeats after it, or are suspect since. Then the whole gang stands still, and '
-  'this member''s watchdog was only the first to act. Null: it has no running sibling.';
+  'Internal, for trip. Whether all running siblings are silent too: they last beat at most three '
+  'heartbeats after this member, or are suspect since. Null: it has none.';
 
 -- Devices that are withheld -----------------------------------------------------------------------
 
@@ -328,8 +326,8 @@ language sql volatile as $$
   where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
 $$;
 comment on function gangq.keep_doubtful is
-  'Internal. Before a job of an ended incarnation is freed: withholds its devices when the '
-  'incarnation tripped and is not proven gone, or has a process that cannot be killed.';
+  'Internal. Before a job of an ended incarnation is freed: withholds its devices where that may '
+  'still run.';
 
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
 returns void language plpgsql as $$
@@ -361,8 +359,8 @@ begin
   end if;
 end $$;
 comment on function gangq.lift_withheld is
-  'Internal. Gives back devices withheld after a trip: all of an incarnation that is proven gone, '
-  'or (null) those whose time is over.';
+  'Internal. Gives back devices withheld after a trip: of an incarnation that is proven gone, or '
+  '(null) those whose time is over.';
 
 create view gangq.device_trips as
 select d.uuid, v.job_id, v.at, e.code, v.incarnation
@@ -411,9 +409,8 @@ begin
   from gangq.device_registry r where r.id = any (blamed) order by r.index, r.id;
 end $$;
 comment on function gangq.quarantine_blamed is
-  'Internal, for trip. Quarantines the devices that the trip blames: all of them after a fault of '
-  'the device (faulty), otherwise those on which settings.device_trips different jobs tripped '
-  'within a day.';
+  'Internal, for trip. Quarantines the devices that a trip blames: all when they are faulty, '
+  'otherwise those on which device_trips different jobs tripped within a day.';
 
 -- Devices that a job avoids -----------------------------------------------------------------------
 
@@ -456,8 +453,8 @@ returns boolean language sql stable as $$
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
 comment on function gangq.placeable_without is
-  'Internal. Whether the workers that take work, as they are registered, have room for so many '
-  'members when idle, on devices besides these.';
+  'Internal. Whether the workers that take work would have room for so many members when idle, on '
+  'devices besides these.';
 
 create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
 returns integer language sql as $$
@@ -471,8 +468,8 @@ returns integer language sql as $$
   where s.id = j.shape_id
 $$;
 comment on function gangq.shape_after_trip is
-  'Internal, for trip. The shape of a job after a trip: it never again uses a faulty device, and '
-  'avoids one that was only idle as long as another device could take it.';
+  'Internal, for trip. A job never again uses a faulty device, and avoids one that was only idle '
+  'as long as another device could take it.';
 
 -- A job avoids a device that was only idle (78) as long as another device could take the job. That
 -- can end: the worker of the other device retires, or it is quarantined. A device quarantined for
@@ -514,8 +511,7 @@ begin
 end $$;
 comment on function gangq.lift_avoided is
   'Internal, a step of the tick. Pending jobs and blocked gangs may use devices again that they '
-  'avoid after a trip there, if no other registered device could take them by now. Returns how '
-  'many.';
+  'avoid, if no other device could take them by now. Returns how many.';
 
 create function gangq.unavoid(shape_id integer, kind_id integer, kept bigint[], most integer)
 returns integer language plpgsql as $$
@@ -554,8 +550,8 @@ begin
   return cardinality(ids);
 end $$;
 comment on function gangq.unavoid is
-  'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) take, in '
-  'place of this shape, the one that avoids only the devices kept. Returns how many.';
+  'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) get the '
+  'shape that avoids only the devices kept. Returns how many.';
 
 -- Trips -------------------------------------------------------------------------------------------
 
@@ -750,8 +746,7 @@ begin
   return outcome;
 end $$;
 comment on function gangq.carry_out_trip is
-  'Internal, for trip: it is not held. Writes it down, blames devices, ends the incarnation whose '
-  'process exits, and moves the job. data: the data of its event. Returns as trip.';
+  'Internal, for trip: it is not held. data: of its event. Returns as trip.';
 
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
@@ -773,8 +768,8 @@ begin
   where me.prefetch > 1 and x.id <> j.id;
 end $$;
 comment on function gangq.end_tripped is
-  'Internal, for trip. The incarnation of the job, whose process exits, ends, unless it has ended. '
-  'Its prefetched jobs are free at once.';
+  'Internal, for trip. The job''s incarnation, whose process exits, ends; prefetched jobs are '
+  'free at once.';
 
 create function gangq.move_tripped(
   j gangq.live_jobs, outcome text, charge text, error jsonb, new_shape integer,
@@ -801,8 +796,8 @@ begin
   end if;
 end $$;
 comment on function gangq.move_tripped is
-  'Internal, for trip. A single job fails, or goes to the front of its priority: at once, or once '
-  'its process is gone (gone_at).';
+  'Internal, for trip. A single job fails, or goes to the front of its priority: at once, or at '
+  'gone_at.';
 
 create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
@@ -821,8 +816,8 @@ begin
   end if;
 end $$;
 comment on function gangq.note_poison is
-  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event of kind '
-  'poison, after which device_trips does not count it.';
+  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event, after which '
+  'device_trips does not count it.';
 
 -- Incarnations that are not proven gone -----------------------------------------------------------
 
@@ -967,8 +962,8 @@ begin
   return i;
 end $$;
 comment on function gangq.lock_stuck is
-  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row. '
-  'Returns the row. Raises GQ002, 42501.';
+  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row, '
+  'which it returns. Raises GQ002, 42501.';
 
 -- A transaction that takes a device locks the worker that offers it first; one that registers with
 -- a device locks the device's row.
@@ -1007,8 +1002,8 @@ begin
     where h.kind = 'quarantine' and h.incarnation = i.id order by h.device_id);
 end $$;
 comment on function gangq.quarantine_all_of is
-  'Internal, for report_stuck. Quarantines every device that an incarnation had, except those that '
-  'jobs or other quarantines hold. Returns what is quarantined for it. Raises 55P03.';
+  'Internal, for report_stuck. Quarantines every device that an incarnation had and no job or '
+  'other quarantine holds. Returns all that are quarantined for it. Raises 55P03.';
 
 create function gangq.held_elsewhere(incarnation bigint) returns jsonb language sql stable as $$
   select coalesce(jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
@@ -1041,5 +1036,5 @@ language sql as $$
   update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
 $$;
 comment on function gangq.postpone_exit is
-  'Internal, for report_stuck. A trip announced that this process is gone at exits_at, and it is '
-  'not. Work that waits for that waits for the end of the lease.';
+  'Internal, for report_stuck. What waits for a process that should be gone at exits_at waits for '
+  'the end of its lease.';

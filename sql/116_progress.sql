@@ -109,10 +109,8 @@ begin
   return done;
 end $$;
 comment on function gangq.judge_progress is
-  'Internal, a step of the tick, about once a heartbeat. Gangs whose members report steps are '
-  'judged, a hundred in a call. One without a step for gang_stall_s is drained; a member much '
-  'slower than the others is called a straggler, and nothing is done to it. Returns how many '
-  'events that made.';
+  'Internal, a step of the tick, about once a heartbeat: judges a hundred gangs whose members '
+  'report steps. Returns how many events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
 returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -177,9 +175,8 @@ begin
   return 1;
 end $$;
 comment on function gangq.judge_standstill is
-  'Internal. Drains a running gang in which no member has made a step for gang_stall_s although '
-  'none loads, saves or is in a long phase. The member that stopped first is charged, if it is '
-  'known (who_stopped). Where class gang is notify-only, says so once and stops nothing.';
+  'Internal. Drains a running gang without a step for gang_stall_s, although no member loads, '
+  'saves or is in a long phase. The member that stopped first is charged, if known.';
 
 -- A member that waits for the others is as slow as they are: only a rank far under the middle one
 -- stands out. A rate is as old as the last step. So when steps have stopped coming, the rate is at
@@ -234,6 +231,5 @@ begin
   return strikes;
 end $$;
 comment on function gangq.judge_stragglers is
-  'Internal. Notes which members make less than half the steps of the gang''s median member, of '
-  'three at least, and puts those on record (strike 1) that do so for straggler_s, and again '
-  '(strike 2) after twice that. Returns how many.';
+  'Internal. A member that makes less than half the steps of the median one is put on record '
+  'after straggler_s (strike 1) and twice that (strike 2). Returns how many.';

@@ -131,9 +131,8 @@ exception
     return 0;
 end $$;
 comment on function gangq.tick_step is
-  'Internal. One step of the tick, or of the end of a pass, in a subtransaction of its own: how '
-  'much it did, -1 for "something was busy, ask again". A failure is logged as an event '
-  '(tick_error) and a warning, and the other steps go on.';
+  'Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is '
+  'an event (tick_error) and a warning, and the other steps go on.';
 
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
 language sql stable as $$
@@ -146,8 +145,7 @@ language sql stable as $$
     ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 comment on function gangq.kept_by_day is
-  'Internal. What has a partition a day (UTC): by which column, of which retention class, and how '
-  'long a day is kept.';
+  'Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.';
 
 -- The only dynamic SQL: names of partitions cannot be parameters. Each statement waits at most
 -- 100 ms for its lock and is tried again by a later tick. Bounds are written and read in UTC,
@@ -238,8 +236,8 @@ begin
   end if;
 end $$;
 comment on function gangq.keep_rest is
-  'Internal, for keep_partitions. The default partition of a table. What it has caught goes as a '
-  'whole, once the last of it is past its time.';
+  'Internal, for keep_partitions. Makes a default partition, and empties it once its last row is '
+  'past its time.';
 
 -- offset 0: each is looked up by itself, so that no join reads all jobs.
 create function gangq.forget(t timestamptz) returns void language plpgsql as $$
@@ -299,6 +297,6 @@ exception
     then null;  -- A transaction that has submitted is still open: a later tick does it.
 end $$;
 comment on function gangq.turn_requests is
-  'Internal. Once an hour empties requests_before and exchanges it with requests: an answer is '
-  'kept for one hour at least.';
+  'Internal. Once an hour exchanges requests and requests_before, emptied: an answer is kept for '
+  'one hour at least.';
 
