@@ -2,6 +2,15 @@
 -- trigger has the legal pairs as constants: a lookup in the table would double the cost of an
 -- update. A test keeps the two equal.
 -- Takes no locks of its own.
+--
+-- Where the states of a job are known, for a change of one of them:
+--   here                    which follows which
+--   0001_foundation         is_sound: what each needs in its columns; the partial indexes
+--   078_charges             what the end of an attempt costs, which ends are losses
+--   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
+--   030_submit              births; 110_judge: promote_due; 065_timeouts: split_gang
+--   070_claim, 063_places, 062_reserve   pending and reserved to running, blocked to reserved
+--   130_views               violations: what must never be seen
 
 delete from gangq.transitions;
 insert into gangq.transitions (old_state, new_state, verb, role, charges)
@@ -64,25 +73,23 @@ begin
       'Use the functions (gangq.submit, gangq.set_priority, ...): attempts are not negative, a '
       'priority is -1000 to 1000, and members of a gang, and only they, have ranks.');
   end if;
-  if tg_op = 'INSERT' then
-    if new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked']) then
-      perform gangq.refuse_transition(new.id, 'nothing', new.state);
-    end if;
-    return new;
-  end if;
-  if old.state <> new.state and (old.state || '>' || new.state) <> all (array[
-    'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
-    'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
-    'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
-    'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled', 'running>failed',
-    'running>preempted', 'running>pending', 'running>preempting', 'preempting>preempted',
-    'preempting>done', 'preempting>pending', 'preempting>scheduled', 'preempting>cancelled',
-    'preempted>blocked', 'preempted>failed', 'preempted>cancelled'])
+  if (case when tg_op = 'INSERT'
+    then new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked'])
+    else old.state <> new.state and (old.state || '>' || new.state) <> all (array[
+      'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
+      'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
+      'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
+      'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled',
+      'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
+      'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled',
+      'preempting>cancelled', 'preempted>blocked', 'preempted>failed', 'preempted>cancelled']) end)
   then
-    perform gangq.refuse_transition(new.id, old.state, new.state);
+    perform gangq.refuse('GQ004', format('job %s cannot go from %s to %s', new.id,
+        case tg_op when 'INSERT' then 'nothing' else old.state end, new.state),
+      'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
   end if;
   -- Claims may have passed this place already. They find the job by the index of returned ones.
-  if new.state = 'pending' and (old.state, old.order_key, old.shape_id)
+  if tg_op = 'UPDATE' and new.state = 'pending' and (old.state, old.order_key, old.shape_id)
     is distinct from (new.state, new.order_key, new.shape_id)
   then
     new.returned := true;
@@ -92,16 +99,6 @@ end $$;
 comment on function gangq.check_transition is
   'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers '
   'that no job has, and marks a job that is pending in a place which claims may have passed.';
-
-create function gangq.refuse_transition(job_id bigint, old_state text, new_state text) returns void
-language plpgsql as $$
-begin
-  perform gangq.refuse('GQ004',
-    format('job %s cannot go from %s to %s', job_id, old_state, new_state),
-    'Use the functions (gangq.cancel, gangq.retry, ...); gangq.transitions lists what is legal.');
-end $$;
-comment on function gangq.refuse_transition is
-  'Internal. Raises GQ004 for a change of state that is not legal.';
 
 create trigger live_jobs_birth before insert on gangq.live_jobs for each row
 when (

@@ -1,5 +1,5 @@
--- Who is charged when an attempt ends. This is the one place of the rule: every end reads it. To
--- change who pays, change a row of charges_for.
+-- Who is charged when an attempt ends, and which ends are losses. This is the one place of the
+-- rule: every end reads it. To change it, change a row of charges_for.
 -- Takes no locks and changes nothing.
 --
 -- An attempt is counted at the claim. A charge is one word:
@@ -10,28 +10,30 @@
 --   nothing    the attempt is given back
 -- A gang has counters of its own: attempt, crash, trip, never_started, placement_miss, preemption,
 -- nothing.
+-- A loss takes a member from a gang that did not want to stop: the failure policy says whether the
+-- others run on. It is the member's fault when the member is charged.
 
-create function gangq.charges_for(cause text, out culprit text, out sibling text, out gang text)
-language plpgsql immutable as $$
+create function gangq.charges_for(
+  cause text, out culprit text, out sibling text, out gang text, out loss boolean
+) language plpgsql immutable as $$
 #variable_conflict use_column
 begin
-  select c.culprit, c.sibling, c.gang
-  into culprit, sibling, gang
+  select c.culprit, c.sibling, c.gang, c.loss into culprit, sibling, gang, loss
   from (values
-    -- cause            culprit    sibling    gang
-    ('fail',           'attempt', 'nothing', 'attempt'),         -- the task failed
-    ('crash',          'crash',   'nothing', 'crash'),           -- its worker or host was lost
-    ('trip',           'trip',    'nothing', 'trip'),            -- a watchdog stopped it
-    ('release',        'stop',    'stop',    'nothing'),         -- its worker handed it back
-    ('preempt',        'stop',    'stop',    'preemption'),      -- told to stop for other work
-    ('worker_lost',    'nothing', 'nothing', 'nothing'),         -- its worker tripped over another job
-    ('move',           'nothing', 'nothing', 'nothing'),         -- its host is drained
-    ('cancel',         'nothing', 'nothing', 'nothing'),
-    ('completed',      'nothing', 'nothing', 'nothing'),         -- the rest is not needed any more
-    ('no_replacement', 'nothing', 'nothing', 'nothing'),         -- a lost member got no place in time
-    ('placement_miss', 'nothing', 'nothing', 'placement_miss'),  -- a place was not claimed in time
-    ('never_started',  'nothing', 'nothing', 'never_started')    -- ended before the barrier opened
-  ) as c(cause, culprit, sibling, gang)
+   -- cause            culprit    sibling    gang              loss
+    ('fail',           'attempt', 'nothing', 'attempt',        true),  -- the task failed
+    ('crash',          'crash',   'nothing', 'crash',          true),  -- worker or host was lost
+    ('trip',           'trip',    'nothing', 'trip',           true),  -- a watchdog stopped it
+    ('never_started',  'nothing', 'nothing', 'never_started',  true),  -- before the barrier opened
+    ('worker_lost',    'nothing', 'nothing', 'nothing',        true),  -- tripped over another job
+    ('release',        'stop',    'stop',    'nothing',        false),  -- its worker handed it back
+    ('preempt',        'stop',    'stop',    'preemption',     false),  -- for other work
+    ('move',           'nothing', 'nothing', 'nothing',        false),  -- its host is drained
+    ('cancel',         'nothing', 'nothing', 'nothing',        false),
+    ('completed',      'nothing', 'nothing', 'nothing',        false),  -- the rest is not needed
+    ('no_replacement', 'nothing', 'nothing', 'nothing',        false),  -- a lost member waits on
+    ('placement_miss', 'nothing', 'nothing', 'placement_miss', false)  -- not claimed in time
+  ) as c(cause, culprit, sibling, gang, loss)
   where c.cause = charges_for.cause;
   if culprit is null then
     perform gangq.refuse('GQ001', format('%L is no cause of an end', charges_for.cause),
@@ -39,30 +41,31 @@ begin
   end if;
 end $$;
 comment on function gangq.charges_for is
-  'Internal. What each party pays when an attempt ends with this cause: the culprit (a single job '
-  'is its own culprit), each running sibling, the gang. Raises GQ001 for an unknown cause.';
+  'Internal. What this cause costs the culprit (a single job is its own), each running sibling and '
+  'the gang, and whether it is a loss. Raises GQ001 for an unknown cause.';
+
+create function gangq.is_fault(cause text) returns boolean language sql immutable as $$
+  select c.loss and c.culprit <> 'nothing' from gangq.charges_for(cause) c
+$$;
+comment on function gangq.is_fault is 'Internal. A loss that a member is charged for.';
 
 create function gangq.charge_job(
   j gangq.live_jobs, charge text, final boolean default false,
   out attempts integer, out crashes integer, out trips integer, out stops integer
 ) language sql immutable as $$
   select
-    case
-      when charge <> 'attempt' then j.attempts - 1
+    case when charge <> 'attempt' then j.attempts - 1
       when final then greatest(j.attempts, j.max_attempts)
-      else j.attempts
-    end,
+      else j.attempts end,
     j.crashes + (charge = 'crash')::integer,
     j.trips + (charge = 'trip')::integer,
     j.stops + (charge = 'stop')::integer
 $$;
 comment on function gangq.charge_job is
-  'Internal. The counters of a job after its attempt ended with this charge. final: no further '
-  'attempt, so all are spent.';
+  'Internal. The counters of a job after this charge. final: all its attempts are spent.';
 
 create function gangq.charge_gang(
-  g gangq.live_gangs, charge text,
-  out attempts integer, out crashes integer, out trips integer,
+  g gangq.live_gangs, charge text, out attempts integer, out crashes integer, out trips integer,
   out never_started integer, out placement_misses integer, out preemptions integer
 ) language sql immutable as $$
   select
@@ -86,8 +89,7 @@ language sql stable as $$
   end
 $$;
 comment on function gangq.spends_job is
-  'Internal. Whether this charge, which is not counted yet, is one more than the job may have: '
-  'then it does not run again.';
+  'Internal. Whether this charge, not counted yet, is one more than the job may have.';
 
 create function gangq.spends_gang(g gangq.live_gangs, charge text) returns boolean
 language sql immutable as $$
@@ -103,28 +105,22 @@ comment on function gangq.spends_gang is 'Internal. As spends_job, for a gang.';
 create function gangq.cause_charged(g gangq.live_gangs, culprits bigint[], cause text) returns text
 language sql stable as $$
   select case
-    when cause in ('fail', 'crash', 'trip') and (
+    when gangq.is_fault(cause) and (
       g.go_at is null
       or culprits <> '{}' and not exists (
         select 1 from gangq.live_jobs j
         where j.id = any (culprits)
           and (g.missing_since is null or j.claimed_at <= g.missing_since)))
       then 'never_started'
-    else cause
-  end
+    else cause end
 $$;
 comment on function gangq.cause_charged is
-  'Internal. The cause that a gang is charged for. A member whose code has not begun is not '
-  'charged: before the barrier opened, or as a successor that still waits for another one. So '
-  'fail, crash and trip become never_started when no culprit had begun.';
+  'Internal. The cause that a gang is charged for. A fault becomes never_started when the code of '
+  'no culprit had begun: before the barrier opened, or while a successor waits for another one.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
-  select case
-    when i.exit_code is not null then 'worker_lost'
-    when i.state = 'dead' then 'crash'
-    else 'release'
-  end
+  select case when i.exit_code is not null then 'worker_lost'
+    when i.state = 'dead' then 'crash' else 'release' end
 $$;
 comment on function gangq.cause_of_loss is
-  'Internal. The cause of the end of what an ended incarnation still held: crash when it was lost, '
-  'worker_lost when it tripped over another job, release when it retired.';
+  'Internal. How what an ended worker held ends: it tripped over another job, was lost or retired.';

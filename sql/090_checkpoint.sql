@@ -15,8 +15,8 @@ create function gangq.restore_step(g gangq.live_gangs) returns bigint language s
   end
 $$;
 comment on function gangq.restore_step is
-  'Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; an '
-  'elastic gang keeps only what the member that was rank 0 then saved). Null: none.';
+  'Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; of an '
+  'elastic gang by the member that was rank 0 then). Null: none.';
 
 create function gangq.own_claim(job_id bigint, token bigint) returns gangq.live_jobs
 language plpgsql stable as $$
@@ -110,8 +110,7 @@ declare
 begin
   if j.gang_id is null then
     return query
-    select c.step, c.data from gangq.checkpoints c
-    where c.job_id = j.id
+    select c.step, c.data from gangq.checkpoints c where c.job_id = j.id
     order by c.step desc limit 1;
     return;
   end if;

@@ -1,7 +1,8 @@
--- How an epoch ends. A gang is taken down together (drain, ack_preempted, complete_drain), or its
--- failure policy lets it go on without the members it lost (lose_members, shrink_gang). Then cancel
--- and retry.
--- Who pays: charges_for in 078_charges.sql.
+-- How an epoch ends. A gang is taken down together (drain, complete_drain), or its failure policy
+-- lets it go on without the members it lost (lose_members, shrink_gang). Then cancel and retry.
+-- Member: running -> preempting (told to stop) -> preempted (proven stopped) -> blocked; one that
+-- is lost is proven stopped at once. Gang: running -> draining -> blocked, or it ends.
+-- Who pays, and which causes are losses: 078_charges.sql.
 -- Locks: gangs by id, jobs by id; internal functions are called under the lock of the gang and all
 -- its members. retry locks the ending that it starts from (history or gang_history), then the
 -- settings, shared. Never a worker row.
@@ -14,22 +15,17 @@ create function gangq.drain(
 declare
   g gangq.live_gangs;
   pays bigint[] := coalesce(drain.charged, culprits);
-  charges record;
   told bigint[];
 begin
   select x.* into g from gangq.live_gangs x where x.id = drain.gang_id;
   cause := gangq.cause_charged(g, culprits, drain.cause);
-  charges := gangq.charges_for(cause);
   perform gangq.stop_culprits(g, culprits, pays, cause, drain.error, final);
   with stopping as (
-    update gangq.live_jobs j set
-      state = 'preempting',
+    update gangq.live_jobs j set state = 'preempting', told_at = t,
+      stop_reason = case cause when 'cancel' then 'cancel' else 'drain' end,
       (attempts, crashes, trips, stops) = (
-        select * from gangq.charge_job(j,
-          case when j.id = any (pays) then charges.culprit else charges.sibling end, final)),
-      error = case when j.id = any (pays) then coalesce(drain.error, j.error) else j.error end,
-      told_at = t,
-      stop_reason = case cause when 'cancel' then 'cancel' else 'drain' end
+        select * from gangq.charge_member(j, pays, cause, final)),
+      error = case when j.id = any (pays) then coalesce(drain.error, j.error) else j.error end
     where j.gang_id = g.id and j.state = 'running'
     returning j.incarnation
   )
@@ -40,17 +36,9 @@ begin
     returning j.id
   )
   delete from gangq.device_holds h using unreserved u where h.job_id = u.id;
-  update gangq.live_gangs x set
-    state = 'draining',
-    drain_started_at = t,
-    drain_cause = cause,
-    drain_trigger = coalesce(pays[1], culprits[1]),
-    deadline_at = null,
-    missing_since = null,
-    not_before = null,
-    master_host = null,
-    master_addr = null,
-    master_port = null
+  update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = cause,
+    drain_trigger = coalesce(pays[1], culprits[1]), deadline_at = null, missing_since = null,
+    not_before = null, master_host = null, master_addr = null, master_port = null
   where x.id = g.id;
   perform gangq.log_event(t, 'drain', g.id, g.epoch, coalesce(pays[1], culprits[1]),
     reason => drain.reason,
@@ -63,38 +51,40 @@ comment on function gangq.drain is
   'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped. All '
   'others that run are told to stop; reserved members are blocked again. cause: one of '
   'charges_for. charged: the members that pay as culprits, proven stopped or not; null: the '
-  'culprits; empty: only the gang, because the member at fault is not known. final: a failure that '
-  'is not retryable.';
+  'culprits; empty: only the gang. final: a failure that is not retryable.';
+
+create function gangq.charge_member(
+  j gangq.live_jobs, pays bigint[], cause text, final boolean,
+  out attempts integer, out crashes integer, out trips integer, out stops integer
+) language sql immutable as $$
+  select m.*
+  from gangq.charges_for(cause) c
+  cross join gangq.charge_job(j, case when j.id = any (pays) then c.culprit else c.sibling end,
+    final) m
+$$;
+comment on function gangq.charge_member is
+  'Internal. The counters of a member after this end of its gang, for which the members pays pay.';
 
 create function gangq.stop_culprits(
   g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean
 ) returns gangq.live_gangs language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
-declare
-  charges record := gangq.charges_for(stop_culprits.cause);
 begin
-  update gangq.live_jobs j set
-    state = 'preempted',
+  update gangq.live_jobs j set state = 'preempted', final_token = j.token, token = null,
+    incarnation = null, request_id = null, error = coalesce(stop_culprits.error, j.error),
     (attempts, crashes, trips, stops) = (
-      select * from gangq.charge_job(j,
-        case when j.id = any (pays) then charges.culprit else charges.sibling end, final)),
-    final_token = j.token,
-    token = null,
-    incarnation = null,
-    request_id = null,
-    error = coalesce(stop_culprits.error, j.error)
+      select * from gangq.charge_member(j, pays, stop_culprits.cause, final))
   where j.id = any (culprits) and j.state = 'running';
   delete from gangq.device_holds h where h.job_id = any (culprits);
-  update gangq.live_gangs x set
-    (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
-      select * from gangq.charge_gang(x, charges.gang))
+  update gangq.live_gangs x
+  set (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
+    select * from gangq.charge_gang(x, (gangq.charges_for(stop_culprits.cause)).gang))
   where x.id = g.id
   returning x.* into g;
   return g;
 end $$;
 comment on function gangq.stop_culprits is
-  'Internal, for drain and lose_members. The culprits are preempted and charged, their devices are '
-  'free, and the gang is charged. Returns the gang.';
+  'Internal. The culprits are preempted; they and the gang are charged. Returns the gang.';
 
 create function gangq.lose_members(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz,
@@ -104,6 +94,7 @@ create function gangq.lose_members(
 declare
   g gangq.live_gangs;
   pays bigint[] := coalesce(lose_members.charged, culprits);
+  why jsonb;
 begin
   select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id;
   cause := gangq.cause_charged(g, culprits, cause);
@@ -114,12 +105,34 @@ begin
   g := gangq.stop_culprits(g, culprits, pays, cause, error, final);
   update gangq.live_jobs j set state = 'blocked'
   where j.id = any (culprits) and j.state = 'preempted';
+  why := jsonb_build_object('cause', cause, 'error', gangq.for_events(error));
   if g.failure_policy = 'shrink' then
-    perform gangq.go_on_without(g, culprits,
-      jsonb_build_object('cause', cause, 'error', gangq.for_events(error)), reason, t);
-  else
-    perform gangq.await_replacement(g, culprits, cause, error, reason, t);
+    perform gangq.go_on_without(g, culprits, why, reason, t);
+    return;
   end if;
+  -- restart_member: the placement timeout starts with the first loss. Without rank 0 the gang has
+  -- no rendezvous address.
+  if g.missing_since is null then
+    g.missing_since := t;
+    g.timeout_at := t + make_interval(secs => g.timeout_s);
+    g.held_s := gangq.ineligible_s(g.kind_id, t);
+  end if;
+  if exists (
+    select 1 from gangq.live_jobs j
+    where j.id = any (culprits) and coalesce(j.epoch_rank, j.rank) = 0)
+  then
+    g.master_host := null;
+    g.master_addr := null;
+    g.master_port := null;
+  end if;
+  g.not_before := gangq.resumes_at(g, cause, culprits, t);
+  update gangq.live_gangs x set missing_since = g.missing_since, timeout_at = g.timeout_at,
+    held_s = g.held_s, not_before = g.not_before, master_host = g.master_host,
+    master_addr = g.master_addr, master_port = g.master_port
+  where x.id = g.id;
+  perform gangq.log_event(t, 'replace', g.id, g.epoch, culprits[1], reason => reason,
+    data => why || jsonb_build_object('culprits', culprits, 'not_before', g.not_before));
+  perform gangq.wake_tick(true);
 end $$;
 comment on function gangq.lose_members is
   'Internal. Members (culprits) are proven stopped without having been told to. restart_gang and '
@@ -137,15 +150,14 @@ begin
   return g.go_at is null  -- its barrier has not opened
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
-    or must_drain.cause not in ('fail', 'crash', 'trip', 'never_started', 'worker_lost')
+    or not charges.loss
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
     or gangq.spends_gang(g, charges.gang)  -- its budget is spent, or that of a culprit
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
       select 1 from gangq.live_jobs j
-      where j.id = any (culprits)
-        and gangq.spends_job(j,
-          case when j.id = any (pays) then charges.culprit else charges.sibling end))
+      where j.id = any (culprits) and gangq.spends_job(j,
+        case when j.id = any (pays) then charges.culprit else charges.sibling end))
     or not exists (  -- no other member would go on
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done')
@@ -158,55 +170,17 @@ comment on function gangq.must_drain is
 create function gangq.falls_below_minimum(g gangq.live_gangs, leaving bigint[]) returns boolean
 language sql stable as $$
   select exists (
-    select 1 from gangq.kind_roles r
+    select 1
+    from gangq.kind_roles r
+    join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
     where r.kind_id = g.kind_id
-      and exists (
-        select 1
-        from gangq.live_jobs j
-        where j.id = any (leaving) and coalesce(j.role, 1) = r.ordinal)
-      and r.min_members > (
-        select count(*) from gangq.live_jobs j
-        where j.gang_id = g.id
-          and coalesce(j.role, 1) = r.ordinal
-          and j.id <> all (leaving)
-          and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
+    group by r.ordinal, r.min_members
+    having bool_or(j.id = any (leaving)) and r.min_members > count(*) filter (
+      where j.id <> all (leaving)
+        and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
 $$;
 comment on function gangq.falls_below_minimum is
-  'Internal. Whether a role of this running gang would have fewer members than its minimum without '
-  'these.';
-
-create function gangq.await_replacement(
-  g gangq.live_gangs, missing bigint[], cause text, error jsonb, reason text, t timestamptz
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  resumes_at timestamptz := gangq.resumes_at(g, await_replacement.cause, missing, t);
-  leads boolean := exists (
-    select 1
-    from gangq.live_jobs j
-    where j.id = any (missing) and coalesce(j.epoch_rank, j.rank) = 0);
-begin
-  update gangq.live_gangs x set
-    missing_since = coalesce(x.missing_since, t),
-    not_before = resumes_at,
-    timeout_at = case when x.missing_since is null then t + make_interval(secs => x.timeout_s)
-      else x.timeout_at end,
-    held_s = case when x.missing_since is null then gangq.ineligible_s(x.kind_id, t)
-      else x.held_s end,
-    master_host = case when not leads then x.master_host end,
-    master_addr = case when not leads then x.master_addr end,
-    master_port = case when not leads then x.master_port end
-  where x.id = g.id;
-  perform gangq.log_event(t, 'replace', g.id, g.epoch, missing[1],
-    reason => await_replacement.reason,
-    data => jsonb_build_object('cause', await_replacement.cause, 'culprits', missing,
-      'error', gangq.for_events(await_replacement.error), 'not_before', resumes_at));
-  perform gangq.wake_tick(true);
-end $$;
-comment on function gangq.await_replacement is
-  'Internal, for lose_members. These members wait for a new place while the others run on; the '
-  'placement timeout starts with the first loss. Without rank 0 the gang has no rendezvous '
-  'address.';
+  'Internal. Whether a role of this running gang would fall below its minimum without these.';
 
 create function gangq.resumes_at(
   g gangq.live_gangs, cause text, stopped bigint[], t timestamptz
@@ -249,23 +223,19 @@ declare
     order by x.rank);
   same_leader boolean := (
     select coalesce(j.epoch_rank, j.rank) = 0 from gangq.live_jobs j where j.id = rest[1]);
-  kept bigint;
+  kept bigint := gangq.restore_step(g);
 begin
   update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
   where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
-  kept := gangq.restore_step(g);
   delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(kept, -1);
-  update gangq.live_gangs x set
-    epoch = x.epoch + 1,
-    world_size = cardinality(rest),
+  update gangq.live_gangs x set epoch = x.epoch + 1, world_size = cardinality(rest),
     restore_step = kept,
     master_host = case when same_leader then x.master_host end,
     master_addr = case when same_leader then x.master_addr end,
     master_port = case when same_leader then x.master_port end
   where x.id = g.id;
-  perform gangq.log_event(t, 'shrink', g.id, g.epoch + 1, leaving[1],
-    reason => go_on_without.reason,
-    data => go_on_without.why || jsonb_build_object(
+  perform gangq.log_event(t, 'shrink', g.id, g.epoch + 1, leaving[1], reason => reason,
+    data => why || jsonb_build_object(
       'members', leaving, 'world_size', cardinality(rest), 'restore_step', kept));
   if gangq.fulfilled(g.id) then
     perform gangq.wind_up(g.id, t);
@@ -276,10 +246,9 @@ begin
   end if;
 end $$;
 comment on function gangq.go_on_without is
-  'Internal, for lose_members and shrink_gang. These members leave the epoch. The others get the '
-  'next epoch at once, with ranks renumbered in order, and learn its number from their next '
-  'heartbeat: no barrier opens. When rank 0 changes, the new rank 0 publishes its address through '
-  'barrier.';
+  'Internal. These members leave the epoch. The others get the next epoch at once, with ranks '
+  'renumbered in order, and learn its number from their next heartbeat: no barrier opens. When '
+  'rank 0 changes, the new rank 0 publishes its address through barrier.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null)
 returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -296,10 +265,8 @@ begin
     where j.gang_id = g.id and j.id = any (shrink_gang.job_ids) and j.state = 'running'
       and gangq.in_epoch(j, g)
     order by j.rank);
-  if g.state <> 'running'
-    or leaving = '{}'
+  if g.state <> 'running' or g.missing_since is not null or leaving = '{}'
     or cardinality(leaving) <> cardinality(shrink_gang.job_ids)
-    or g.missing_since is not null
     or not exists (
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.state = 'running' and gangq.in_epoch(j, g)
@@ -308,12 +275,9 @@ begin
   then
     return false;
   end if;
-  update gangq.live_jobs j set
-    state = 'preempting',
-    told_at = t,
-    stop_reason = 'preempt',
+  update gangq.live_jobs j set state = 'preempting', told_at = t, stop_reason = 'preempt',
     (attempts, crashes, trips, stops) = (
-      select * from gangq.charge_job(j, (gangq.charges_for('preempt')).sibling))
+      select * from gangq.charge_member(j, '{}', 'preempt', false))
   where j.id = any (leaving);
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (leaving)),
     'stop');
@@ -323,10 +287,50 @@ begin
 end $$;
 comment on function gangq.shrink_gang is
   'Tells surplus members of a running elastic gang to stop. The others run on in a new epoch '
-  'without them. No attempt is charged, each of them counts a stop. What they hold is free once they are proven stopped; they come '
-  'back when the gang is placed anew. Returns false, and changes nothing, when one of them is not '
-  'running, a role would fall below its minimum, or a member is being replaced. Raises GQ002, '
-  'GQ007.';
+  'without them. No attempt is charged, each of them counts a stop. What they hold is free once '
+  'they are proven stopped; they come back when the gang is placed anew. Returns false, and '
+  'changes nothing, when one of them is not running, a role would fall below its minimum, or a '
+  'member is being replaced. Raises GQ002, GQ007.';
+
+create function gangq.stopped(
+  j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack',
+  gone_at timestamptz default null
+) returns text language plpgsql as $$
+declare
+  g gangq.live_gangs;
+begin
+  if j.gang_id is null and j.stop_reason = 'cancel' then
+    perform gangq.leave(array[j.id], array[j.token], 'cancelled', '{}', error, t);
+    perform gangq.log_event(t, how, job_id => j.id, token => j.token,
+      incarnation => j.incarnation, reason => 'cancelled');
+    perform gangq.wake_tick();
+    return 'cancelled';
+  elsif j.gang_id is null then
+    return gangq.end_attempt(j, case j.stop_reason when 'move' then 'move' else 'release' end,
+      null, 'told to stop', t, gone_at, kind => nullif(how, 'ack'));
+  end if;
+  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  update gangq.live_jobs x set state = 'preempted', final_token = x.token, token = null,
+    incarnation = null, request_id = null, told_at = null, stop_reason = null,
+    error = coalesce(stopped.error, x.error)
+  where x.id = j.id;
+  delete from gangq.device_holds h where h.job_id = j.id;
+  perform gangq.log_event(t, how, j.gang_id, g.epoch, j.id, j.token, j.incarnation,
+    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank), 'seconds',
+      extract(epoch from t - j.told_at)));
+  if g.state = 'running' then
+    -- The member had left the epoch (shrink_gang), and the others run on.
+    update gangq.live_jobs x set state = 'blocked' where x.id = j.id;
+    perform gangq.wake_tick();
+  else
+    perform gangq.complete_drain(j.gang_id);
+  end if;
+  return 'preempted';
+end $$;
+comment on function gangq.stopped is
+  'Internal. What was told to stop is proven stopped. how: ack (its worker said so), dead (its '
+  'worker has ended), force (it never confirmed and its lease is over). gone_at: it stops then. '
+  'Returns its state.';
 
 create function gangq.fulfilled(gang_id bigint) returns boolean
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
@@ -356,115 +360,21 @@ end $$;
 comment on function gangq.wind_up is
   'Internal. Ends a fulfilled gang as done, after the members that still run have stopped.';
 
-create function gangq.member_ended(
-  gang_id bigint, job_id bigint, token bigint, how text, t timestamptz
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  g gangq.live_gangs;
-  j gangq.live_jobs;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = member_ended.gang_id;
-  select x.* into j from gangq.live_jobs x where x.id = member_ended.job_id;
-  perform gangq.log_event(t, how, g.id, g.epoch, member_ended.job_id, member_ended.token, j.ran_on,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
-  if g.state = 'draining' then
-    perform gangq.complete_drain(g.id);
-  elsif gangq.fulfilled(g.id) then
-    perform gangq.wind_up(g.id, t);
-  end if;
-end $$;
-comment on function gangq.member_ended is
-  'Internal. Called by complete for a member that is done. The last member, or the last of the '
-  'role that the gang''s completion names, ends its gang; one done during a drain may complete the '
-  'drain.';
-
-create function gangq.stopped(
-  j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack',
-  gone_at timestamptz default null
-) returns text language plpgsql as $$
-declare
-  g gangq.live_gangs;
-begin
-  if j.gang_id is null and j.stop_reason = 'cancel' then
-    perform gangq.leave(array[j.id], array[j.token], 'cancelled', '{}', error, t);
-    perform gangq.log_event(t, how, job_id => j.id, token => j.token,
-      incarnation => j.incarnation, reason => 'cancelled');
-    perform gangq.wake_tick();
-    return 'cancelled';
-  elsif j.gang_id is null then
-    return gangq.hand_back(j, case j.stop_reason when 'move' then 'move' else 'release' end,
-      'told to stop', t, gone_at);
-  end if;
-  select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
-  update gangq.live_jobs x set
-    state = 'preempted',
-    final_token = x.token,
-    token = null,
-    incarnation = null,
-    request_id = null,
-    told_at = null,
-    stop_reason = null,
-    error = coalesce(stopped.error, x.error)
-  where x.id = j.id;
-  delete from gangq.device_holds h where h.job_id = j.id;
-  perform gangq.log_event(t, how, j.gang_id, g.epoch, j.id, j.token, j.incarnation,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank), 'seconds',
-      extract(epoch from t - j.told_at)));
-  if g.state = 'running' then
-    -- The member had left the epoch (shrink_gang), and the others run on.
-    update gangq.live_jobs x set state = 'blocked' where x.id = j.id;
-    perform gangq.wake_tick();
-  else
-    perform gangq.complete_drain(j.gang_id);
-  end if;
-  return 'preempted';
-end $$;
-comment on function gangq.stopped is
-  'Internal. A member or a single job that was told to stop is proven stopped. how: ack (its '
-  'worker said so), dead (its worker has ended), force (it never confirmed and its lease is over). '
-  'gone_at: a single job is not stopped yet, but will be then. Returns its state.';
-
-create function gangq.ack_preempted(job_id bigint, token bigint) returns text
-language plpgsql as $$
-declare
-  j gangq.live_jobs;
-begin
-  j := gangq.lock_job(ack_preempted.job_id);
-  if j.id is null or j.token is distinct from ack_preempted.token
-    or j.state not in ('running', 'preempting') then
-    if gangq.was_final(ack_preempted.job_id, ack_preempted.token) then
-      return 'repeated';
-    end if;
-    perform gangq.refuse_stale(ack_preempted.job_id, ack_preempted.token);
-  end if;
-  if j.state = 'running' then
-    perform gangq.refuse('GQ004', format('job %s was not told to stop', j.id),
-      'Use gangq.release to hand it back, gangq.fail if it failed, gangq.complete if it is done.');
-  end if;
-  return gangq.stopped(j, null, gangq.now());
-end $$;
-comment on function gangq.ack_preempted is
-  'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns '
-  'preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003, '
-  'GQ004 (it was not told to stop), 42501.';
-
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  outcome text;
   why text;
+  outcome text;
   resumes_at timestamptz;
 begin
   select x.* into g from gangq.live_gangs x where x.id = complete_drain.gang_id for update;
   if not found then
     perform gangq.refuse('GQ002', format('gang %s is not live', complete_drain.gang_id),
       'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  if g.state <> 'draining' or exists (
+  elsif g.state <> 'draining' or exists (
     select 1 from gangq.live_jobs j
     where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
   then
@@ -491,13 +401,8 @@ begin
   end if;
   update gangq.live_jobs j set state = 'blocked', epoch_rank = null
   where j.gang_id = g.id and (j.state = 'preempted' or j.epoch_rank is not null);
-  update gangq.live_gangs x set
-    state = 'blocked',
-    world_size = null,
-    drain_started_at = null,
-    go_at = null,
-    reserved_at = null,
-    not_before = resumes_at
+  update gangq.live_gangs x set state = 'blocked', world_size = null, drain_started_at = null,
+    go_at = null, reserved_at = null, not_before = resumes_at
   where x.id = g.id;
   perform gangq.wake_tick();
   return outcome;
@@ -513,7 +418,7 @@ language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
   max_stops integer := (select c.max_stops from gangq.settings c);
 begin
-  if g.failure_policy = 'fail' and g.drain_cause in ('fail', 'crash', 'trip') then
+  if g.failure_policy = 'fail' and gangq.is_fault(g.drain_cause) then
     return (
       select format('rank %s %s%s, and the gang''s failure policy is fail',
         coalesce(j.epoch_rank, j.rank),
@@ -522,8 +427,7 @@ begin
         ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;
-  return coalesce(
-    (
+  return coalesce((
       select format('rank %s ', coalesce(j.epoch_rank, j.rank)) || case
         when j.state in ('done', 'failed')
           then format('was already %s when the gang drained (%s)', j.state, g.drain_cause)
@@ -532,9 +436,8 @@ begin
         when j.crashes > j.max_crashes then 'lost its worker ' || gangq.counted(j.crashes, 'time')
         else 'tripped a watchdog ' || gangq.counted(j.trips, 'time') end
       from gangq.live_jobs j
-      where j.gang_id = g.id
-        and (j.state in ('done', 'failed')
-          or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
+      where j.gang_id = g.id and (j.state in ('done', 'failed')
+        or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
       order by j.state not in ('done', 'failed'), j.rank
       limit 1),
     case
@@ -558,10 +461,8 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = end_gang.gang_id;
   -- Members that a done gang did not need are cancelled.
-  update gangq.live_jobs j set
+  update gangq.live_jobs j set finished_at = t, waits_on = 0,
     state = case end_gang.final_state when 'done' then 'cancelled' else end_gang.final_state end,
-    finished_at = t,
-    waits_on = 0,
     error = case when end_gang.final_state = 'failed'
       then coalesce(j.error, jsonb_build_object('type', 'GangFailed', 'message', end_gang.reason))
       else j.error end
@@ -574,10 +475,11 @@ begin
     timeout_s, timeout_style)
   select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts,
     g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.placement_misses,
-    g.never_started, g.preemptions, end_gang.final_state, case end_gang.final_state when 'done' then
-    q.retention_done else q.retention_failed end, g.checkpoint_mode, g.claim_deadline_s, g.name,
-    end_gang.reason, g.submitter, g.login, g.kind_id, g.world_size, g.failure_policy, g.completion,
-    g.preemptible, g.budget_s, g.timeout_s, g.timeout_style
+    g.never_started, g.preemptions, end_gang.final_state,
+    case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
+    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter, g.login, g.kind_id,
+    g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s,
+    g.timeout_style
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue
   where s.id = g.shape_id;
   perform gangq.leave(
@@ -617,20 +519,31 @@ begin
   return true;
 end $$;
 comment on function gangq.preempt_gang is
-  'Tells a reserved or running gang to stop. It keeps its checkpoint and is placed again; no attempt '
-  'is charged, each member that ran counts a stop. (A gang of which a member has finished cannot run again and ends failed, for '
-  'gangq.retry.) trigger_job, if given, must be a live member of the present epoch. Returns false, '
-  'and changes nothing, when it is not, or the gang is not placed. Raises GQ002, GQ007.';
+  'Tells a reserved or running gang to stop. It keeps its checkpoint and is placed again; no '
+  'attempt is charged, each member that ran counts a stop. (A gang of which a member has finished '
+  'cannot run again and ends failed, for gangq.retry.) trigger_job, if given, must be a live '
+  'member of the present epoch. Returns false, and changes nothing, when it is not, or the gang is '
+  'not placed. Raises GQ002, GQ007.';
 
 -- Cancel and retry --------------------------------------------------------------------------------
 
-create function gangq.refuse_no_history(what text, id bigint, more text default '.') returns void
-language plpgsql as $$
+create function gangq.check_known(job_ids bigint[], gang_ids bigint[]) returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 begin
-  perform gangq.refuse('GQ002', format('%s %s does not exist', what, coalesce(id::text, 'null')),
-    format('%s ids are in gangq.%ss%s', initcap(what), what, more));
+  perform gangq.refuse('GQ002',
+    format('%s %s does not exist', x.what, coalesce(x.id::text, 'null')),
+    format('%s ids are in gangq.%ss; history is kept for its retention.', initcap(x.what), x.what))
+  from (
+    select 'job' as what, c.id from unnest(job_ids) as c(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
+      and not exists (select 1 from gangq.history h where h.job_id = c.id)
+    union all
+    select 'gang', c.id from unnest(gang_ids) as c(id)
+    where not exists (select 1 from gangq.live_gangs g where g.id = c.id)
+      and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)) x;
 end $$;
-comment on function gangq.refuse_no_history is
+comment on function gangq.check_known is
   'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
@@ -641,23 +554,12 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   t timestamptz;
   batch record;
-  ended_jobs bigint[];
-  ended_gangs bigint[];
   waiting bigint[];
   g gangq.live_gangs;
 begin
   perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
   batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
-  ended_jobs := array(
-    select c.id from unnest(cancel_all.job_ids) as c(id)
-    where not exists (select 1 from gangq.live_jobs j where j.id = c.id));
-  ended_gangs := array(
-    select c.id from unnest(cancel_all.gang_ids) as c(id)
-    where not exists (select 1 from gangq.live_gangs x where x.id = c.id));
-  perform gangq.refuse_no_history('job', c.id) from unnest(ended_jobs) as c(id)
-  where not exists (select 1 from gangq.history h where h.job_id = c.id);
-  perform gangq.refuse_no_history('gang', c.id) from unnest(ended_gangs) as c(id)
-  where not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
+  perform gangq.check_known(cancel_all.job_ids, cancel_all.gang_ids);
   perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
     format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
   from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
@@ -679,10 +581,8 @@ begin
       reason => cancel_all.reason),
     case when j.state = 'running' then gangq.wake(array[j.incarnation], 'stop') end
   from gangq.live_jobs j where j.id = any (batch.jobs) order by j.id;
-  update gangq.live_jobs j set
-    state = 'preempting',
-    told_at = case j.state when 'running' then t else j.told_at end,
-    stop_reason = 'cancel'
+  update gangq.live_jobs j set state = 'preempting', stop_reason = 'cancel',
+    told_at = case j.state when 'running' then t else j.told_at end
   where j.id = any (batch.jobs) and j.state in ('running', 'preempting');
   waiting := array(
     select j.id from gangq.live_jobs j where j.id = any (batch.jobs) and j.state <> 'preempting');
@@ -691,16 +591,12 @@ begin
       jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
   end if;
   return query
-  select null::bigint, c.id, case
-    when c.id = any (batch.left_gangs) then 'left'
-    when c.id = any (ended_gangs) then (select x.state from gangq.gangs x where x.id = c.id)
-    else coalesce((select x.state from gangq.live_gangs x where x.id = c.id), 'cancelled') end
+  select null::bigint, c.id, case when c.id = any (batch.left_gangs) then 'left'
+    else (select x.state from gangq.gangs x where x.id = c.id) end
   from (select distinct u.id from unnest(cancel_all.gang_ids) as u(id)) c
   union all
-  select c.id, null, case
-    when c.id = any (batch.left_jobs) then 'left'
-    when c.id = any (ended_jobs) then (select x.state from gangq.jobs x where x.id = c.id)
-    else coalesce((select x.state from gangq.live_jobs x where x.id = c.id), 'cancelled') end
+  select c.id, null, case when c.id = any (batch.left_jobs) then 'left'
+    else (select x.state from gangq.jobs x where x.id = c.id) end
   from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
 comment on function gangq.cancel_all is
@@ -741,42 +637,39 @@ declare
   room integer := 500;
   members integer;
   taken bigint[];
-  left_jobs bigint[];
 begin
   perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
   if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
-    perform 1 from gangq.history h where h.job_id = any (retry.job_ids) and h.gang_id is null
+    perform from gangq.history h where h.job_id = any (retry.job_ids) and h.gang_id is null
     for update;
-    perform 1 from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
+    perform from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
   end if;
   -- Submissions have their transaction id before they draw a position, and so has this.
   perform pg_current_xact_id();
   for gang_id in
-    select c.id
-    from unnest(retry.gang_ids) with ordinality as c(id, n)
-    group by c.id
-    order by min(c.n)
+    select c.id from unnest(retry.gang_ids) with ordinality as c(id, n)
+    group by c.id order by min(c.n)
   loop
     members := case when room > 0 then gangq.retry_gang(gang_id, t) end;
     room := room - coalesce(members, 0);
-    state := 'blocked';
-    if members is null then
+    state := case when members is null then 'left' else 'blocked' end;
+    if state = 'left' then
       perform gangq.refuse_retries('{}', array[gang_id]);
-      state := 'left';
     end if;
     return next;
   end loop;
   taken := gangq.retry_jobs(retry.job_ids, null, greatest(room, 0), t);
-  left_jobs := array(
-    select distinct c.id from unnest(retry.job_ids) as c(id)
-    where c.id is null or c.id <> all (taken));
-  if left_jobs <> '{}' then
-    perform gangq.refuse_retries(left_jobs, '{}');
-  end if;
-  return query
-  select c.id, null::bigint, 'pending' from unnest(taken) as c(id)
-  union all
-  select c.id, null, 'left' from unnest(left_jobs) as c(id);
+  gang_id := null;
+  for job_id, state in
+    select c.id, case when c.id = any (taken) then 'pending' else 'left' end
+    from unnest(retry.job_ids) with ordinality as c(id, n)
+    group by c.id order by min(c.n)
+  loop
+    if state = 'left' then
+      perform gangq.refuse_retries(array[job_id], '{}');
+    end if;
+    return next;
+  end loop;
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.retry is
@@ -791,26 +684,21 @@ comment on function gangq.retry is
 create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
-  perform gangq.refuse('GQ004', format('gang %s is live', g.id),
-    'Only a gang that has ended can be retried.')
-  from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids);
-  perform gangq.refuse('GQ004', format('job %s is live', j.id),
-    'Only a job that has ended can be retried.')
-  from gangq.live_jobs j where j.id = any (refuse_retries.job_ids);
-  perform gangq.refuse_no_history('gang', c.id, '; history is kept for its retention.')
-  from unnest(refuse_retries.gang_ids) as c(id)
-  where not exists (select 1 from gangq.gang_history h where h.gang_id = c.id);
-  perform gangq.refuse_no_history('job', c.id, '; history is kept for its retention.')
-  from unnest(refuse_retries.job_ids) as c(id)
-  where not exists (select 1 from gangq.history h where h.job_id = c.id);
+  perform gangq.refuse('GQ004', format('%s is live', x.what),
+    format('Only a %s that has ended can be retried.', split_part(x.what, ' ', 1)))
+  from (
+    select 'gang ' || g.id from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids)
+    union all
+    select 'job ' || j.id from gangq.live_jobs j where j.id = any (refuse_retries.job_ids)
+  ) as x(what);
+  perform gangq.check_known(refuse_retries.job_ids, refuse_retries.gang_ids);
   perform gangq.refuse('GQ001',
     format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
     format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
 comment on function gangq.refuse_retries is
-  'Internal, for retry. These were not retried. Raises GQ001, GQ002 or GQ004 when another call '
-  'could not do it either.';
+  'Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.';
 
 create function gangq.retry_gang(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
@@ -859,9 +747,7 @@ begin
 end $$;
 comment on function gangq.retry_gang is
   'Internal, for retry. Makes a gang live again from its latest ending, with the caller as its '
-  'submitter. Returns how many members it has; null: another transaction holds the ending. Raises '
-  'GQ001 (a topology level that no longer exists), GQ002 (a member is no longer in history), '
-  'GQ004, 42501.';
+  'submitter. Returns how many members it has; null: another transaction holds the ending.';
 
 create function gangq.retry_jobs(
   job_ids bigint[], gang_id bigint, most integer, t timestamptz
@@ -893,8 +779,7 @@ begin
       final_token)
     select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
       h.rank, (
-        select max(r.ordinal)
-        from gangq.kind_roles r
+        select max(r.ordinal) from gangq.kind_roles r
         where r.kind_id = g.kind_id and r.first_rank <= h.rank),
       t, gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
       h.max_attempts, h.max_crashes, h.max_trips,
@@ -929,5 +814,4 @@ begin
 end $$;
 comment on function gangq.retry_jobs is
   'Internal, for retry. Makes single jobs, or the members of this live gang, live from their '
-  'latest ending, with the caller as their submitter. Returns which: at most so many, and none '
-  'whose ending another transaction holds. Raises GQ004, 42501.';
+  'latest ending. Returns which: at most so many, and none whose ending is locked.';

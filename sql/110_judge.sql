@@ -265,9 +265,9 @@ begin
   end if;
   perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
     reason => 'its worker ended');
-  perform gangq.hand_back(j,
+  perform gangq.end_attempt(j,
     case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'worker_lost'
-      else cause end,
+      else cause end, null,
     format('worker %s %s', worker.name, case
       when cause = 'worker_lost' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'

@@ -738,7 +738,10 @@ begin
     perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
       charged => array_remove(array[culprit], null));
   else
-    perform gangq.move_tripped(j, outcome, charge, error, new_shape, gone_at, t);
+    j.shape_id := new_shape;
+    j.order_key := gangq.order_key(j.priority,
+      gangq.front_pos((select b.base from gangq.id_base() b)));
+    outcome := gangq.end_attempt(j, 'trip', error, why, t, gone_at);
   end if;
   perform gangq.free_orphans(array[me.id]);
   -- Always: the next tick has to know when the job becomes due.
@@ -770,34 +773,6 @@ end $$;
 comment on function gangq.end_tripped is
   'Internal, for trip. The job''s incarnation, whose process exits, ends; prefetched jobs are '
   'free at once.';
-
-create function gangq.move_tripped(
-  j gangq.live_jobs, outcome text, charge text, error jsonb, new_shape integer,
-  gone_at timestamptz, t timestamptz
-) returns void language plpgsql as $$
-#variable_conflict use_column
-begin
-  if outcome = 'failed' then
-    update gangq.live_jobs x set trips = x.trips + 1 where x.id = j.id;
-    perform gangq.leave(array[j.id], array[j.token], 'failed', '{}', move_tripped.error, t);
-    return;
-  end if;
-  update gangq.live_jobs x set
-    state = outcome, due_at = gone_at,
-    ran_on = case when gone_at is not null then x.incarnation end,
-    (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
-    final_token = x.token, token = null, incarnation = null, request_id = null,
-    shape_id = new_shape, error = move_tripped.error,
-    order_key = gangq.order_key(x.priority, gangq.front_pos((select b.base from gangq.id_base() b)))
-  where x.id = j.id;
-  delete from gangq.device_holds h where h.job_id = j.id;
-  if outcome = 'pending' then
-    perform gangq.wake_lane(new_shape, 1, 'sleepers');
-  end if;
-end $$;
-comment on function gangq.move_tripped is
-  'Internal, for trip. A single job fails, or goes to the front of its priority: at once, or at '
-  'gone_at.';
 
 create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$

@@ -14,12 +14,10 @@ begin
     perform gangq.refuse('GQ002',
       format('job %s is not live', coalesce(displace_job.job_id::text, 'null')),
       'It has ended or never existed: select * from gangq.jobs.');
-  end if;
-  if j.gang_id is not null then
+  elsif j.gang_id is not null then
     perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
       format('Members stop together: select gangq.preempt_gang(%s).', j.gang_id));
-  end if;
-  if j.state <> 'running' then
+  elsif j.state <> 'running' then
     return false;
   end if;
   perform gangq.stop_solo(j, 'preempt', coalesce(displace_job.reason, 'preempted by an operator'),
@@ -28,9 +26,9 @@ begin
 end $$;
 comment on function gangq.displace_job is
   'Tells a running single job to stop. No attempt is charged, it counts a stop; the job keeps its '
-  'checkpoint and returns to its old place in the queue once it is proven stopped. Returns false, and changes '
-  'nothing, for a job that does not run. For gangq_admin. Raises GQ001 (a member of a gang), '
-  'GQ002.';
+  'checkpoint and returns to its old place in the queue once it is proven stopped. Returns false, '
+  'and changes nothing, for a job that does not run. For gangq_admin. Raises GQ001 (a member of a '
+  'gang), GQ002, GQ007.';
 
 create function gangq.stop_solo(
   j gangq.live_jobs, how text, reason text, data jsonb, t timestamptz
@@ -43,40 +41,35 @@ begin
   perform gangq.wake(array[j.incarnation], 'stop');
 end $$;
 comment on function gangq.stop_solo is
-  'Internal. Tells this running single job, which the caller has locked, to stop. how: preempt, or '
-  'move, which charges nothing. reason, data: for its event.';
+  'Internal. Tells this running single job, which is locked, to stop. how: preempt or move.';
 
 create function gangq.move_away(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   w record;
-  why text;
-  unit text;
   moved integer := 0;
 begin
   for w in
-    select j.gang_id, case when j.gang_id is null then j.id end as job_id, min(c.kind) as kind,
-      min(c.name) as name, min(c.reason) as reason
+    select j.gang_id, case when j.gang_id is null then j.id end as job_id,
+      min(format('%s %s is drained: %s', c.kind, c.name, c.reason)) as why
     from gangq.cordons c
     join gangq.incarnations i on gangq.is_at(i, c.kind, c.name) and i.ended_at is null
     join gangq.live_jobs j on j.incarnation = i.id and j.state in ('reserved', 'running')
     where c.drain and c.deadline <= t
     group by 1, 2 order by 1 nulls last, 2 limit most
   loop
-    why := format('%s %s is drained: %s', w.kind, w.name, w.reason);
     if w.gang_id is not null then
       continue when not gangq.try_lock_gang(w.gang_id);
-      unit := 'g' || w.gang_id;
     else
       perform from gangq.live_jobs j
       where j.id = w.job_id and j.gang_id is null for update skip locked;
       continue when not found;
-      unit := 'j' || w.job_id;
     end if;
-    moved := moved + gangq.stop_unit(unit, 'move', why, '{}', t)::integer;
+    moved := moved + gangq.stop_unit(coalesce('g' || w.gang_id, 'j' || w.job_id), 'move', w.why,
+      '{}', t)::integer;
   end loop;
   return moved;
 end $$;
 comment on function gangq.move_away is
-  'Internal, a step of the tick. After the deadline of a drain, tells gangs with a member there '
-  'and single jobs to stop. Returns how many it told.';
+  'Internal, a step of the tick. After the deadline of a drain, tells what runs there to stop. '
+  'Returns how many gangs and single jobs.';

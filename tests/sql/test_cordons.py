@@ -352,6 +352,17 @@ def test_a_displaced_job_whose_worker_does_not_stop_waits_until_that_process_is_
     assert q.job(job)["attempts"] == 1
 
 
+def test_a_moved_job_whose_worker_trips_instead_of_stopping_is_not_charged_a_stop(q: Q) -> None:
+    w1 = q.worker("w1", host="h1")
+    job = q.submit()
+    claim = w1.take()
+    q.call("cordon", host="h1", drain=True, deadline=soon(q, 1))
+    q.later(2)
+    assert q.value("select gangq.move_away()") == 1
+    assert claim.trip(code=79, exit_in_s=8) == "scheduled"
+    assert (q.job(job)["stops"], q.job(job)["attempts"]) == (0, 0)
+
+
 def test_proof_of_death_frees_a_displaced_job_before_that(q: Q) -> None:
     w1, w2 = q.worker("w1"), q.worker("w2")
     job = q.submit()
