@@ -39,6 +39,11 @@ comment on function gangq.placed_waits is
   'Internal. Whether anything waits that a decision has to place: a gang, or a single job that is '
   'not light.';
 
+create function gangq.paused(queue text) returns boolean language sql stable
+return exists (
+  select 1 from gangq.queues_table q where q.paused and gangq.below(paused.queue, array[q.name]));
+comment on function gangq.paused is 'Internal. Whether this queue, or one above it, is paused.';
+
 -- Reserved, running and preempting jobs count, and so do open places that nobody sits in.
 create function gangq.free_capacity(incarnations bigint[])
 returns table (
@@ -136,6 +141,24 @@ return least(slots, memory_mb / nullif((s).memory_mb, 0), floor(cpus / nullif((s
   devices / nullif((s).gpus, 0));
 comment on function gangq.room is
   'Internal. How many jobs of this shape fit into so much. devices: those that suit them.';
+
+create function gangq.usable(s gangq.shapes, device_ids bigint[], vrams integer[]) returns bigint[]
+language sql immutable as $$
+  select array(
+    select d.id from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
+    where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n)
+$$;
+comment on function gangq.usable is
+  'Internal. Of these free devices, smallest first, those that a job of this shape can use.';
+
+create function gangq.suit(
+  s gangq.shapes, chosen bigint[], device_ids bigint[], vrams integer[]
+) returns boolean language sql immutable as $$
+  select coalesce(cardinality(chosen) = (s).gpus and chosen <@ gangq.usable(s, device_ids, vrams)
+    and (select count(distinct d.id) from unnest(chosen) as d(id)) = (s).gpus, false)
+$$;
+comment on function gangq.suit is
+  'Internal. Whether the devices chosen are what one job of this shape needs, and free.';
 
 create function gangq.domain_of(i gangq.incarnations, level text) returns text
 language sql immutable

@@ -1,35 +1,26 @@
--- Where single jobs may start: open_place, fill_places, vacate, close_places.
--- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under the
--- worker's row, then a place and a pending job, each with skip locked. Vacating and closing take
--- places with skip locked and nothing else; a quarantine, which holds the worker's row, waits for them.
---
--- A decision opens places and names no jobs: a place is for one job of one shape, with its devices.
--- The worker's claim fills it with the first job of that shape. When that job is done, the place is
--- vacant again and the same worker may fill it in the same commit, until the place's time is over.
--- From its opening until it is closed a place counts as its job does, so nothing can spend it twice.
+-- Where single jobs may start. A decision opens places and names no jobs: a place is for one job of
+-- one shape, with its devices. The worker's claim fills it with the first job of that shape; when
+-- that job is done, the place is vacant again and the same worker may fill it in the same commit,
+-- until the place's time is over. From its opening until it is closed a place counts as its job
+-- does, so nothing can spend it twice.
+-- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under
+-- the worker's row, then a place and a pending job, each with skip locked. Vacating and closing
+-- take places with skip locked and nothing else; a quarantine, which holds the worker's row, waits
+-- for them.
 
--- Opening ---------------------------------------------------------------------------------------------
+-- Opening -----------------------------------------------------------------------------------------
 
--- A place of such a shape would count for no submitter. The next tick parts its jobs: part_submitters.
+-- A place of such a shape would count for no submitter. The next tick parts its jobs.
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
 comment on function gangq.unparted is
-  'Internal. Whether jobs of this shape waited already when their queue began to tell submitters apart.';
+  'Internal. Whether jobs of this shape waited already when their queue began to tell submitters '
+  'apart: part_submitters.';
 
-create function gangq.smallest_devices(s gangq.shapes, device_ids bigint[], vrams integer[])
-returns bigint[] language sql immutable as $$
-  select array(
-    select d.id
-    from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
-    where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid))
-    order by d.n limit (s).gpus)
-$$;
-comment on function gangq.smallest_devices is
-  'Internal. Of these free devices, smallest first, as many as a job of this shape needs.';
-
--- The worker's row is locked. A limit says so in words, because psql users meet it.
-create function gangq.no_room(me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz)
-returns text language plpgsql stable as $$
+-- A limit says so in words, because psql users meet it.
+create function gangq.no_room(
+  me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz
+) returns text language plpgsql stable as $$
 declare
   free record;
   hit jsonb;
@@ -38,29 +29,24 @@ begin
     return 'the worker takes nothing now';
   elsif not gangq.serves(me, s) then
     return 'the worker does not serve it';
-  elsif gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused)) then
+  elsif gangq.paused((s).queue) then
     return 'its queue is paused';
   elsif gangq.unparted(s) then
     return 'its queue tells submitters apart, and the job is of no submitter''s shape yet';
   end if;
   select f.* into free from gangq.free_capacity(array[(me).id]) f;
-  if free.slots < 1 or free.memory_mb < (s).memory_mb or free.cpus < (s).cpus then
+  if gangq.room(s, free.slots, free.memory_mb, free.cpus, null) < 1 then
     return 'no room';
-  elsif cardinality(device_ids) <> (s).gpus
-    or exists (
-      select 1 from unnest(device_ids) as d(id)
-      where d.id <> all (free.device_ids) or d.id = any ((s).avoid)
-        or free.vrams[array_position(free.device_ids, d.id)] < (s).vram_mb)
-    or (select count(distinct d.id) from unnest(device_ids) as d(id)) <> (s).gpus then
+  elsif not gangq.suit(s, device_ids, free.device_ids, free.vrams) then
     return 'its devices are not free';
   end if;
   hit := gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus);
-  return case when hit is not null then
-    format('queue %s uses %s %s of at most %s', hit ->> 'queue', hit ->> 'used',
-      hit ->> 'resource', hit ->> 'limit') end;
+  return case when hit is not null then format('queue %s uses %s %s of at most %s',
+    hit ->> 'queue', hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
 comment on function gangq.no_room is
-  'Internal. Why a place for a job of this shape cannot be opened on this worker; null: it can.';
+  'Internal. Why a place for a job of this shape cannot be opened on this worker, whose row is '
+  'locked; null: it can.';
 
 create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
   select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
@@ -68,16 +54,15 @@ $$;
 comment on function gangq.place_until is
   'Internal. A place that no pass renews is closed after two ticks.';
 
--- More than four ticks ahead: the clock was set back, and how long the place has been open is not known.
+-- More than four ticks ahead: the clock was set back, and how long it has been open is not known.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
 language sql stable
 return until <= t or until > t + make_interval(secs => 4 * tick_s);
-comment on function gangq.is_over is
-  'Internal. Whether the time of a place with this end is over; also where the clock was set back since.';
+comment on function gangq.is_over is 'Internal. Whether the time of a place with this end is over.';
 
 create function gangq.add_place(
-  me gangq.incarnations, s gangq.shapes, device_ids bigint[], min_priority integer, ends_by timestamptz,
-  refills boolean, t timestamptz
+  me gangq.incarnations, s gangq.shapes, device_ids bigint[], min_priority integer,
+  ends_by timestamptz, refills boolean, t timestamptz
 ) returns bigint language plpgsql as $$
 declare
   opened bigint;
@@ -90,24 +75,25 @@ begin
   perform gangq.wake(array[(me).id], 'claim');
   return opened;
 end $$;
-comment on function gangq.add_place is 'Internal. Opens a place that was found to have room, and wakes its worker.';
+comment on function gangq.add_place is
+  'Internal. Opens a place that was found to have room, and wakes its worker.';
 
 create function gangq.open_place(
-  incarnation bigint, job_id bigint, device_ids bigint[] default null, min_priority integer default -1000,
-  ends_by timestamptz default null, refills boolean default true
+  incarnation bigint, job_id bigint, device_ids bigint[] default null,
+  min_priority integer default -1000, ends_by timestamptz default null, refills boolean default true
 ) returns bigint language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
   s gangq.shapes;
-  free record;
-  devices bigint[] := open_place.device_ids;
+  devices bigint[];
   why text;
 begin
   perform gangq.require_read_committed('open_place');
   perform gangq.check_moment('ends_by', open_place.ends_by);
-  if (open_place.min_priority between -1000 and 1000 and open_place.refills is not null) is not true then
+  if (open_place.min_priority between -1000 and 1000 and open_place.refills is not null) is not true
+  then
     perform gangq.refuse('GQ001', 'min_priority must be -1000 to 1000, and refills true or false',
       'Leave them out for -1000 and true.');
   end if;
@@ -118,39 +104,43 @@ begin
     perform gangq.refuse('GQ002', format('job %s is no single job that waits', open_place.job_id),
       'Members of gangs are placed by reserve_gang.');
   end if;
-  select i.* into me from gangq.incarnations i where i.id = open_place.incarnation for no key update;
+  select i.* into me
+  from gangq.incarnations i where i.id = open_place.incarnation for no key update;
   if not found or me.ended_at is not null then
     perform gangq.refuse_ended(open_place.incarnation);
   end if;
-  if devices is null then
-    select f.* into free from gangq.free_capacity(array[me.id]) f;
-    devices := gangq.smallest_devices(s, free.device_ids, free.vrams);
-  end if;
+  devices := coalesce(open_place.device_ids, (
+    select (gangq.usable(s, f.device_ids, f.vrams))[1:s.gpus]
+    from gangq.free_capacity(array[me.id]) f));
   perform gangq.lock_limited(array[s.queue]);
   why := gangq.no_room(me, s, devices, t);
   if why is not null then
-    perform gangq.refuse('GQ004', format('no place for job %s on worker %s: %s', open_place.job_id, me.name, why),
+    perform gangq.refuse('GQ004',
+      format('no place for job %s on worker %s: %s', open_place.job_id, me.name, why),
       'Decide again on what gangq.board() shows.');
   end if;
-  return gangq.add_place(me, s, devices, open_place.min_priority, open_place.ends_by, open_place.refills, t);
+  return gangq.add_place(me, s, devices, open_place.min_priority, open_place.ends_by,
+    open_place.refills, t);
 end $$;
 comment on function gangq.open_place is
-  'Opens a place on a worker for single jobs of the kind of this one, and returns its number. The worker''s '
-  'next claim fills it with the first job of that kind; when that one is done the next may follow, where '
-  'refills, until two ticks have passed. device_ids: its devices; null: the smallest that do. min_priority: '
-  'jobs of a lower one do not fill it. ends_by: nothing that could end later fills it. Raises GQ001, '
-  'GQ002, GQ004 (no room, a limit, a pause, a worker that takes nothing), GQ005, GQ008.';
+  'Opens a place on a worker for single jobs of the kind of this one, and returns its number. The '
+  'worker''s next claim fills it with the first job of that kind; when that one is done the next '
+  'may follow, where refills, until two ticks have passed. device_ids: its devices; null: the '
+  'smallest that do. min_priority: jobs of a lower one do not fill it. ends_by: nothing that could '
+  'end later fills it. Raises GQ001, GQ002, GQ004 (no room, a limit, a pause, a worker that takes '
+  'nothing), GQ005, GQ008.';
 
--- Filling ---------------------------------------------------------------------------------------------
+-- Filling -----------------------------------------------------------------------------------------
 
 -- What was verified when the place was opened may have changed since. Capacity need not be counted
 -- again, because the place itself is counted.
-create function gangq.no_fill(p gangq.places, s gangq.shapes, t timestamptz) returns text
-language sql stable as $$
+create function gangq.no_fill(
+  me gangq.incarnations, p gangq.places, s gangq.shapes, t timestamptz
+) returns text language sql stable as $$
   select case
-    when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t) then 'its time is over'
-    when gangq.below((s).queue, array(select q.name from gangq.queues_table q where q.paused))
-      then 'its queue is paused'
+    when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t)
+      then 'its time is over'
+    when gangq.paused((s).queue) then 'its queue is paused'
     when gangq.unparted(s) then 'its queue tells submitters apart by now'
     when (
       select count(*)
@@ -161,9 +151,11 @@ language sql stable as $$
     when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
         case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
       then 'a limit was lowered'
+    when not gangq.serves(me, s) then 'the worker does not serve it any more'
   end
 $$;
-comment on function gangq.no_fill is 'Internal. Why this place must not be filled any more; null: it may.';
+comment on function gangq.no_fill is
+  'Internal. Why this place must not be filled any more; null: it may.';
 
 create function gangq.fill_places(
   me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
@@ -173,8 +165,10 @@ declare
   p gangq.places;
   s gangq.shapes;
   head record;
+  why text;
+  drawn bigint;
   started bigint[] := '{}';
-  refused boolean;  -- null: no place was closed
+  closed boolean := false;
 begin
   for p in
     select x.* from gangq.places x
@@ -182,59 +176,58 @@ begin
   loop
     exit when cardinality(started) >= most;
     select z.* into s from gangq.shapes z where z.id = p.shape_id;
-    select null::bigint as id, 0::bigint as priority, null::real as budget_s into head;
-    if gangq.no_fill(p, s, t) is null and gangq.serves(me, s) then
-      select j.id, (1000 - (j.order_key >> 50)) as priority, j.budget_s into head
+    why := gangq.no_fill(me, p, s, t);
+    if why is null then
+      select j.id, 1000 - (j.order_key >> 50) as priority, j.budget_s into head
       from gangq.live_jobs j
       where j.shape_id = p.shape_id and j.state = 'pending'
       order by j.order_key limit 1 for update skip locked;
+      -- A head that does not fit closes the place: nothing goes past it.
+      why := case
+        when head.id is null then ''
+        when head.priority < p.min_priority then format('others of priority %s wait', p.min_priority)
+        when p.ends_by < t + make_interval(
+          secs => gangq.estimate_s(s.queue, s.task, s.gpus::integer, head.budget_s))
+          then format('job %s could end after %s', head.id, p.ends_by) end;
     end if;
-    -- A head that does not fit closes the place: nothing goes past it.
-    if head.id is null or head.priority < p.min_priority
-      or p.ends_by < t + make_interval(
-        secs => gangq.estimate_s(s.queue, s.task, s.gpus::integer, head.budget_s)) then
-      refused := coalesce(refused, false) or head.id is not null;
+    if why is not null then
       delete from gangq.device_holds h where h.place_id = p.id;
       delete from gangq.places x where x.id = p.id;
+      closed := true;
+      if why <> '' then
+        perform gangq.log_event(t, 'place_closed', incarnation => (me).id, reason => why,
+          data => jsonb_build_object('queue', s.queue, 'task', s.task));
+      end if;
       continue;
     end if;
-    perform gangq.start_in(p, head.id, (me).id, request_id, base, t);
+    -- It starts.
+    drawn := gangq.new_token(base);
+    update gangq.live_jobs j set state = 'running', incarnation = (me).id, token = drawn,
+      light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null,
+      request_id = fill_places.request_id
+    where j.id = head.id;
+    update gangq.device_holds h
+    set kind = 'job', place_id = null, job_id = head.id, token = drawn, since = t
+    where h.place_id = p.id;
+    update gangq.places x set job_id = head.id, token = drawn where x.id = p.id and p.refills;
+    delete from gangq.places x where x.id = p.id and not p.refills;
     started := started || head.id;
   end loop;
-  if refused is not null then
-    perform gangq.wake_tick(refused);
+  if closed then
+    perform gangq.wake_tick();
   end if;
   return started;
 end $$;
 comment on function gangq.fill_places is
-  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of its kind; '
-  'closes those that must not be filled any more. Returns the jobs that run now.';
+  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of its '
+  'kind; closes those that must not be filled any more, and where jobs wait says why in an event. '
+  'Returns the jobs that run now.';
 
-create function gangq.start_in(
-  p gangq.places, job_id bigint, incarnation bigint, request_id uuid, base bigint, t timestamptz
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  drawn bigint := gangq.new_token(base);
-begin
-  update gangq.live_jobs j set state = 'running', incarnation = start_in.incarnation, token = drawn,
-    light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null, request_id = start_in.request_id
-  where j.id = start_in.job_id;
-  update gangq.device_holds h set kind = 'job', place_id = null, job_id = start_in.job_id,
-    token = drawn, since = t
-  where h.place_id = (p).id;
-  if (p).refills then
-    update gangq.places x set job_id = start_in.job_id, token = drawn where x.id = (p).id;
-  else
-    delete from gangq.places x where x.id = (p).id;
-  end if;
-end $$;
-comment on function gangq.start_in is 'Internal. This job starts in this place.';
+-- Closing -----------------------------------------------------------------------------------------
 
--- Closing ---------------------------------------------------------------------------------------------
-
--- Only a job that is done leaves its place open: who failed, tripped or was stopped may have left a
--- device in doubt, and the next pass decides about that room. What a pass has locked is left to it.
+-- Only a job that is done leaves its place open: a job that failed, tripped or was stopped may have
+-- left a device in doubt, and the next pass decides about that room. What a pass has locked is left
+-- to it. Where nothing waits, the devices are free at once, and the next pass or tick removes it.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
@@ -245,22 +238,22 @@ language sql volatile as $$
         join gangq.places z on z.token = g.token and z.job_id = g.job_id
         cross join gangq.settings c
         where not gangq.is_over(z.until, c.tick_s, t)
-          -- Nothing waits for it: its devices are free at once, and the next pass or tick removes it.
           and exists (
             select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
         for update of z skip locked))
     returning p.id, p.device_ids
   ),
   held as (
-    update gangq.device_holds h set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
+    update gangq.device_holds h
+    set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
     from vacant v
     where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
   )
   select count(*)::integer from vacant
 $$;
 comment on function gangq.vacate is
-  'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, where more '
-  'jobs of their kind wait. Returns how many places.';
+  'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, '
+  'where more jobs of their kind wait. Returns how many places.';
 
 create function gangq.close_places(ids bigint[], waits boolean default false) returns integer
 language plpgsql as $$
@@ -277,25 +270,23 @@ begin
   return cardinality(closed);
 end $$;
 comment on function gangq.close_places is
-  'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its devices '
-  'until it ends. waits: also for a place that a pass renews this moment.';
+  'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its '
+  'devices until it ends. waits: also for a place that a pass renews this moment.';
 
-create function gangq.close_places_of(incarnation bigint) returns integer language plpgsql as $$
-#variable_conflict use_column
-begin
-  return gangq.close_places(array(
-    select p.id from gangq.places p where p.incarnation = close_places_of.incarnation));
-end $$;
+create function gangq.close_places_of(incarnation bigint) returns integer language sql volatile as $$
+  select gangq.close_places(array(
+    select p.id from gangq.places p where p.incarnation = close_places_of.incarnation))
+$$;
 comment on function gangq.close_places_of is
   'Internal. Closes the places on a worker that takes nothing more, whose row is locked.';
 
-create function gangq.close_overdue(most integer default 200) returns integer language plpgsql as $$
-begin
-  return gangq.close_places(array(
+create function gangq.close_overdue(most integer default 200) returns integer
+language sql volatile as $$
+  select gangq.close_places(array(
     select p.id
     from gangq.places p cross join gangq.settings c
     where gangq.is_over(p.until, c.tick_s, gangq.now())
-    order by p.id limit most));
-end $$;
+    order by p.id limit most))
+$$;
 comment on function gangq.close_overdue is
   'Internal. Closes places that no pass has renewed for two ticks. Returns how many.';
