@@ -1,28 +1,28 @@
--- What a decision is made from, as JSON: everything that waits and everything that is placed, in the
--- snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
+-- What a decision is made from, as JSON: everything that waits and everything that is placed, in
+-- the snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
 -- Takes no locks.
+--
+-- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops
+-- as one: g7 a gang, j7 a job alone. An ask is what waits as one. Workers that serve the same work
+-- are one class, so that who can run what is asked once a class.
 --
 -- In plpgsql, which keeps its plans: in SQL each part was planned at every pass, and that was two
 -- thirds of what a small fleet's board took. Generic ones, where planning is dearer than the query.
---
--- In json, which is text that grows: jsonb was built part by part, copied into each larger one, and made
--- text at last, and that was half of what a board took. What has its default is left out.
---
--- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops as
--- one: g7 a gang, j7 a job alone. Workers that serve the same work are one class, so that who can run
--- what is asked once a class.
+-- In json, which is text that grows: jsonb was built part by part, copied into each larger one, and
+-- made text at last, and that was half of what a board took. What has its default is left out.
 
 create function gangq.seconds(at timestamptz) returns double precision language sql stable
 return date_part('epoch', at);
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
--- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the table's
--- statistics are older than it. Who holds jobs has a lease, ended or not.
+-- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the
+-- table's statistics are older than it. Who holds jobs has a lease, ended or not.
 create function gangq.placed_jobs() returns setof gangq.live_jobs language sql stable as $$
   select j.*
   from gangq.leases l
   cross join lateral (
-    select x.* from gangq.live_jobs x where x.incarnation = l.incarnation and not x.light offset 0) j
+    select x.* from gangq.live_jobs x
+    where x.incarnation = l.incarnation and not x.light offset 0) j
 $$;
 comment on function gangq.placed_jobs is
   'Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop.';
@@ -48,22 +48,19 @@ begin
 end $$;
 comment on function gangq.board_queues is 'Internal. The queues of a board.';
 
--- The narrow part of a domain's name has the broader ones before it: rack 1 of zone a is not rack 1 of
--- zone b.
-create function gangq.domain_part(name text) returns text language sql immutable as
-$$ select replace(replace(domain_part.name, '\', '\\'), '/', '\/') $$;
-comment on function gangq.domain_part is
-  'Internal. The name of a domain as a part of a path: rack b of zone a/ is not rack /b of zone a.';
+-- Workers -----------------------------------------------------------------------------------------
 
-create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb language sql stable as $$
+-- Each level's name has the broader ones before it: rack 1 of zone a is not rack 1 of zone b. The
+-- parts are escaped, so that rack b of zone a/ is not rack /b of zone a.
+create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb
+language sql stable as $$
   select jsonb_agg(case
       when l.level = 'host' then i.host
       when l.unknown then null
       else l.path end order by l.n)
   from (
-    select x.level, x.n,
-      bool_or(x.name = '') over w as unknown,
-      string_agg(gangq.domain_part(x.name), '/') over w as path
+    select x.level, x.n, bool_or(x.name = '') over w as unknown,
+      string_agg(replace(replace(x.name, '\', '\\'), '/', '\/'), '/') over w as path
     from (
       select y.level, y.n,
         case y.level when 'host' then i.host else coalesce(i.labels ->> y.level, '') end as name
@@ -73,9 +70,10 @@ $$;
 comment on function gangq.domains is
   'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
--- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last choice
--- for everything, and for an hour a gang that lost a member there goes elsewhere if it can. Without this
--- a gang was placed four times onto the one bad host beside seven idle ones, and failed for good.
+-- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last
+-- choice for everything, and for an hour a gang that lost a member there goes elsewhere if it can.
+-- Without this a gang was placed four times onto the one bad host beside seven idle ones, and failed
+-- for good.
 create function gangq.lost_hosts(t timestamptz)
 returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
   select i.host, max(e.at) > t - interval '10 min',
@@ -87,30 +85,53 @@ returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stab
   group by i.host
 $$;
 comment on function gangq.lost_hosts is
-  'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the last ten '
-  'minutes; the gangs whose members it had.';
+  'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the '
+  'last ten minutes; the gangs whose members it had.';
+
+create function gangq.worker_classes(kinds integer[])
+returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
+declare
+  named constant boolean := exists (
+    select 1
+    from gangq.shapes s cross join lateral jsonb_array_elements(s.selector) c
+    where c.value ->> 'key' in ('host', 'worker') and s.id = any (array(
+      select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds)
+      union all
+      select -k from unnest(kinds) as k where k < 0)));
+begin
+  return query (
+    select y.id, dense_rank() over (order by y.example)::integer, y.example
+    from (
+      select i.id, min(i.id) over (partition by i.queues, i.tasks, i.labels, i.taints,
+        case when named then i.name end) as example
+      from gangq.incarnations i where i.ended_at is null) y);
+end $$;
+comment on function gangq.worker_classes is
+  'Internal. The class of each live worker, and a worker that stands for it. Each is its own where '
+  'one of these kinds selects workers or hosts by name.';
 
 create function gangq.board_workers(t timestamptz, ids bigint[], classes integer[]) returns json
 language plpgsql stable as $$
 begin
   return (
     select json_agg(json_build_object(
-      'id', i.id, 'name', i.name, 'host', i.host,
-      'slots', i.slots, 'memory_mb', i.memory_mb,
+      'id', i.id, 'name', i.name, 'host', i.host, 'slots', i.slots, 'memory_mb', i.memory_mb,
       'millicpus', (i.cpus * 1000)::bigint, 'class_id', w.class,
       'domains', case when c.topology <> '{host}' then gangq.domains(i, c.topology) end,
-      'open', case when o.id is null then false end,
+      'open', nullif(o.id is not null, true),
       'warm', case when i.model is not null then json_build_array(i.model) end,
-      'doubtful', case when i.host = any (f.doubtful) then true end,
+      'doubtful', nullif(i.host = any (f.doubtful), false),
       'devices', d.devices) order by i.host, i.id)
     from unnest(ids, classes) as w(id, class)
     join gangq.incarnations i on i.id = w.id
     cross join gangq.settings c
     left join unnest(gangq.candidates(t)) as o(id) on o.id = i.id
-    cross join (select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful offset 0) f
+    cross join (
+      select array(select l.host from gangq.lost_hosts(t) l where l.doubtful) as doubtful
+      offset 0) f
     left join (
-      select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb, 'withheld',
-        case when h.device_id is not null then true end) order by r.vram_mb, r.index, r.id) as devices
+      select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb,
+        'withheld', h.device_id is not null or null) order by r.vram_mb, r.index, r.id) as devices
       from gangq.device_registry r
       left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
@@ -118,12 +139,15 @@ end $$;
 comment on function gangq.board_workers is
   'Internal. The workers of a board, with all they offer; classes: the class of each.';
 
-create function gangq.surplus_members(gang_ids bigint[]) returns table (gang_id bigint, job_id bigint)
-language sql stable as $$
-  select m.gang_id, m.id
+-- What is placed ----------------------------------------------------------------------------------
+
+create function gangq.surplus_members(gang_ids bigint[])
+returns table (gang_id bigint, job_id bigint, members bigint) language sql stable as $$
+  select m.gang_id, m.id, count(*) over (partition by m.gang_id)
   from (
     select j.gang_id, j.id, r.min_members,
-      row_number() over (partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+      row_number() over (
+        partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
     join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
@@ -133,8 +157,8 @@ language sql stable as $$
   where m.nth > m.min_members
 $$;
 comment on function gangq.surplus_members is
-  'Internal. Members without which these gangs would go on, where all of the gang runs: of each role those '
-  'beyond its least number.';
+  'Internal. Members without which these gangs would go on, where all of the gang runs: of each '
+  'role those beyond its least number. members: how many such the gang has.';
 
 create function gangq.drained_workers() returns setof bigint language sql stable as $$
   select i.id
@@ -143,11 +167,12 @@ create function gangq.drained_workers() returns setof bigint language sql stable
     and case c.kind when 'host' then i.host else i.name end = c.name
   where c.drain
 $$;
-comment on function gangq.drained_workers is 'Internal. Live workers that are drained, or whose host is.';
+comment on function gangq.drained_workers is
+  'Internal. Live workers that are drained, or whose host is.';
 
 -- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
--- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget does,
--- and what has outrun that too, soon. What a unit has on one worker is one hold.
+-- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget
+-- does, and what has outrun that too, soon. What a unit has on one worker is one hold.
 create function gangq.board_units(t timestamptz, moves jsonb) returns json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
@@ -164,12 +189,13 @@ begin
       join gangq.gang_kinds k on k.id = g.kind_id
     ),
     surplus as materialized (
-      select m.gang_id, m.job_id, count(*) over (partition by m.gang_id) as members
-      from gangq.surplus_members(array(select g.id from gangs g where g.failure_policy = 'shrink')) m
+      select m.*
+      from gangq.surplus_members(array(
+        select g.id from gangs g where g.failure_policy = 'shrink')) m
     ),
     shapes as materialized (
       select s.id, b.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
-        coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most_s,
+        coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most,
         gangq.estimate_s(s.queue, s.task, s.gpus::integer, b.budget_s) as estimate_s
       from (select distinct j.shape_id, j.budget_s from jobs j) b
       join gangq.shapes s on s.id = b.shape_id
@@ -179,40 +205,39 @@ begin
     placed as materialized (
       -- Of a gang its id, of a job alone its own, negative.
       select case when j.gang_id is null or x.alone then -j.id else j.gang_id end as key,
-        case when x.alone then j.gang_id end as part_of, j.id, j.submitter, j.priority, j.incarnation,
-        s.queue, s.gpus, s.memory_mb, s.cpus, s.most_s, s.estimate_s, g.apart, g.world_size, x.spared,
-        gangq.seconds(coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
-        gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
-        case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at,
+        case when x.alone then j.gang_id end as part_of, j.id, j.submitter, j.priority,
+        j.incarnation, s.queue, s.gpus, s.memory_mb, s.cpus, g.apart, g.world_size,
+        coalesce(v.members, 0) as spared, x.since, x.gone_at, x.began + s.min_run_s as may_stop_at,
         j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
-          and s.preemptible as movable, s.min_run_s,
-        case when g.checkpoint_mode = 'rank0' then j.gang_id end as rank0_of
+          and s.preemptible as movable, case
+          when x.gone_at is not null then greatest(x.gone_at, now_s + 1)
+          when e.estimated > now_s then e.estimated
+          else greatest(e.latest, now_s + 30) end as ends_at, case
+          when x.gone_at is not null then 'stop'
+          when e.estimated > now_s and e.estimated < e.latest then 'history'
+          when e.estimated > now_s or e.latest > now_s + 30 then 'budget'
+          else 'late' end as ends_by,
+        greatest(s.gpus, 1) * (now_s - greatest(x.since, gangq.seconds((
+          select max(k.saved_at) from gangq.checkpoints k
+          where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
+            select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
+            j.id))))) as lost_s
       from jobs j
       join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
       cross join gangq.settings c
       left join gangs g on g.id = j.gang_id
       left join (select distinct u.gang_id, u.members from surplus u) v on v.gang_id = j.gang_id
       cross join lateral (
-        select coalesce(v.members, 0) as spared, j.state = 'preempting' and g.state = 'running'
-          or j.id in (select u.job_id from surplus u) as alone) x
-    ),
-    timed as materialized (
-      select p.*, case
-          when p.gone_at is not null then greatest(p.gone_at, now_s + 1)
-          when e.estimated > now_s then e.estimated
-          else greatest(e.latest, now_s + 30) end as ends_at, case
-          when p.gone_at is not null then 'stop'
-          when e.estimated > now_s then case when e.estimated < e.latest then 'history' else 'budget' end
-          when e.latest > now_s + 30 then 'budget'
-          else 'late' end as ends_by,
-        greatest(p.gpus, 1) * (now_s - greatest(p.since, gangq.seconds((
-          select max(k.saved_at) from gangq.checkpoints k
-          where k.job_id = coalesce((
-            select z.id from gangq.live_jobs z where z.gang_id = p.rank0_of and z.rank = 0), p.id))))) as lost_s
-      from placed p
+        select j.state = 'preempting' and g.state = 'running'
+            or j.id in (select u.job_id from surplus u) as alone,
+          gangq.seconds(
+            coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
+          gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
+          case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
+        offset 0) x
       cross join lateral (
-        select coalesce(p.began, now_s) + p.estimate_s as estimated,
-          coalesce(p.began, now_s) + p.most_s as latest offset 0) e
+        select coalesce(x.began, now_s) + s.estimate_s as estimated,
+          coalesce(x.began, now_s) + s.most as latest) e
     ),
     devices as materialized (
       select p.key, p.incarnation, json_agg(h.device_id order by h.device_id) as ids
@@ -222,8 +247,8 @@ begin
     ),
     holds as materialized (
       select h.key, json_agg(json_build_object(
-        'worker', h.incarnation, 'devices', d.ids, 'slots', nullif(h.slots, 1),
-        'memory_mb', nullif(h.memory_mb, 0), 'millicpus', nullif(h.millicpus, 0)) order by h.incarnation) as held
+        'worker', h.incarnation, 'devices', d.ids, 'slots', nullif(h.slots, 1), 'memory_mb',
+        nullif(h.memory_mb, 0), 'millicpus', nullif(h.millicpus, 0)) order by h.incarnation) as held
       from (
         select p.key, p.incarnation, count(*) as slots, sum(p.memory_mb) as memory_mb,
           sum(p.cpus * 1000)::bigint as millicpus
@@ -232,100 +257,75 @@ begin
       group by h.key
     ),
     units as materialized (
-      select p.key, min(p.part_of) as part_of, min(p.queue) as queue, min(p.submitter) as submitter,
+      select p.key, case when p.key < 0 then 'j' || -p.key else 'g' || p.key end as id,
+        min(p.part_of) as part_of, min(p.queue) as queue, min(p.submitter) as submitter,
         min(p.priority) as priority, max(p.ends_at) as ends_at,
         (array_agg(p.ends_by order by p.ends_at desc, p.id))[1] as ends_by, min(p.since) as since,
         sum(p.lost_s) as lost_s, bool_and(p.gone_at is not null) as leaving, min(p.apart) as apart,
         bool_or(p.incarnation in (select w from gangq.drained_workers() w)) as drained,
-        -- All of it runs: a gang of which a member is done could not run again. And stopping it once more
-        -- would not end it.
-        case when bool_and(p.movable) and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
-          then max(p.began + p.min_run_s) end as movable_at
-      from timed p
+        -- All of it runs: a gang of which a member is done could not run again. And stopping it
+        -- once more would not end it.
+        case when bool_and(p.movable)
+            and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
+          then max(p.may_stop_at) end as movable_at
+      from placed p
       group by p.key
     )
     select json_agg(json_build_object(
-      'id', x.unit, 'queue', nullif(u.queue, 'default'), 'submitter', u.submitter,
-      'priority', nullif(u.priority, 0), 'ends_at', u.ends_at, 'ends_by', nullif(u.ends_by, 'budget'),
-      'part_of', 'g' || u.part_of, 'since', u.since, 'lost_s', u.lost_s,
-      'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false), 'apart', u.apart,
-      'ask', moves -> x.unit, 'movable_at', u.movable_at, 'movable', nullif(u.movable_at <= now_s, false),
-      'holds', h.held) order by abs(u.key), u.key)
-    from units u
-    join holds h on h.key = u.key
-    cross join lateral (
-      select case when u.key < 0 then 'j' || -u.key else 'g' || u.key end as unit) x);
+      'id', u.id, 'queue', nullif(u.queue, 'default'), 'submitter', u.submitter,
+      'priority', nullif(u.priority, 0), 'ends_at', u.ends_at,
+      'ends_by', nullif(u.ends_by, 'budget'), 'part_of', 'g' || u.part_of, 'since', u.since,
+      'lost_s', u.lost_s, 'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false),
+      'apart', u.apart, 'ask', moves -> u.id, 'movable_at', u.movable_at,
+      'movable', nullif(u.movable_at <= now_s, false), 'holds', h.held) order by abs(u.key), u.key)
+    from units u join holds h on h.key = u.key);
 end $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
 
--- What is to be moved: what is placed, or about to be, on what is drained, and could be placed again: not
--- in a paused queue, nor a gang of which a member is done. One that replaces a member is moved when it is
--- whole. A job alone is of a kind of its own: its shape, negative.
+-- What is to be moved: what is placed, or about to be, on what is drained, and could be placed
+-- again: not in a paused queue, nor a gang of which a member is done. One that replaces a member is
+-- moved when it is whole. A job alone is of a kind of its own: its shape, negative.
 create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
 language sql stable as $$
   with drained as materialized (
     select distinct coalesce(j.gang_id, -j.id) as id
     from gangq.drained_workers() as w(id)
     join gangq.live_jobs j on j.incarnation = w.id and j.state in ('reserved', 'running')
-  )
-  select 'g' || g.id, g.kind_id, jsonb_build_object('id', 'g' || g.id, 'kind', g.kind_id, 'missing', (
-    select jsonb_agg(y.members order by y.ordinal)
-    from (
-      select r.ordinal, count(k.id) as members
+  ),
+  moved as (
+    select 'g' || g.id as unit, g.kind_id, k.queue,
+      jsonb_agg(m.placed order by m.ordinal) as missing
+    from drained d
+    join gangq.live_gangs g on g.id = d.id and g.missing_since is null
+    join gangq.gang_kinds k on k.id = g.kind_id
+    cross join lateral (
+      select r.ordinal, count(j.id) as placed
       from gangq.kind_roles r
-      left join gangq.live_jobs k on k.gang_id = g.id and coalesce(k.role, 1) = r.ordinal
-        and k.state in ('reserved', 'running')
-      where r.kind_id = g.kind_id group by r.ordinal) y))
-  from drained d
-  join gangq.live_gangs g on g.id = d.id
-  join gangq.gang_kinds k on k.id = g.kind_id
-  where g.missing_since is null
-    and g.world_size = (
-      select count(*) from gangq.live_jobs j where j.gang_id = g.id and j.state in ('reserved', 'running'))
-    and not gangq.below(k.queue, array(select q.name from gangq.queues_table q where q.paused))
-  union all
-  select 'j' || j.id, -j.shape_id,
-    jsonb_build_object('id', 'j' || j.id, 'kind', -j.shape_id, 'missing', jsonb_build_array(1))
-  from drained d
-  join gangq.live_jobs j on j.id = -d.id
-  join gangq.shapes s on s.id = j.shape_id
-  where not gangq.below(s.queue, array(select q.name from gangq.queues_table q where q.paused))
+      left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+        and j.state in ('reserved', 'running')
+      where r.kind_id = g.kind_id group by r.ordinal) m
+    group by g.id, k.queue
+    having sum(m.placed) = g.world_size
+    union all
+    select 'j' || j.id, -j.shape_id, s.queue, '[1]'
+    from drained d join gangq.live_jobs j on j.id = -d.id join gangq.shapes s on s.id = j.shape_id
+  )
+  select m.unit, m.kind_id,
+    jsonb_build_object('id', m.unit, 'kind', m.kind_id, 'missing', m.missing)
+  from moved m where not gangq.paused(m.queue)
 $$;
 comment on function gangq.board_moves is
   'Internal. What is to be moved off what is drained, and what each would wait as.';
 
--- A promise of which a worker has ended lapses.
-create function gangq.board_kept(t timestamptz) returns json language plpgsql stable as $$
-begin
-  return (
-    select json_agg(json_build_object('ask', p.ask,
-      'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
-      'holds', p.seats) order by p.ask)
-    from gangq.plans p cross join gangq.settings c
-    where p.kept and p.starts_at > t
-      and not exists (
-        select 1 from jsonb_array_elements(p.seats) as x(value)
-        left join gangq.incarnations i on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
-        where i.id is null));
-end $$;
-comment on function gangq.board_kept is 'Internal. Seats that are kept for what waits, for a board.';
+-- What waits --------------------------------------------------------------------------------------
 
-create function gangq.board_places() returns json language sql stable as $$
-  select json_agg(json_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
-    'devices', p.device_ids, 'job', case when p.job_id is not null then coalesce((
-      select 'j' || j.id from gangq.live_jobs j where j.id = p.job_id and j.token = p.token), 'ended') end)
-    order by p.id)
-  from gangq.places p
-$$;
-comment on function gangq.board_places is
-  'Internal. The open places of a board; job: who sits there; ended: nobody any more, and it is closed.';
-
-create function gangq.board_kinds(ids integer[], examples bigint[]) returns json language plpgsql stable as $$
+create function gangq.board_kinds(ids integer[], examples bigint[]) returns json
+language plpgsql stable as $$
 begin
   return (
     with named as materialized (
-      select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
-        r.prefer, r.shape_id
+      select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced,
+        r.require, r.prefer, r.shape_id
       from gangq.kind_roles r where r.kind_id = any (ids)
       union all
       select i, 1, '', 1, 1, 'pack', false, null, null, -i from unnest(ids) as i where i < 0
@@ -337,22 +337,21 @@ begin
       join gangq.incarnations i on i.id = e.id
     ),
     roles as materialized (
-      select r.kind_id, r.ordinal, r.name, r.min_members, r.max_members, r.strategy, r.balanced, r.require,
-        r.prefer, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, coalesce(s.avoid, '{}') as avoid, (
-          select coalesce(json_agg(c.class order by c.class), '[]')
-          from classes c
-          where gangq.serves(c.example, s)) as serves
+      select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.avoid, (
+        select coalesce(json_agg(c.class order by c.class), '[]')
+        from classes c where gangq.serves(c.example, s)) as serves
       from named r join gangq.shapes s on s.id = r.shape_id
     ),
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
       select r.kind_id, min(r.model) as model, json_agg(json_build_object(
-        'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1), 'most', nullif(r.max_members, 1),
-        'strategy', nullif(r.strategy, 'pack'), 'balanced', nullif(r.balanced, false),
-        'require', r.require, 'prefer', r.prefer, 'serves', r.serves, 'needs', json_build_object(
-          'gpus', nullif(r.gpus, 0), 'vram_mb', nullif(r.vram_mb, 0), 'memory_mb', nullif(r.memory_mb, 0),
-          'millicpus', nullif((r.cpus * 1000)::bigint, 0), 'avoid', nullif(r.avoid, '{}')))
-        order by r.ordinal) as roles
+        'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
+        'most', nullif(r.max_members, 1), 'strategy', nullif(r.strategy, 'pack'),
+        'balanced', nullif(r.balanced, false), 'require', r.require, 'prefer', r.prefer,
+        'serves', r.serves, 'needs', json_build_object(
+          'gpus', nullif(r.gpus, 0), 'vram_mb', nullif(r.vram_mb, 0),
+          'memory_mb', nullif(r.memory_mb, 0), 'millicpus', nullif((r.cpus * 1000)::bigint, 0),
+          'avoid', nullif(r.avoid, '{}'))) order by r.ordinal) as roles
       from roles r
       group by r.kind_id
     )
@@ -360,20 +359,22 @@ begin
       'id', k.id, 'queue', nullif(k.queue, 'default'), 'require', k.require, 'prefer', k.prefer,
       'apart', k.apart, 'model', y.model, 'roles', y.roles) order by k.id)
     from (
-      select x.id, x.queue, x.require, x.prefer, x.apart from gangq.gang_kinds x where x.id = any (ids)
+      select x.id, x.queue, x.require, x.prefer, x.apart
+      from gangq.gang_kinds x where x.id = any (ids)
       union all
-      select -s.id, s.queue, null, null, null from gangq.shapes s
-      where -s.id = any (ids)) k
+      select -s.id, s.queue, null, null, null from gangq.shapes s where -s.id = any (ids)) k
     join told y on y.kind_id = k.id);
 end $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
 
--- Of each kind the first so many by its own index: how many wait makes no difference to what is read.
+-- Of each kind the first so many by its own index: how many wait makes no difference to what is
+-- read.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
 returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
   with kinds as materialized (
-    select y.id, q.policy = 'fifo' as by_age, least(a_kind, greatest(1, in_all / count(*) over ())) as most
+    select y.id, q.policy = 'fifo' as by_age,
+      least(a_kind, greatest(1, in_all / count(*) over ())) as most
     from gangq.blocked_kinds c
     join gangq.gang_kinds y on y.id = c.kind_id
     join gangq.queues_table q on q.name = y.queue
@@ -395,8 +396,7 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
   select x.id, x.kind_id, x.order_key, null
   from gangq.live_gangs x
   where x.state = 'running' and x.missing_since is not null
-    and (x.not_before is null or x.not_before <= t)
-    and exists (
+    and (x.not_before is null or x.not_before <= t) and exists (
       select 1 from gangq.live_jobs j
       where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
 $$;
@@ -404,100 +404,19 @@ comment on function gangq.board_gangs is
   'Internal. Gangs that wait for seats: of each kind the first so many, fewer where there are many '
   'kinds, and those that run and wait for replacements of members.';
 
--- One row per shape and priority, found by hopping along the index that claims read. jobs: how many wait,
--- counted up to most, because no pass could place more.
-create function gangq.board_singles(most integer, in_all integer)
-returns table (shape_id integer, head bigint, jobs bigint) language sql stable as $$
-  with recursive placed as materialized (
-    select s.id
-    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
-    cross join (select gangq.placed_queues() as names offset 0) q
-    where gangq.is_placed(s, q.names)
-  ),
-  heads(shape_id, head) as (
-    select p.id, (
-      select j.order_key from gangq.live_jobs j
-      where j.shape_id = p.id and j.state = 'pending' order by j.order_key limit 1)
-    from placed p
-    union all
-    select h.shape_id, (
-      select j.order_key from gangq.live_jobs j
-      where j.shape_id = h.shape_id and j.state = 'pending'
-        and j.order_key >= ((h.head >> 50) + 1) << 50
-      order by j.order_key limit 1)
-    from heads h where h.head is not null
-  )
-  select h.shape_id, h.head, (
-    select count(*)
-    from (
-      select from gangq.live_jobs j
-      where j.shape_id = h.shape_id and j.state = 'pending'
-        and j.order_key >= h.head and j.order_key < ((h.head >> 50) + 1) << 50
-      limit most) w)
-  from heads h where h.head is not null
-  order by h.head limit in_all
-$$;
-comment on function gangq.board_singles is
-  'Internal. Single jobs that wait to be placed: of each shape and priority the first, and how many there '
-  'are, up to most.';
-
-create function gangq.board_single_asks(most integer)
-returns table (kind_id integer, jobs bigint, ask json) language plpgsql stable as $$
-begin
-  return query (
-    select -b.shape_id, b.jobs, json_build_object(
-      'id', format('k%s/%s', b.shape_id, 1000 - (b.head >> 50)), 'kind', -b.shape_id,
-      'priority', nullif(1000 - (b.head >> 50), 0), 'order', b.head & 1125899906842623, 'submitter', j.submitter,
-      -- What was put to the front has no age: nothing overtakes it.
-      'since', case when (b.head & 1125899906842623) >= 562949953421312
-        then gangq.seconds(j.submitted_at) end, 'count', b.jobs,
-      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8)
-    from gangq.board_singles(most, 1000) b
-    join gangq.shapes s on s.id = b.shape_id
-    cross join lateral (
-      select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
-      where x.shape_id = b.shape_id and x.state = 'pending' and x.order_key = b.head limit 1) j
-    order by b.head);
-end $$;
-comment on function gangq.board_single_asks is
-  'Internal. The single jobs that wait, for a board: of each kind and priority how many, up to most.';
-
--- One more than could be placed: then the pass says why the rest waits.
-create function gangq.free_slots() returns integer language sql stable as $$
-  select greatest(0, (select sum(i.slots) from gangq.incarnations i where i.ended_at is null)
-    - (select count(*) from gangq.placed_jobs()))::integer
-$$;
-comment on function gangq.free_slots is 'Internal. Slots for placed work that nothing holds, in all.';
-
-create function gangq.lacking(gang_id bigint) returns table (missing json, mates json)
-language sql stable as $$
-  select json_agg(y.missing order by y.ordinal), json_agg(y.mates order by y.ordinal)
-  from (
-    select r.ordinal,
-      count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
-      coalesce(json_agg(j.incarnation order by j.incarnation)
-        filter (where j.incarnation is not null), '[]') as mates
-    from gangq.live_gangs w
-    join gangq.kind_roles r on r.kind_id = w.kind_id
-    left join gangq.live_jobs j on j.gang_id = w.id and coalesce(j.role, 1) = r.ordinal
-    where w.id = lacking.gang_id
-    group by r.ordinal) y
-$$;
-comment on function gangq.lacking is
-  'Internal. Of a gang that runs, by role: how many members it lacks, and the workers of the others.';
-
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns setof json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 begin
   return query (
     with gangs as materialized (
       -- One by one: however many gangs there are, those shown are found by their index.
-      select g.*, g.state = 'running' as runs
+      select g.*
       from unnest(ids) as i(id)
       cross join lateral (select x.* from gangq.live_gangs x where x.id = i.id offset 0) g
     ),
     estimates as materialized (
-      select z.kind_id, z.budget_s, max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s)) as s
+      select z.kind_id, z.budget_s,
+        max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, z.budget_s)) as s
       from (select distinct g.kind_id, g.budget_s from gangs g) z
       join gangq.kind_roles r on r.kind_id = z.kind_id
       join gangq.shapes s on s.id = r.shape_id
@@ -507,48 +426,96 @@ begin
       select a.id, json_agg(l.host order by l.host) as hosts
       from gangq.lost_hosts(t) l cross join lateral unnest(l.gang_ids) as a(id)
       group by a.id
+    ),
+    -- By role, how many members a gang that runs lacks, and the workers of the others.
+    lacking as materialized (
+      select y.id, json_agg(y.missing order by y.ordinal) as missing,
+        json_agg(y.mates order by y.ordinal) as mates
+      from (
+        select w.id, r.ordinal,
+          count(*) filter (where j.state = 'blocked' and gangq.in_epoch(j, w)) as missing,
+          coalesce(json_agg(j.incarnation order by j.incarnation)
+            filter (where j.incarnation is not null), '[]') as mates
+        from gangs g
+        join gangq.live_gangs w on w.id = g.id
+        join gangq.kind_roles r on r.kind_id = w.kind_id
+        left join gangq.live_jobs j on j.gang_id = w.id and coalesce(j.role, 1) = r.ordinal
+        where g.state = 'running'
+        group by w.id, r.ordinal) y
+      group by y.id
     )
     select json_build_object(
       'id', 'g' || g.id, 'kind', g.kind_id, 'priority', nullif(g.priority, 0),
-      'order', g.order_key & 1125899906842623, 'submitter', g.submitter, 'estimate_s', e.s::float8,
-      'avoid_hosts', a.hosts, 'missing', r.missing, 'mates', r.mates)
+      'order', g.order_key & 1125899906842623, 'submitter', g.submitter,
+      'estimate_s', e.s::float8, 'avoid_hosts', a.hosts, 'missing', r.missing, 'mates', r.mates)
     from gangs g
     join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
     left join avoided a on a.id = g.id
-    left join lateral gangq.lacking(case when g.runs then g.id end) r on true
+    left join lacking r on r.id = g.id
     order by g.order_key, g.id);
 end $$;
-comment on function gangq.board_asks is 'Internal. What waits, for a board.';
+comment on function gangq.board_asks is 'Internal. These gangs, for a board.';
 
-create function gangq.worker_classes(kinds integer[])
-returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
-declare
-  named constant boolean := exists (
-    select 1
-    from (
-      select r.shape_id from gangq.kind_roles r where r.kind_id = any (kinds)
-      union all
-      select -k from unnest(kinds) as k where k < 0) r
-    join gangq.shapes s on s.id = r.shape_id
-    cross join lateral jsonb_array_elements(s.selector) c
-    where c.value ->> 'key' in ('host', 'worker'));
+-- One row per shape and priority, found by hopping along the index that claims read.
+create function gangq.board_single_asks(most integer)
+returns table (kind_id integer, jobs bigint, ask json) language plpgsql stable as $$
 begin
   return query (
-    select y.id, dense_rank() over (order by y.example)::integer, y.example
-    from (
-      select i.id, min(i.id) over (
-        partition by i.queues, i.tasks, i.labels, i.taints, case when named then i.name end) as example
-      from gangq.incarnations i where i.ended_at is null) y);
+    with recursive placed as materialized (
+      select s.id
+      from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+      cross join (select gangq.placed_queues() as names offset 0) q
+      where gangq.is_placed(s, q.names)
+    ),
+    heads(shape_id, head) as (
+      select p.id, (
+        select j.order_key from gangq.live_jobs j
+        where j.shape_id = p.id and j.state = 'pending' order by j.order_key limit 1)
+      from placed p
+      union all
+      select h.shape_id, (
+        select j.order_key from gangq.live_jobs j
+        where j.shape_id = h.shape_id and j.state = 'pending'
+          and j.order_key >= ((h.head >> 50) + 1) << 50
+        order by j.order_key limit 1)
+      from heads h where h.head is not null
+    )
+    select -h.shape_id, n.jobs, json_build_object(
+      'id', format('k%s/%s', h.shape_id, 1000 - (h.head >> 50)), 'kind', -h.shape_id,
+      'priority', nullif(1000 - (h.head >> 50), 0), 'order', h.head & 1125899906842623,
+      'submitter', j.submitter,
+      -- What was put to the front has no age: nothing overtakes it.
+      'since', case when (h.head & 1125899906842623) >= 562949953421312
+        then gangq.seconds(j.submitted_at) end, 'count', n.jobs,
+      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8)
+    from (select x.* from heads x where x.head is not null order by x.head limit 1000) h
+    join gangq.shapes s on s.id = h.shape_id
+    cross join lateral (
+      select count(*) as jobs
+      from (
+        select from gangq.live_jobs x
+        where x.shape_id = h.shape_id and x.state = 'pending'
+          and x.order_key >= h.head and x.order_key < ((h.head >> 50) + 1) << 50
+        limit most) w offset 0) n
+    cross join lateral (
+      select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
+      where x.shape_id = h.shape_id and x.state = 'pending' and x.order_key = h.head limit 1) j
+    order by h.head);
 end $$;
-comment on function gangq.worker_classes is
-  'Internal. The class of each live worker, and a worker that stands for it: workers of one class serve the '
-  'same. Each is its own where one of these kinds selects workers or hosts by name.';
+comment on function gangq.board_single_asks is
+  'Internal. The single jobs that wait to be placed, for a board: of each kind and priority the '
+  'first, and how many there are, up to most, because no pass could place more.';
+
+-- The board ---------------------------------------------------------------------------------------
 
 create function gangq.board() returns json language plpgsql stable as $$
 #variable_conflict use_variable
 declare
   t constant timestamptz := gangq.now();
-  most constant integer := least(200, gangq.free_slots()) + 1;
+  -- One more than could be placed: then the pass says why the rest waits.
+  most constant integer := 1 + least(200, greatest(0, (
+    select sum(i.slots) from gangq.incarnations i where i.ended_at is null) - (
+    select count(*) from gangq.placed_jobs())));
   gangs bigint[];
   kinds integer[];
   cut integer[];
@@ -561,9 +528,11 @@ begin
   with shown as materialized (
     select g.* from gangq.board_gangs(t, 200, 1000) g
   )
-  select array(select s.id from shown s), array_agg(k.kind_id), array_agg(k.kind_id) filter (where k.cut)
+  select array(select s.id from shown s), array_agg(k.kind_id),
+    array_agg(k.kind_id) filter (where k.cut)
   into gangs, kinds, cut
-  from (select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
+  from (
+    select s.kind_id, count(s.most) >= min(s.most) as cut from shown s group by s.kind_id) k;
   select array_agg(s.ask), kinds || array_agg(s.kind_id),
     cut || array_agg(distinct s.kind_id) filter (where s.jobs >= most)
   into asks, kinds, cut
@@ -584,10 +553,28 @@ begin
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, workers, classes),
-      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
-      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
+      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', (
+        -- A promise of which a worker has ended lapses.
+        select json_agg(json_build_object('ask', p.ask,
+          'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
+          'holds', p.seats) order by p.ask)
+        from gangq.plans p
+        where p.kept and p.starts_at > t and not exists (
+          select 1 from jsonb_array_elements(p.seats) as x(value)
+          left join gangq.incarnations i
+            on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
+          where i.id is null)),
+      -- The job of a place has ended: nobody sits there any more, and it is closed.
+      'places', (
+        select json_agg(json_build_object('id', p.id, 'worker', p.incarnation,
+          'kind', -p.shape_id, 'devices', p.device_ids,
+          'job', case when p.job_id is not null then coalesce('j' || j.id, 'ended') end)
+          order by p.id)
+        from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token),
+      'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is
-  'What a decision is made from, in one snapshot: workers with all they offer, units (what is placed), '
-  'kinds and asks (what waits; of each kind the first 200, fewer where there are many, 1,000 in all), queues. Reads only.';
+  'What a decision is made from, in one snapshot: workers with all they offer, units (what is '
+  'placed), kinds and asks (what waits; of each kind the first 200, fewer where there are many, '
+  '1,000 in all), queues. Reads only.';
