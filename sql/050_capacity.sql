@@ -3,10 +3,9 @@
 --
 -- Two lanes. A single job is light where it asks for a turn and nothing that is counted; any worker
 -- that serves it takes it. Everything else is placed by a decision. A worker has slots for placed
--- work and light slots, and neither lane takes the other's.
+-- work and light slots, and neither lane takes the other's. The lane is a property of the shape and
+-- of its queue, and stored nowhere: a limit on a queue changes one row, not each job in it.
 
--- The lane is a property of the shape and of its queue, and stored nowhere: a limit that is set on
--- a queue changes one row, and not each job that waits in it.
 create function gangq.placed_queues() returns text[] language sql stable as $$
   select array(select q.name || '.' from gangq.queues_table q where q.limited or q.policy = 'fair')
 $$;
@@ -19,7 +18,7 @@ create function gangq.is_placed(s gangq.shapes, placed_queues text[]) returns bo
 language sql immutable
 return not (s).plain or (s).model is not null or ((s).queue || '.') ^@ any (placed_queues);
 comment on function gangq.is_placed is
-  'Internal. Whether single jobs of this shape are placed by a decision; if not, they are light.';
+  'Internal. Whether single jobs of this shape are placed; if not, they are light.';
 
 create function gangq.single_waits() returns boolean language sql stable as $$
   select exists (
@@ -28,16 +27,11 @@ create function gangq.single_waits() returns boolean language sql stable as $$
     cross join (select gangq.placed_queues() as names offset 0) q
     where gangq.is_placed(s, q.names))
 $$;
-comment on function gangq.single_waits is
-  'Internal. Whether a single job waits that a decision has to place.';
+comment on function gangq.single_waits is 'Internal. Whether a single job waits to be placed.';
 
-create function gangq.placed_waits() returns boolean language sql stable as $$
-  select exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
-    or gangq.single_waits()
-$$;
-comment on function gangq.placed_waits is
-  'Internal. Whether anything waits that a decision has to place: a gang, or a single job that is '
-  'not light.';
+create function gangq.placed_waits() returns boolean language sql stable
+return exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits();
+comment on function gangq.placed_waits is 'Internal. Whether anything waits to be placed.';
 
 create function gangq.paused(queue text) returns boolean language sql stable
 return exists (
@@ -105,8 +99,7 @@ returns table (incarnation bigint, why text) language sql stable as $$
   where i.ended_at is null and (barred.among is null or i.id = any (barred.among))
 $$;
 comment on function gangq.barred is
-  'Internal. What keeps each live worker, or each of these, from taking work now; why null: '
-  'nothing.';
+  'Internal. What keeps each live worker, or each of these, from taking work now; null: nothing.';
 
 create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
 language sql stable as $$
@@ -117,8 +110,7 @@ language sql stable as $$
     order by b.incarnation)
 $$;
 comment on function gangq.candidates is
-  'Internal. Workers that may be given work now: live, heard lately, not quarantined, not '
-  'cordoned, not passed over.';
+  'Internal. Workers, or those among these, that may be given work now.';
 
 create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean
 language sql stable
@@ -130,8 +122,7 @@ return s.queue = any (i.queues)
     else coalesce(jsonb_path_match(i.labels, s.selects,
       jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end;
 comment on function gangq.serves is
-  'Internal. Whether this worker is for jobs of this shape at all, free or not: queue, task, '
-  'labels, selector, and every taint of it tolerated.';
+  'Internal. Whether this worker is for jobs of this shape at all, free or not.';
 
 -- least() takes no notice of null: what is not asked for sets no limit.
 create function gangq.room(
@@ -176,8 +167,7 @@ language sql stable as $$
       select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
 $$;
 comment on function gangq.fleet is
-  'Internal. The live workers; known: also those that have ended, by their latest incarnation, as '
-  'long as it is kept.';
+  'Internal. The live workers; known: also ended ones, by their latest incarnation that is kept.';
 
 -- A device that nobody offers is counted with the last incarnation that saw it.
 create function gangq.devices_of(incarnation bigint, ended boolean)

@@ -25,9 +25,9 @@ returns table (
     where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
 comment on function gangq.offers is
-  'Internal. The workers of the queue and task of a shape, free or not; known: ended ones '
-  'included. able: it may run there. gpus: those it does not avoid; enough: of these, those with the '
-  'memory it asks for. most: so many workers at most.';
+  'Internal. The workers of the queue and task of a shape, free or not, at most so many; known: '
+  'ended ones included. able: it may run there. gpus: those it does not avoid; enough: of these, '
+  'those with the memory it asks for.';
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$
@@ -37,27 +37,24 @@ declare
   n record;
 begin
   select x.* into s from gangq.shapes x where x.id = infeasible.shape_id;
-  select count(*) as serving, count(*) filter (where s.labels <@ i.labels) as labelled,
-    count(*) filter (where i.able) as able,
-    coalesce(sum(i.slots) filter (where i.able), 0) as slots,
-    coalesce(sum(i.room) filter (where i.able), 0) as room,
-    coalesce(sum(i.bare) filter (where i.able), 0) as bare,
-    coalesce(max(i.gpus) filter (where i.able), 0) as gpus,
-    coalesce(max(i.vram_mb) filter (where i.able), 0) as vram_mb,
-    max(i.memory_mb) filter (where i.able) as memory_mb, max(i.cpus) filter (where i.able) as cpus
+  select count(*) as serving, count(*) filter (where s.labels <@ w.labels) as labelled,
+    count(*) filter (where o.able) as able,
+    coalesce(sum(w.slots) filter (where o.able), 0) as slots,
+    coalesce(sum(gangq.room(s, w.slots, w.memory_mb, w.cpus, o.enough)) filter (where o.able), 0)
+      as room,
+    -- What there would be room for if it had as many slots as one likes.
+    coalesce(sum(gangq.room(s, infeasible.size, w.memory_mb, w.cpus, o.enough))
+      filter (where o.able), 0) as bare,
+    coalesce(max(o.gpus) filter (where o.able), 0) as gpus,
+    coalesce(max(o.vram_mb) filter (where o.able), 0) as vram_mb,
+    max(w.memory_mb) filter (where o.able) as memory_mb, max(w.cpus) filter (where o.able) as cpus
   into n
-  from (
-    select o.able, o.gpus, o.vram_mb, w.labels, w.memory_mb, w.cpus, w.slots,
-      gangq.room(s, w.slots, w.memory_mb, w.cpus, o.enough) as room,
-      -- What there would be room for if it had as many slots as one likes.
-      gangq.room(s, infeasible.size, w.memory_mb, w.cpus, o.enough) as bare
-    from gangq.offers(s, infeasible.known) o
-    cross join lateral (
-      select (o.worker).labels, (o.worker).memory_mb, (o.worker).cpus,
-        -- A single job that asks for nothing is light in most queues.
-        case when s.plain and infeasible.size = 1
-          then greatest((o.worker).slots, (o.worker).light)
-          else (o.worker).slots end as slots) w) i;
+  from gangq.offers(s, infeasible.known) o
+  cross join lateral (
+    select (o.worker).labels, (o.worker).memory_mb, (o.worker).cpus,
+      -- A single job that asks for nothing is light in most queues.
+      greatest((o.worker).slots,
+        case when s.plain and infeasible.size = 1 then (o.worker).light end) as slots) w;
   if n.room >= size or (infeasible.known and not gangq.known_workers(s.queue)) then
     return null;
   elsif n.serving = 0 and infeasible.known then
@@ -91,9 +88,8 @@ begin
         gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
 comment on function gangq.infeasible is
-  'Internal. Why the workers registered now could never hold this many members of this shape, or '
-  'null when they could. known: the same of all workers known, ended ones included; null also when '
-  'none of its queue is known.';
+  'Internal. Why the workers registered now could never hold so many members of this shape; null: '
+  'they could. known: the same of all workers known; null also when none of its queue is known.';
 
 create function gangq.kind_room(kind_id integer, known boolean, most integer default null)
 returns table (domain text, fits boolean, seen boolean, has text) language sql stable as $$
@@ -130,11 +126,12 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   ),
   by_role as (
     select d.domain, r.ordinal, r.name, r.min_members as wanted, r.strategy, r.require,
-      least(coalesce(max(i.room), 0), r.min_members) as room
+      least(coalesce(i.room, 0), r.min_members) as room
     from (select distinct o.domain from offers o where o.domain is not null) d
     cross join roles r
-    left join inner_domains i on i.domain = d.domain and i.ordinal = r.ordinal
-    group by d.domain, r.ordinal, r.name, r.min_members, r.strategy, r.require
+    cross join lateral (
+      select max(x.room) as room
+      from inner_domains x where x.domain = d.domain and x.ordinal = r.ordinal) i
   ),
   together as (
     select w.domain, string_agg(format('%s of %s %s', n.have, n.asked, n.what), ', ' order by n.n)
@@ -169,8 +166,8 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
 $$;
 comment on function gangq.kind_room is
   'Internal. Of the domains of the level that a kind of gang requires, or all workers as one, the '
-  'best: whether each role finds room for its least members in it, and all together, when it is '
-  'idle (fits), and for how many (has). seen: each role has a worker that could run it somewhere.';
+  'best: whether all roles find room for their least members in it when it is idle (fits), and for '
+  'how many (has). seen: each role has a worker that could run it somewhere.';
 
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
 language plpgsql stable as $$
@@ -178,7 +175,6 @@ language plpgsql stable as $$
 declare
   best record;
   why text;
-  level text := (select k.require from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 begin
   -- Nearly every gang fits into a corner of the fleet, and what fits there fits into all of it.
   if (select r.fits from gangq.kind_room(kind_infeasible.kind_id, false, 100) r) then
@@ -201,14 +197,14 @@ begin
   if best.fits or (kind_infeasible.known and best.seen is not true) then
     return null;
   end if;
-  return format('%s could never hold it even when idle: %s%s',
+  return (select format('%s could never hold it even when idle: %s%s',
     case when kind_infeasible.known then 'all workers known, ended ones included,'
       else 'the workers registered now' end,
     case
-      when best.domain is null then 'none has a label ' || level
-      when level is null then 'room for '
-      else format('the best %s, %s, has room for ', level, best.domain) end,
-    best.has);
+      when best.domain is null then 'none has a label ' || k.require
+      when k.require is null then 'room for '
+      else format('the best %s, %s, has room for ', k.require, best.domain) end,
+    best.has) from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 end $$;
 comment on function gangq.kind_infeasible is
   'Internal. Why the workers registered now, or all known, could never hold the minimum of this '
@@ -240,5 +236,4 @@ begin
   end if;
 end $$;
 comment on function gangq.check_limits is
-  'Internal. Refuses (GQ001) what alone exceeds a limit of its queue or of an ancestor of it, and '
-  'so could never run.';
+  'Internal. Refuses (GQ001) what alone exceeds a limit of its queue path, and so could never run.';

@@ -10,8 +10,7 @@ create function gangq.elastic(kind_id integer) returns boolean language sql stab
     select 1 from gangq.kind_roles r
     where r.kind_id = elastic.kind_id and r.min_members < r.max_members)
 $$;
-comment on function gangq.elastic is
-  'Internal. Whether gangs of this kind may run with fewer members than they have.';
+comment on function gangq.elastic is 'Internal. Whether such gangs may run with fewer members.';
 
 create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean
 language sql immutable
@@ -31,8 +30,7 @@ begin
   perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   return g;
 end $$;
-comment on function gangq.lock_gang is
-  'Internal. Locks a live gang and its members, and returns it. Raises GQ002.';
+comment on function gangq.lock_gang is 'Internal. Locks a live gang and its members. Raises GQ002.';
 
 create function gangq.place_members(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[], devices bigint[], holders bigint[],
@@ -97,7 +95,7 @@ language sql stable as $$
           or x.last_rank <> r.first_rank + x.members - 1)))
 $$;
 comment on function gangq.is_epoch is
-  'Internal. Whether these, in rank order, are of each role the lowest ranks, as many as it allows.';
+  'Internal. Whether these, in rank order, are each role''s lowest ranks, as many as it allows.';
 
 -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw
 -- free. What was cordoned while this one locked is seen by the next statement.
@@ -124,8 +122,7 @@ begin
     where not d.serves or d.members > f.slots or d.memory_mb > f.memory_mb or d.cpus > f.cpus);
 end $$;
 comment on function gangq.lock_room is
-  'Internal. Locks these workers, and says whether they may take these members, one each, and have '
-  'slots, memory and CPUs for them; false also when one is busy.';
+  'Internal. Locks these workers: whether none is busy and they have room for these members.';
 
 -- The member that can use the fewest chooses first: what suits the next one suited it too, so that
 -- no member is left without whom another order would have served.
@@ -140,7 +137,8 @@ declare
 begin
   devices := '{}';
   for m in
-    select w.job_id, s as shape, s.gpus, f.device_ids, f.vrams, sum(s.gpus) over (order by w.n) as upto
+    select w.job_id, s as shape, s.gpus, f.device_ids, f.vrams,
+      sum(s.gpus) over (order by w.n) as upto
     from unnest(job_ids, incarnations) with ordinality as w(job_id, incarnation, n)
     join gangq.live_jobs j on j.id = w.job_id
     join gangq.shapes s on s.id = j.shape_id
@@ -164,8 +162,8 @@ begin
   end if;
 end $$;
 comment on function gangq.devices_for is
-  'Internal. Devices, and the member that gets each: those given, one member''s after the other''s, '
-  'or of what is free the smallest that do. devices null: they do not suit, or are not free.';
+  'Internal. Devices, and the member that gets each: those given, one member''s after another''s; '
+  'or the smallest free ones that do. devices null: there are none such.';
 
 create function gangq.reserve_members(
   gang_id bigint, job_ids bigint[], incarnations bigint[], device_ids bigint[] default null,

@@ -14,8 +14,7 @@
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
 comment on function gangq.unparted is
-  'Internal. Whether jobs of this shape waited already when their queue began to tell submitters '
-  'apart: part_submitters.';
+  'Internal. Whether its jobs waited already when their queue began to tell submitters apart.';
 
 -- A limit says so in words, because psql users meet it.
 create function gangq.no_room(
@@ -45,14 +44,12 @@ begin
     hit ->> 'queue', hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
 comment on function gangq.no_room is
-  'Internal. Why a place for a job of this shape cannot be opened on this worker, whose row is '
-  'locked; null: it can.';
+  'Internal. Why this worker, whose row is locked, has no place for such a job; null: it has.';
 
 create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
   select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
 $$;
-comment on function gangq.place_until is
-  'Internal. A place that no pass renews is closed after two ticks.';
+comment on function gangq.place_until is 'Internal. Two ticks on: until then a pass renews it.';
 
 -- More than four ticks ahead: the clock was set back, and how long it has been open is not known.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
@@ -67,7 +64,8 @@ create function gangq.add_place(
 declare
   opened bigint;
 begin
-  insert into gangq.places (incarnation, shape_id, device_ids, min_priority, ends_by, refills, until)
+  insert into gangq.places
+    (incarnation, shape_id, device_ids, min_priority, ends_by, refills, until)
   values ((me).id, (s).id, device_ids, min_priority, ends_by, refills, gangq.place_until(t))
   returning id into opened;
   insert into gangq.device_holds (device_id, kind, place_id, since)
@@ -185,7 +183,8 @@ begin
       -- A head that does not fit closes the place: nothing goes past it.
       why := case
         when head.id is null then ''
-        when head.priority < p.min_priority then format('others of priority %s wait', p.min_priority)
+        when head.priority < p.min_priority
+          then format('others of priority %s wait', p.min_priority)
         when p.ends_by < t + make_interval(
           secs => gangq.estimate_s(s.queue, s.task, s.gpus::integer, head.budget_s))
           then format('job %s could end after %s', head.id, p.ends_by) end;
@@ -219,9 +218,9 @@ begin
   return started;
 end $$;
 comment on function gangq.fill_places is
-  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of its '
-  'kind; closes those that must not be filled any more, and where jobs wait says why in an event. '
-  'Returns the jobs that run now.';
+  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of '
+  'its kind; closes those that must not be filled any more, and says why in an event, unless only '
+  'nothing waits. Returns the jobs that run now.';
 
 -- Closing -----------------------------------------------------------------------------------------
 
@@ -273,7 +272,8 @@ comment on function gangq.close_places is
   'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its '
   'devices until it ends. waits: also for a place that a pass renews this moment.';
 
-create function gangq.close_places_of(incarnation bigint) returns integer language sql volatile as $$
+create function gangq.close_places_of(incarnation bigint) returns integer
+language sql volatile as $$
   select gangq.close_places(array(
     select p.id from gangq.places p where p.incarnation = close_places_of.incarnation))
 $$;

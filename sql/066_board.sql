@@ -72,8 +72,8 @@ comment on function gangq.domains is
 
 -- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last
 -- choice for everything, and for an hour a gang that lost a member there goes elsewhere if it can.
--- Without this a gang was placed four times onto the one bad host beside seven idle ones, and failed
--- for good.
+-- Without this a gang was placed four times onto the one bad host beside seven idle ones, and
+-- failed for good.
 create function gangq.lost_hosts(t timestamptz)
 returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
   select i.host, max(e.at) > t - interval '10 min',

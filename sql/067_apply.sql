@@ -43,7 +43,7 @@ begin
   return a;
 end $$;
 comment on function gangq.asker_of is
-  'Internal. What a decision is for; null: it is there no more. Of single jobs the first that waits.';
+  'Internal. What a decision is for, if it still waits. Of single jobs the first that waits.';
 
 create function gangq.seats_of(a gangq.asker, seats jsonb)
 returns table (n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer)
@@ -59,8 +59,7 @@ language sql stable as $$
   left join gangq.kind_roles r on r.kind_id = (a).kind_id and r.ordinal = y.role
 $$;
 comment on function gangq.seats_of is
-  'Internal. The seats ([{"worker", "devices", "role"}, ...]) of a decision, with the role and the '
-  'shape of the job that each is for.';
+  'Internal. The seats of a decision, with the role and the shape of the job that each is for.';
 
 create function gangq.named(ask text) returns text language sql immutable
 return case left(ask, 1)
@@ -84,7 +83,8 @@ returns text language sql stable as $$
     where j.gang_id = (g).id
   ),
   required as (
-    select k.require as level, null::smallint as role from gangq.gang_kinds k where k.id = (g).kind_id
+    select k.require as level, null::smallint as role
+    from gangq.gang_kinds k where k.id = (g).kind_id
     union all
     select r.require, r.ordinal from gangq.kind_roles r where r.kind_id = (g).kind_id
   )
@@ -136,8 +136,8 @@ begin
       select y.id, y.rank, coalesce(y.role, 1) as role,
         row_number() over (partition by coalesce(y.role, 1) order by y.rank) as nth
       from gangq.live_jobs y
-      where y.gang_id = g.id and y.state = 'blocked' and (g.state = 'blocked' or gangq.in_epoch(y, g))) j
-      on j.role = s.role and j.nth = s.nth
+      where y.gang_id = g.id and y.state = 'blocked'
+        and (g.state = 'blocked' or gangq.in_epoch(y, g))) j on j.role = s.role and j.nth = s.nth
   )
   select array(select m.id from members m order by m.rank),
     array(select m.incarnation from members m order by m.rank), array(
@@ -272,15 +272,14 @@ begin
     if not gangq.stop_unit(unit, 'preempt', 'displaced by ' || gangq.named(a.ask),
       jsonb_build_object('for', coalesce(to_jsonb(a.gang_id), to_jsonb(a.ask)), 'lost_s', lost,
         'digest', digest), t) then
-      perform gangq.refuse('GQ004', unit || ' does not run any more', 'The next pass decides again.');
+      perform gangq.refuse('GQ004', unit || ' does not run any more', 'It is decided again.');
     end if;
   end loop;
   perform gangq.write_plan(a, d -> 'planned', t);
   return 'done';
 end $$;
 comment on function gangq.apply_stop is
-  'Internal. Tells the units chosen to stop, all or none, and keeps their places for what they stop '
-  'for.';
+  'Internal. Tells the units chosen to stop, all or none, and keeps their places for the asker.';
 
 -- What stops may have at most the priority below that of what it stops for, unless a queue of this
 -- is owed so much and the unit is elsewhere; it is past the least time it may run, preemptible, and
@@ -440,8 +439,8 @@ begin
   return coalesce(left_out, 'done');
 end $$;
 comment on function gangq.apply_places is
-  'Internal. Opens a place for each seat of a decision about single jobs, or renews the one that it '
-  'is already: done; or why one of them could not be opened.';
+  'Internal. Opens a place for each seat of a decision about single jobs, or renews the one that '
+  'it is already: done; or why one of them could not be opened.';
 
 -- A place whose time runs out is written; the others stay as they are.
 create function gangq.apply_refills(decisions jsonb, t timestamptz) returns void
@@ -462,8 +461,7 @@ begin
       order by z.id for update of z skip locked))
     and (p.until < t + make_interval(secs => c.tick_s * 1.5) or p.min_priority <> k.min_priority);
 end $$;
-comment on function gangq.apply_refills is
-  'Internal. Renews the places that their kinds may go on using.';
+comment on function gangq.apply_refills is 'Internal. Renews places that jobs may go on using.';
 
 -- The pass ----------------------------------------------------------------------------------------
 
@@ -522,11 +520,9 @@ begin
     is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows);
 end $$;
 comment on function gangq.note_verdicts is
-  'Internal. Why what waits was not placed: of each kind, and of each gang or line of single jobs '
-  'of which something else is so.';
+  'Internal. Why what waits was not placed: of each kind, and of each ask that differs from it.';
 
--- A decider that fails over a gang says so in every pass: an event once an hour, and of ten gangs a
--- pass.
+-- A decider that fails over a gang says so in each pass: an event an hour, of ten gangs a pass.
 create function gangq.record_pass(pass bigint, decisions jsonb, seen jsonb, t timestamptz)
 returns void language plpgsql as $$
 #variable_conflict use_column
@@ -556,8 +552,7 @@ begin
     where x.value ->> 'action' in ('start', 'stop', 'move'));
 end $$;
 comment on function gangq.record_pass is
-  'Internal. Writes down a part of a pass that decided something, so that it can be asked later '
-  'why, and be run again.';
+  'Internal. Writes down a part of a pass that decided something: to ask why, and to run it again.';
 
 -- What was planned before and is no more goes, and with it what was kept; so do kept seats past
 -- their time and verdicts of kinds of which nothing waits.
@@ -590,7 +585,7 @@ end $$;
 comment on function gangq.forget_old_plans is
   'Internal. Ends what no pass since this one has planned, and what is kept in vain.';
 
-create function gangq.lock_decided(decisions jsonb, out units bigint[], out busy_queues text[])
+create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[])
 language plpgsql as $$
 declare
   gangs bigint[];
@@ -618,12 +613,15 @@ begin
     where j.id = any (
       array(select x.id from gangq.live_jobs x where x.gang_id = any (gangs)) || singles)
     order by j.id for update skip locked);
-  -- Of a gang all of it is locked, or it does not count.
+  -- Of a gang all of it is locked, or neither it nor a member of it counts.
   units := array(
-    select g.id from unnest(gangs) as g(id)
+    select 'g' || g.id from unnest(gangs) as g(id)
     where not exists (
-      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)))
-    || array(select -j.id from gangq.live_jobs j where j.id = any (jobs) and j.gang_id is null);
+      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)));
+  units := units || array(
+    select 'j' || j.id from gangq.live_jobs j
+    where j.id = any (singles) and case when j.gang_id is null
+      then j.id = any (jobs) else 'g' || j.gang_id = any (units) end);
   workers := array(
     select (y.value ->> 'worker')::bigint
     from jsonb_array_elements(decisions) as x(value)
@@ -656,11 +654,11 @@ begin
   end;
 end $$;
 comment on function gangq.lock_decided is
-  'Internal. Locks all that these decisions are about. units: the gangs that were not busy, and '
-  'single jobs as negative ids; busy_queues: those with limits that another session holds.';
+  'Internal. Locks all that these decisions are about. units: those that were not busy; '
+  'busy_queues: those with limits that another session holds.';
 
 create function gangq.apply_one(
-  d jsonb, place integer, units bigint[], busy_queues text[], digest text, t timestamptz
+  d jsonb, place integer, units text[], busy_queues text[], digest text, t timestamptz
 ) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -671,10 +669,7 @@ declare
 begin
   if exists (
     select 1 from jsonb_array_elements_text(coalesce(d -> 'stop', '[]') || (d -> 'ask')) as u(name)
-    left join gangq.live_jobs j on left(u.name, 1) = 'j' and j.id = substr(u.name, 2)::bigint
-    where left(u.name, 1) <> 'k'
-      and coalesce(case left(u.name, 1) when 'g' then substr(u.name, 2)::bigint else j.gang_id end,
-        -substr(u.name, 2)::bigint) <> all (units)) then
+    where left(u.name, 1) <> 'k' and u.name <> all (units)) then
     return 'busy';
   elsif action = 'move' then
     return gangq.apply_move(d, digest, t);
@@ -774,50 +769,45 @@ begin
   return next;
 end $$;
 comment on function gangq.apply is
-  'Carries out what was decided on the board of this pass, each decision verified by itself: a gang '
-  'is placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or '
-  'wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at", '
-  '"refused", "alike": others of its kind that wait for the same}], at most 50 that place or stop '
-  'something, and 1,000 in all. part: 1 begins the pass, others follow in order; last: this part is '
-  'its last. seen: {"digest", "asked", "board"} of the board, which is text. accepted: false where '
-  'a newer pass has begun or this part was taken before, and nothing was done. outcomes: of each '
-  'that is not a wait done, stale, busy, or why it was refused. again: decide again soon. Raises '
-  'GQ001, GQ008.';
+  'Carries out what was decided on the board of this pass, each decision verified by itself: a '
+  'gang is placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move '
+  'or wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], '
+  '"starts_at", "refused", "alike": others of its kind that wait for the same}], at most 50 that '
+  'place or stop something, and 1,000 in all. part: 1 begins the pass, others follow in order; '
+  'last: this part is its last. seen: {"digest", "asked", "board"} of the board, which is text. '
+  'accepted: false where a newer pass has begun or this part was taken before, and nothing was '
+  'done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
+  'decide again soon. Raises GQ001, GQ008.';
 
 create function gangq.check_decisions(decisions jsonb) returns void language plpgsql as $$
 declare
-  n integer;
-  wrong jsonb;
+  n record;
 begin
   if coalesce(jsonb_typeof(decisions), 'null') <> 'array' then
     perform gangq.refuse('GQ001', 'decisions are no list', 'Pass what gangq decide has said.');
   end if;
   perform gangq.refuse_larger('the decisions', octet_length(decisions::text), 4194304);
-  n := (
-    select count(*) from jsonb_array_elements(decisions) as x(value)
-    where x.value ->> 'action' in ('start', 'stop', 'move'));
-  if n > 50 or jsonb_array_length(decisions) > 1000 then
-    perform gangq.refuse('GQ001', format('%s decisions place or stop something, of %s', n,
-      jsonb_array_length(decisions)),
+  select count(*) filter (where y.action in ('start', 'stop', 'move')) as changes,
+    count(*) as decisions, (array_agg(x.value order by x.n) filter (
+      where coalesce(y.ask, '') !~ '^([gj][0-9]{1,18}|k[0-9]{1,9}/-?[0-9]{1,4})$'
+        or y.action is null or left(y.ask, 1) = 'j' and y.action <> 'move'
+        or exists (
+          select 1 from jsonb_array_elements_text(case jsonb_typeof(x.value -> 'stop')
+            when 'array' then x.value -> 'stop' else '[]' end) as u(name)
+          where u.name !~ '^[gj][0-9]{1,18}$')))[1] as wrong
+  into n
+  from jsonb_array_elements(check_decisions.decisions) with ordinality as x(value, n)
+  cross join lateral (select x.value ->> 'ask' as ask, x.value ->> 'action' as action) y;
+  if n.changes > 50 or n.decisions > 1000 then
+    perform gangq.refuse('GQ001',
+      format('%s decisions place or stop something, of %s', n.changes, n.decisions),
       'At most 50 a call, and 1,000 in all: pass the rest as further parts.');
-  end if;
-  wrong := (
-    select x.value from jsonb_array_elements(decisions) as x(value)
-    where coalesce(x.value ->> 'ask', '') !~ '^([gj][0-9]{1,18}|k[0-9]{1,9}/-?[0-9]{1,4})$'
-      or x.value ->> 'action' is null
-      or left(x.value ->> 'ask', 1) = 'j' and x.value ->> 'action' <> 'move'
-      or exists (
-        select 1 from jsonb_array_elements_text(case jsonb_typeof(x.value -> 'stop')
-          when 'array' then x.value -> 'stop' else '[]' end) as u(name)
-        where u.name !~ '^[gj][0-9]{1,18}$')
-    limit 1);
-  if wrong is not null then
-    perform gangq.refuse('GQ001', format('%s is no decision', left(wrong::text, 200)),
+  elsif n.wrong is not null then
+    perform gangq.refuse('GQ001', format('%s is no decision', left(n.wrong::text, 200)),
       'ask is g and a gang''s id, or j and a job''s; action says what is decided.');
   end if;
 end $$;
-comment on function gangq.check_decisions is
-  'Internal. Refuses decisions that cannot be read, or too many.';
+comment on function gangq.check_decisions is 'Internal. Refuses what cannot be read, or too many.';
 
 -- Who decides -------------------------------------------------------------------------------------
 
@@ -861,5 +851,4 @@ exception when lock_not_available then
   return true;  -- a tick that is left open has it: the turn ends by itself
 end $$;
 comment on function gangq.end_turn is
-  'Internal. Ends the turn, unless another session has asked since the board was read: then it goes '
-  'on.';
+  'Internal. Ends the turn; true: somebody has asked since the board was read, and it goes on.';

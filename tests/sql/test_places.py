@@ -303,21 +303,23 @@ def test_open_place_refuses_what_is_no_waiting_single_job_or_no_live_worker(q: Q
         opened(q, worker, job)
 
 
-@pytest.mark.parametrize(
-    "why",
-    [
-        "a device quarantined",
-        "its device offered by nobody",
-        "tainted",
-        "paused",
-        "full",
-        "until",
-        "priority",
-        "ends_by",
-        "no head",
-    ],
-)
-def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim(q: Q, why: str) -> None:
+CLOSED = {
+    "a device quarantined": "",  # The quarantine closes it, and has an event of its own.
+    "its device offered by nobody": "a device is gone",
+    "tainted": "the worker does not serve it any more",
+    "paused": "its queue is paused",
+    "full": "a limit was lowered",
+    "until": "its time is over",
+    "priority": "others of priority 1 wait",
+    "ends_by": "could end after",
+    "no head": "",
+}
+
+
+@pytest.mark.parametrize("why", CLOSED)
+def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim_which_says_why(
+    q: Q, why: str
+) -> None:
     job = q.submit(gpus=1, budget_s=3600)
     worker = q.worker(devices=gpus(8000))
     soon = q.value("select gangq.now() + interval '60 s'")
@@ -332,6 +334,9 @@ def test_a_place_that_must_not_be_filled_any_more_is_closed_by_the_claim(q: Q, w
     assert filled(worker) == []
     assert (count(q), held(q)) == (0, [])
     assert q.state(job) == ("cancelled" if why == "no head" else "pending")
+    said = q.events("place_closed")
+    assert len(said) == bool(CLOSED[why])
+    assert all(CLOSED[why] in event["reason"] and event["worker"] == "w1" for event in said)
 
 
 @pytest.mark.parametrize("lane", [None, "light"])
