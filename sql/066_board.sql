@@ -170,15 +170,20 @@ $$;
 comment on function gangq.drained_workers is
   'Internal. Live workers that are drained, or whose host is.';
 
--- A gang is a unit, and so is a job alone. A member that leaves a gang which goes on without it, or
--- could, is a unit of its own. Ends are estimates: what has outrun its own ends when its budget
--- does, and what has outrun that too, soon. What a unit has on one worker is one hold.
-create function gangq.board_units(t timestamptz, moves jsonb) returns json
-language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+-- A member that leaves a gang which goes on without it, or could, is a unit of its own. Ends are
+-- estimates: what has outrun its own ends when its budget does, and what has outrun that too, soon.
+create function gangq.unit_parts(t timestamptz)
+returns table (
+  key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
+  queue text, gpus smallint, memory_mb bigint, cpus numeric, apart text, world_size integer,
+  spared bigint, since float8, gone_at float8, ends_at float8, ends_by text, lost_s float8,
+  movable_at float8
+) language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
 declare
   now_s constant float8 := gangq.seconds(t);
 begin
-  return (
+  return query (
     with jobs as materialized (
       select j.* from gangq.placed_jobs() j
     ),
@@ -201,43 +206,54 @@ begin
       join gangq.shapes s on s.id = b.shape_id
       join gangq.queues_table q on q.name = s.queue
       cross join gangq.settings c
-    ),
-    placed as materialized (
-      -- Of a gang its id, of a job alone its own, negative.
-      select case when j.gang_id is null or x.alone then -j.id else j.gang_id end as key,
-        case when x.alone then j.gang_id end as part_of, j.id, j.submitter, j.priority,
-        j.incarnation, s.queue, s.gpus, s.memory_mb, s.cpus, g.apart, g.world_size,
-        coalesce(v.members, 0) as spared, x.since, x.gone_at, x.began + s.min_run_s as may_stop_at,
-        j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
-          and s.preemptible as movable, case
-          when x.gone_at is not null then greatest(x.gone_at, now_s + 1)
-          when e.estimated > now_s then e.estimated
-          else greatest(e.latest, now_s + 30) end as ends_at, case
-          when x.gone_at is not null then 'stop'
-          when e.estimated > now_s and e.estimated < e.latest then 'history'
-          when e.estimated > now_s or e.latest > now_s + 30 then 'budget'
-          else 'late' end as ends_by,
-        greatest(s.gpus, 1) * (now_s - greatest(x.since, gangq.seconds((
-          select max(k.saved_at) from gangq.checkpoints k
-          where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
-            select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
-            j.id))))) as lost_s
-      from jobs j
-      join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
-      cross join gangq.settings c
-      left join gangs g on g.id = j.gang_id
-      left join (select distinct u.gang_id, u.members from surplus u) v on v.gang_id = j.gang_id
-      cross join lateral (
-        select j.state = 'preempting' and g.state = 'running'
-            or j.id in (select u.job_id from surplus u) as alone,
-          gangq.seconds(
-            coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
-          gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
-          case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
-        offset 0) x
-      cross join lateral (
-        select coalesce(x.began, now_s) + s.estimate_s as estimated,
-          coalesce(x.began, now_s) + s.most as latest) e
+    )
+    select case when j.gang_id is null or x.alone then -j.id else j.gang_id end,
+      case when x.alone then j.gang_id end, j.id, j.submitter, j.priority, j.incarnation, s.queue,
+      s.gpus, s.memory_mb, s.cpus, g.apart, g.world_size::integer, coalesce(v.members, 0), x.since,
+      x.gone_at, case
+        when x.gone_at is not null then greatest(x.gone_at, now_s + 1)
+        when e.estimated > now_s then e.estimated
+        else greatest(e.latest, now_s + 30) end, case
+        when x.gone_at is not null then 'stop'
+        when e.estimated > now_s and e.estimated < e.latest then 'history'
+        when e.estimated > now_s or e.latest > now_s + 30 then 'budget'
+        else 'late' end,
+      greatest(s.gpus, 1) * (now_s - greatest(x.since, gangq.seconds((
+        select max(k.saved_at) from gangq.checkpoints k
+        where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
+          select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
+          j.id))))),
+      case when j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
+        and s.preemptible then x.began + s.min_run_s end
+    from jobs j
+    join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
+    cross join gangq.settings c
+    left join gangs g on g.id = j.gang_id
+    left join (select distinct u.gang_id, u.members from surplus u) v on v.gang_id = j.gang_id
+    cross join lateral (
+      select j.state = 'preempting' and g.state = 'running'
+          or j.id in (select u.job_id from surplus u) as alone,
+        gangq.seconds(
+          coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
+        gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
+        case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
+      offset 0) x
+    cross join lateral (
+      select coalesce(x.began, now_s) + s.estimate_s as estimated,
+        coalesce(x.began, now_s) + s.most as latest) e);
+end $$;
+comment on function gangq.unit_parts is
+  'Internal. What is placed, job by job. key: its unit, of a gang the id, of a job alone its own, '
+  'negative; spared: how many members its gang could do without; gone_at: it was told to stop; '
+  'movable_at: when it may be told to.';
+
+-- What a unit has on one worker is one hold.
+create function gangq.board_units(t timestamptz, moves jsonb) returns json
+language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+begin
+  return (
+    with placed as materialized (
+      select p.* from gangq.unit_parts(t) p
     ),
     devices as materialized (
       select p.key, p.incarnation, json_agg(h.device_id order by h.device_id) as ids
@@ -265,9 +281,9 @@ begin
         bool_or(p.incarnation in (select w from gangq.drained_workers() w)) as drained,
         -- All of it runs: a gang of which a member is done could not run again. And stopping it
         -- once more would not end it.
-        case when bool_and(p.movable)
+        case when bool_and(p.movable_at is not null)
             and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
-          then max(p.may_stop_at) end as movable_at
+          then max(p.movable_at) end as movable_at
       from placed p
       group by p.key
     )
@@ -277,7 +293,8 @@ begin
       'ends_by', nullif(u.ends_by, 'budget'), 'part_of', 'g' || u.part_of, 'since', u.since,
       'lost_s', u.lost_s, 'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false),
       'apart', u.apart, 'ask', moves -> u.id, 'movable_at', u.movable_at,
-      'movable', nullif(u.movable_at <= now_s, false), 'holds', h.held) order by abs(u.key), u.key)
+      'movable', nullif(u.movable_at <= gangq.seconds(t), false), 'holds', h.held)
+      order by abs(u.key), u.key)
     from units u join holds h on h.key = u.key);
 end $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
