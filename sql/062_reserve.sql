@@ -98,17 +98,21 @@ comment on function gangq.is_epoch is
   'Internal. Whether these, in rank order, are each role''s lowest ranks, as many as it allows.';
 
 -- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw
--- free. What was cordoned while this one locked is seen by the next statement.
+-- free. Each check is a statement of its own, after the locks: it sees what was cordoned or claimed
+-- while this one locked.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
 returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   wanted bigint[] := array(select distinct w from unnest(incarnations) as w order by w);
-begin
-  return wanted = gangq.candidates(t, array(
+  locked bigint[] := array(
     select i.id from gangq.incarnations i
-    where i.id = any (wanted) order by i.id for no key update skip locked))
-  and not exists (
+    where i.id = any (wanted) order by i.id for no key update skip locked);
+begin
+  if gangq.candidates(t, locked) <> wanted then
+    return false;
+  end if;
+  return not exists (
     select 1
     from (
       select w.incarnation, bool_and(gangq.serves(i, s)) as serves, count(*) as members,
