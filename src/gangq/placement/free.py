@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import heapq
-import sys
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,19 +57,26 @@ class PlannedStart:
         return twin
 
 
-def fits(state: WorkerState, role: Role) -> int:
-    """How many members of a role a worker in this state holds. The one rule."""
+def room_by(state: WorkerState, role: Role) -> dict[str, int]:
+    """How many members of a role each thing alone that they need leaves room for on a worker in this state; nothing
+    where it does not serve the role. The one rule.
+    """
     class_id, slots, memory_mb, millicpus, vrams = state
     if class_id not in role.serves:
-        return 0
-    needs, room = role.needs, slots
+        return {}
+    needs, room = role.needs, {"slots": slots}
     if needs.memory_mb:
-        room = min(room, memory_mb // needs.memory_mb)
+        room["memory"] = memory_mb // needs.memory_mb
     if needs.millicpus:
-        room = min(room, millicpus // needs.millicpus)
+        room["CPUs"] = millicpus // needs.millicpus
     if needs.gpus:
-        room = min(room, (len(vrams) - bisect_left(vrams, needs.vram_mb)) // needs.gpus)
-    return max(0, room)
+        room["GPUs"] = (len(vrams) - bisect_left(vrams, needs.vram_mb)) // needs.gpus
+    return room
+
+
+def fits(state: WorkerState, role: Role) -> int:
+    """How many members of a role a worker in this state holds."""
+    return max(0, min(room_by(state, role).values(), default=0))
 
 
 class Free:
@@ -219,7 +225,7 @@ class Free:
         if not self.layers:
             self.layers = [Layer(len(self.hosts))]
             for host in range(len(self.hosts)):
-                self.layers[0].put(host, self._host_state(host, 0))
+                self._put(host)
         for n, start in enumerate(self.starts[place:], place + 1):
             self.layers.append(self.layers[-1].copy())
             for host in {self.host_of[seat.worker] for seat in start.held}:
@@ -228,9 +234,17 @@ class Free:
     def _settle(self) -> None:
         """Bring the layers up to date."""
         for host in self._changed:
-            for n, layer in enumerate(self.layers):
-                layer.put(host, self._host_state(host, n))
+            self._put(host)
         self._changed.clear()
+
+    def _put(self, host: int) -> None:
+        """Say in all layers what is free on a host: one differs from that before it where its start has seats."""
+        state = self._host_state(host, 0)
+        self.layers[0].put(host, state)
+        for n, start in enumerate(self.starts[: len(self.layers) - 1], 1):
+            if not start.left.keys().isdisjoint(self.workers_of[host]):
+                state = self._host_state(host, n)
+            self.layers[n].put(host, state)
 
     def _host_state(self, host: int, layer: int) -> int:
         state = tuple(self.worker_state(worker, layer) for worker in self.workers_of[host])
@@ -281,31 +295,23 @@ class Free:
 
     def short_of(self, role: Role, count: int, layer: int) -> tuple[str, ...]:
         """What is short: each of which there would be room for so many members, were it without limit."""
-        needs = role.needs
-        limited = {"slots": 1, "memory": needs.memory_mb, "CPUs": needs.millicpus, "GPUs": needs.gpus}
-        return tuple(
-            name for name, asked in limited.items() if asked and self._room(role, layer, count, name) >= count
-        )
+        room = Counter[str]()
+        for hosts, by in self._room_by(role, layer):
+            for name in by:
+                others = min((most for other, most in by.items() if other != name), default=count)
+                room[name] += hosts * max(0, min(count, others))
+        return tuple(name for name in ("slots", "memory", "CPUs", "GPUs") if room[name] >= count)
 
     def room_by_gpus(self, role: Role, layer: int, most: int) -> int:
         """How many members its GPUs alone leave room for, so many on a worker at most."""
-        return self._room(role, layer, most, "slots", "memory", "CPUs")
+        return sum(hosts * min(most, by["GPUs"]) for hosts, by in self._room_by(role, layer) if by)
 
-    def _room(self, role: Role, layer: int, most: int, *endless: str) -> int:
-        """Room in all, so many on a worker at most, were there no end of some things."""
+    def _room_by(self, role: Role, layer: int) -> Iterator[tuple[int, dict[str, int]]]:
+        """Of each worker of the hosts in one state: how many such hosts there are, and :func:`room_by`."""
         self._settle()
-        total = 0
         for state, hosts in self.layers[layer].hosts.items():
-            for class_id, slots, memory_mb, millicpus, vrams in self._states[state] if hosts else ():
-                free = (
-                    class_id,
-                    most if "slots" in endless else slots,
-                    sys.maxsize if "memory" in endless else memory_mb,
-                    sys.maxsize if "CPUs" in endless else millicpus,
-                    (role.needs.vram_mb,) * (role.needs.gpus * most) if "GPUs" in endless else vrams,
-                )
-                total += len(hosts) * min(most, fits(free, role))
-        return total
+            for worker in self._states[state]:
+                yield len(hosts), room_by(worker, role)
 
     def rooms(
         self,
@@ -332,7 +338,7 @@ class Free:
                 room = known.get(state)
                 if room is None:
                     room = known[state] = sum(fits(worker, role) for worker in self._states[state])
-                if room and hosts:
+                if room:
                     by_room[room].append(hosts)
         ones: dict[int, list[int]] = defaultdict(list)
         for host in sorted(counted):
@@ -353,7 +359,7 @@ class Layer:
         """Another one, to be changed by itself."""
         twin = Layer(0)
         twin._state = list(self._state)
-        twin.hosts = {state: list(hosts) for state, hosts in self.hosts.items() if hosts}
+        twin.hosts = {state: list(hosts) for state, hosts in self.hosts.items()}
         return twin
 
     def put(self, host: int, state: int) -> None:
@@ -364,6 +370,8 @@ class Layer:
         if before >= 0:
             hosts = self.hosts[before]
             del hosts[bisect_left(hosts, host)]
+            if not hosts:
+                del self.hosts[before]
         self._state[host] = state
         mine = self.hosts.setdefault(state, [])
         if mine and mine[-1] > host:
