@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gangq.placement.board import Ask, Board, Kind, Unit
-from gangq.placement.decisions import Decision, Refused, Seat
+from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, Taken, by_worker
+from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.order import Turns
 from gangq.placement.places import Places, Rivals

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+HOLDERS = 8
+"""How many of those that something waits for are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:

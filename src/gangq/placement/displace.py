@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gangq.placement.board import Ask, Board, Queue
-from gangq.placement.decisions import Refused
+from gangq.placement.decisions import HOLDERS, Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, Taken, by_worker
+from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
 
@@ -56,18 +56,17 @@ class Displacer:
         An ask may displace what has a lower priority, and, where the guarantee of its queue covers it, what other
         queues have beyond theirs.
         """
-        kind = self._search.kinds[ask.kind]
-        queue = self._usage.path(kind.queue)[0]
-        asked = Amount.asked(kind, counts, gangs=not ask.single)
-        owed = self._usage.covered_by(kind.queue, asked)
+        queue = self._usage.path(self._search.kinds[ask.kind].queue)[0]
         if (
             not queue.displaces
             or not self._left
             or not self._searches
             or self._lowest is None
             or ask.priority <= self._in_vain.get(ask.kind, LEAST)
-            or (owed is None and self._lowest >= ask.priority)
         ):
+            return Refused("displace")
+        owed = self._owed(ask, counts)
+        if owed is None and self._lowest >= ask.priority:
             return Refused("displace")
         if owed is not None:
             layer = self._beside_owed(owed.name, layer)
@@ -94,8 +93,7 @@ class Displacer:
         """Units that may be told to stop for an ask once they have run their minimum time, and when; None: that would
         not do, or only later than ``before``.
         """
-        kind = self._search.kinds[ask.kind]
-        owed = self._usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single))
+        kind, owed = self._search.kinds[ask.kind], self._owed(ask, counts)
         if owed is None and (self._youngest is None or self._youngest >= ask.priority):
             return None
         young = sorted(
@@ -124,6 +122,13 @@ class Displacer:
                 return tuple(needed[:HOLDERS]), at
         self._searches -= 1
         return None
+
+    def _owed(self, ask: Ask, counts: Sequence[int]) -> Queue | None:
+        """The queue whose guarantee covers an ask, if any queue has one."""
+        if not self._guarded:
+            return None
+        kind = self._search.kinds[ask.kind]
+        return self._usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single))
 
     def _beyond(self, queue: str, owed: Queue | None) -> bool:
         """Whether what runs in a queue has what is owed to another one."""

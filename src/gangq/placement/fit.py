@@ -10,8 +10,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gangq.placement.board import Ask, Board, Device, Kind, Role
-from gangq.placement.decisions import Refused
-from gangq.placement.free import HOLDERS, Free, Rooms, Taken
+from gangq.placement.decisions import HOLDERS, Refused
+from gangq.placement.free import Free, Rooms, Taken
 from gangq.placement.strategies import STRATEGIES, Strategy
 
 
@@ -33,6 +33,7 @@ class Search:
         self.free = free
         self.kinds = {kind.id: kind for kind in board.kinds}
         self._domains: dict[tuple[str, str], dict[str, frozenset[int]]] = {}
+        self._paths: dict[int, list[tuple[int, str]]] = {}
         self._apart: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for unit in board.units:
             if unit.apart:
@@ -194,10 +195,10 @@ class Search:
         if role.require:
             return self._not_in_one(replace(kind, roles=(role,)), [count], layer, wish, role.require)
         rooms = self.free.rooms(role, layer, without=wish.without, inside=wish.only)
-        found = self._spread_out(role, count, layer, wish, rooms)
+        total = rooms.total
+        found = self._spread_out(role, count, layer, wish, rooms) if total >= count else None
         if found is not None:
             return found
-        total = rooms.total
         best = next(rooms.descending(), None)
         where = self.free.hosts[best[1]] if best else ""
         if total < count:
@@ -238,31 +239,29 @@ class Search:
 
     def _in_order(self, seated: list[tuple[int, int]], last: int) -> list[tuple[int, int]]:
         """Workers by domain, host, worker: large parts first, and what the host ``last`` lies in at the end."""
-        paths = {}
-        for worker, _ in seated:
-            path: list[object] = [
-                self.free.hosts[self.free.host_of[worker]] if level == "host" else domain
-                for level, domain in zip(self.board.levels, self._domains_of(worker), strict=False)
-            ]
-            paths[worker] = [*path, self.free.host_of[worker]]
-        depth = len(next(iter(paths.values())))
-        members: Counter[tuple[int, object]] = Counter()
-        latest: set[tuple[int, object]] = set()
+        members = Counter[tuple[int, str]]()
+        latest: set[tuple[int, str]] = set()
         for worker, take in seated:
-            for n in range(depth):
-                members[n, paths[worker][n]] += take
-                if self.free.host_of[worker] == last:
-                    latest.add((n, paths[worker][n]))
+            for part in self._path(worker):
+                members[part] += take
+            if self.free.host_of[worker] == last:
+                latest.update(self._path(worker))
 
         def key(one: tuple[int, int]) -> list[tuple[bool, int, str]]:
-            worker, _ = one
-            parts = [(n, paths[worker][n]) for n in range(depth)]
-            return [
-                ((n, p) in latest, -members[n, p], f"{p:08}" if isinstance(p, int) else str(p))
-                for n, p in parts
-            ]
+            return [(part in latest, -members[part], part[1]) for part in self._path(one[0])]
 
         return sorted(seated, key=key)
+
+    def _path(self, worker: int) -> list[tuple[int, str]]:
+        """Where a worker lies, broad to narrow: the number and name of each level, and at last its host."""
+        if worker not in self._paths:
+            host = self.free.host_of[worker]
+            names = [
+                self.free.hosts[host] if level == "host" else str(domain)
+                for level, domain in zip(self.board.levels, self._domains_of(worker), strict=False)
+            ]
+            self._paths[worker] = [*enumerate([*names, f"{host:08}"])]
+        return self._paths[worker]
 
     def _with_devices(self, kind: Kind, workers: dict[int, list[int]], layer: int) -> list[Taken] | None:
         """Seats with devices. Who can use the fewest chooses first: what suits the next one suited it too."""
@@ -293,6 +292,8 @@ class Search:
 
     def _levels(self, require: str, prefer: str) -> list[str]:
         """Narrow to broad: from the level that is preferred to the one that is required."""
+        if not require and not prefer:
+            return []
         levels = list(self.board.levels)
         if require and require not in levels:
             return []

@@ -20,10 +20,6 @@ WorkerState = tuple[int, int, int, int, tuple[int, ...]]
 """Its class, free slots, memory and processors, and the memory of each free device, smallest first."""
 
 
-HOLDERS = 8
-"""How many of those that something waits for are named."""
-
-
 class Taken(NamedTuple):
     """What one member takes of a worker (its number on the board)."""
 
@@ -98,6 +94,9 @@ class Free:
                 self.workers_of[-1].append(n)
         self.device = {device.id: device for worker in self.workers for device in worker.devices}
         self._left = self._all_left()
+        """Of each worker the free slots, memory and processors: less than none where plans wait for what holds them."""
+        self.slots = sum(worker.slots for worker in self.workers)
+        """Free slots in all: there is room for no more members than that."""
         self.rank: dict[int, int] = {}
         """Of devices of one size the lowest rank is taken first; 0 unless said."""
         self._devices = self._all_devices()
@@ -156,7 +155,12 @@ class Free:
                     _add(start.left[taken.worker], taken, sign)
 
     def _add(self, taken: Taken, sign: int) -> None:
-        _add(self._left[taken.worker], taken, sign)
+        left = self._left[taken.worker]
+        before = max(0, left[0])
+        _add(left, taken, sign)
+        self.slots += max(0, left[0]) - before
+        if not taken.devices:
+            return
         devices = self._devices[taken.worker]
         for device in taken.devices:
             if sign < 0 and device.id in devices:
@@ -202,6 +206,7 @@ class Free:
         """The same workers, once everything has ended."""
         twin = self.copy(starts=False)
         twin._left, twin._devices = self._all_left(), self._all_devices()
+        twin.slots = sum(worker.slots for worker in self.workers)
         twin._owed.clear()
         twin.layers = []
         twin._rebuild()

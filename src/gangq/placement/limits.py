@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from gangq.placement.board import Board, Kind, Queue, Unit
-from gangq.placement.decisions import Refused
+from gangq.placement.decisions import HOLDERS, Refused
 
 
 class Amount(defaultdict[str, float]):
@@ -32,14 +34,16 @@ class Amount(defaultdict[str, float]):
         return total
 
     @classmethod
-    def held(cls, unit: Unit) -> Amount:
-        """What a unit uses."""
-        total = cls(gangs=unit.id.startswith("g"), jobs=sum(hold.slots for hold in unit.holds))
-        for hold in unit.holds:
-            total["gpus"] += len(hold.devices)
-            total["memory_mb"] += hold.memory_mb
-            total["cpus"] += hold.millicpus / 1000
-        return total
+    def held(cls, *units: Unit) -> Amount:
+        """What units use together."""
+        holds = [hold for unit in units for hold in unit.holds]
+        return cls(
+            gangs=sum(unit.id.startswith("g") for unit in units),
+            jobs=sum([hold.slots for hold in holds]),
+            gpus=sum([len(hold.devices) for hold in holds]),
+            memory_mb=sum([hold.memory_mb for hold in holds]),
+            cpus=sum([hold.millicpus for hold in holds]) / 1000,
+        )
 
 
 class Usage:
@@ -50,8 +54,8 @@ class Usage:
         self._paths: dict[str, list[Queue]] = {}
         self.used: dict[str, Amount] = defaultdict(Amount)
         self.by_submitter: dict[tuple[str, str], Amount] = defaultdict(Amount)
-        self.holders: dict[tuple[str, str], list[str]] = defaultdict(list)
-        """Who holds something, by queue and submitter; the empty submitter: all."""
+        self._units: dict[tuple[str, str], list[tuple[int, Unit]]] = defaultdict(list)
+        """By queue and submitter, with their places on the board."""
         self.total = Amount()
         for worker in board.workers:
             self.total["jobs"] += worker.slots
@@ -61,14 +65,10 @@ class Usage:
         for queue in board.queues:
             for up in self.path(queue.name):
                 self.used[up.name]["jobs"] += queue.light_jobs
-        held: dict[tuple[str, str], Amount] = defaultdict(Amount)
-        for unit in board.units:
-            held[unit.queue, unit.submitter].add(Amount.held(unit))
-            for up in self.path(unit.queue):
-                self.holders[up.name, ""].append(unit.id)
-                self.holders[up.name, unit.submitter].append(unit.id)
-        for (name, submitter), used in held.items():
-            self.add(name, submitter, used)
+        for n, unit in enumerate(board.units):
+            self._units[unit.queue, unit.submitter].append((n, unit))
+        for (name, submitter), units in self._units.items():
+            self.add(name, submitter, Amount.held(*(unit for _, unit in units)))
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""
@@ -103,12 +103,20 @@ class Usage:
             ):
                 for of, most in limits.items():
                     if asked[of] and has[of] + asked[of] > most:
-                        whose = submitter if gate == "submitter_limit" else ""
-                        holders = tuple(self.holders[up.name, whose][:8])
+                        holders = self._holders(up.name, submitter if gate == "submitter_limit" else None)
                         return Refused(
                             gate, asked[of], most - has[of], of, limit=most, where=up.name, holders=holders
                         )
         return None
+
+    def _holders(self, queue: str, submitter: str | None) -> tuple[str, ...]:
+        """The first units of a submitter in a queue and below it, or of all submitters there."""
+        inside = (
+            units
+            for (name, whose), units in self._units.items()
+            if f"{name}.".startswith(f"{queue}.") and submitter in (None, whose)
+        )
+        return tuple(unit.id for _, unit in islice(heapq.merge(*inside), HOLDERS))
 
     def share(self, queue: Queue) -> float:
         """The largest part of anything that a queue uses, by weight; within its guarantee it is below all others."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from operator import itemgetter
 
 from gangq.placement.board import Ask, Board, Role
-from gangq.placement.decisions import End, Refused
+from gangq.placement.decisions import HOLDERS, End, Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import HOLDERS, Free, PlannedStart, Taken, by_worker
+from gangq.placement.free import Free, PlannedStart, Taken, by_worker
 
 Moment = tuple[float, str, list[Taken]]
 """(when, which unit ends then, what it gives back)"""
@@ -112,28 +112,25 @@ def first_fit(
     """
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
-    room = [free.rooms(role, layer).total for role, _ in roles]
-    rooms: dict[int, list[int]] = {}
-    """Of each worker the room for each role, as last seen."""
+    room: list[int] = []
+    """Room in all for each role. Empty: not looked at yet, because it is too early or there are not even the slots."""
     gone = {*leaving}
     refused = Refused("never")
     for n, (at, unit, seats) in enumerate(moments):
-        workers = {seat.worker for seat in seats if free.workers[seat.worker].open}
-        for worker in workers - rooms.keys():
-            rooms[worker] = _room_on(free, worker, roles, layer)
+        workers = {seat.worker for seat in seats if free.workers[seat.worker].open} if room else ()
+        before = _room_on(free, workers, roles, layer)
         # What ends last is taken first: what is idle until then is of use to others meanwhile.
         free.rank.update({device.id: -n for seat in seats for device in seat.devices})
         free.give(seats, at)
         gone.add(unit)
-        for worker in workers:
-            before, rooms[worker] = rooms[worker], _room_on(free, worker, roles, layer)
-            room = [have - less + more for have, less, more in zip(room, before, rooms[worker], strict=True)]
+        after = _room_on(free, workers, roles, layer)
+        if room:
+            room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
         last = not together or n + 1 == len(moments) or moments[n + 1][0] > at
-        if (
-            last
-            and at >= earliest
-            and all(have >= count for have, (_, count) in zip(room, roles, strict=True))
-        ):
+        if not last or at < earliest or free.slots < sum(counts):
+            continue
+        room = room or [free.rooms(role, layer).total for role, _ in roles]
+        if all(have >= count for have, (_, count) in zip(room, roles, strict=True)):
             found = search.seats(ask, counts, layer, leaving=gone)
             if not isinstance(found, Refused):
                 return at, n + 1, found
@@ -141,6 +138,8 @@ def first_fit(
     return refused
 
 
-def _room_on(free: Free, worker: int, roles: list[tuple[Role, int]], layer: int) -> list[int]:
-    """Room for each role on a worker."""
-    return [free.room_on(worker, role, layer) for role, _ in roles]
+def _room_on(
+    free: Free, workers: Collection[int], roles: Sequence[tuple[Role, int]], layer: int
+) -> list[int]:
+    """Room for each role on some workers."""
+    return [sum(free.room_on(worker, role, layer) for worker in workers) for role, _ in roles]
