@@ -410,10 +410,11 @@ class Rooms:
 
     def of(self, room: int) -> Iterator[int]:
         """The hosts with exactly this room, in order."""
-        grouped: Iterable[int] = heapq.merge(*self._groups.get(room, ()))
+        groups, ones = self._groups.get(room, ()), self._ones.get(room)
+        grouped: Iterable[int] = groups[0] if len(groups) == 1 else heapq.merge(*groups)
         if self._skipped:
             grouped = (host for host in grouped if host not in self._skipped)
-        return heapq.merge(grouped, self._ones.get(room, ()))
+        return heapq.merge(grouped, ones) if ones else iter(grouped)
 
     def ascending(self, least: int = 1) -> Iterator[tuple[int, int]]:
         """(room, host), the tightest first, from this room on."""
