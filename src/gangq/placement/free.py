@@ -94,7 +94,7 @@ class Free:
                 self.workers_of[-1].append(n)
         self.device = {device.id: device for worker in self.workers for device in worker.devices}
         self._left = self._all_left()
-        """Of each worker the free slots, memory and processors: less than none where plans wait for what holds them."""
+        """Of each worker the free slots, memory and processors; below 0 where a plan waits for what holds them."""
         self.slots = sum(worker.slots for worker in self.workers)
         """Free slots in all: there is room for no more members than that."""
         self.rank: dict[int, int] = {}

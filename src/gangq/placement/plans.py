@@ -113,7 +113,7 @@ def first_fit(
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
     room: list[int] = []
-    """Room in all for each role. Empty: not looked at yet, because it is too early or there are not even the slots."""
+    """Room in all for each role. Empty: not counted yet, because it is too early or slots alone do not suffice."""
     gone = {*leaving}
     refused = Refused("never")
     for n, (at, unit, seats) in enumerate(moments):
