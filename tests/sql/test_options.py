@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from drive import INVALID, MISSING, NOT_ALLOWED, Q, a_role, refused
 from psycopg.types.json import Jsonb
+
+from gangq.placement.order import ORDERS
+from gangq.placement.strategies import STRATEGIES
 
 CALLS: dict[str, str] = {
     "submit": "select * from gangq.submit('work', options => %(options)s)",
@@ -188,3 +192,14 @@ def test_a_worker_submits_for_no_job_only_where_it_names_one(q: Q) -> None:
         q.sql(f"set local role {role}")
         with refused(NOT_ALLOWED, "may not submit for job"), q.db.transaction():
             q.submit(parent=other, parent_token=1)
+
+
+@pytest.mark.parametrize(("domain", "names"), [("strategy", STRATEGIES), ("policy", ORDERS)])
+def test_the_database_takes_the_strategies_and_orders_that_the_library_has(
+    q: Q, domain: str, names: dict[str, Any]
+) -> None:
+    (row,) = q.sql(
+        "select pg_get_constraintdef(oid) as check from pg_constraint where contypid = %(domain)s::regtype",
+        domain=f"gangq.{domain}",
+    )
+    assert set(re.findall(r"'(\w+)'::text", row["check"])) == {*names}

@@ -12,6 +12,7 @@ from gangq.cli.parsing import Ceilings, Resources, Seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
+from gangq.placement.order import ORDERS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +107,7 @@ def _settings(command: F) -> F:
     options = [
         click.option(
             "--policy",
-            type=click.Choice(["priority", "fifo", "fair", "largest_first"]),
+            type=click.Choice([*ORDERS]),
             help="Order of what waits in it [priority].",
         ),
         click.option("--max-attempts", type=int, help="Attempts a job may spend."),

@@ -21,6 +21,7 @@ from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
+from gangq.placement.strategies import STRATEGIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +107,7 @@ _OF_A_GANG = (
     ),
     _Option(
         "--strategy",
-        type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
+        type=click.Choice([*STRATEGIES]),
         help="Fewest hosts, most, one, or a host for each member [pack].",
     ),
     _Option("--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."),

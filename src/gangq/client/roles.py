@@ -9,8 +9,7 @@ from typing import Any
 from gangq.client.encoding import counted, dumps
 from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput
-
-STRATEGIES = ("pack", "spread", "strict_pack", "strict_spread")
+from gangq.placement.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)

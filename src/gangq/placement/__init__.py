@@ -4,13 +4,31 @@ The database says what there is (:class:`~gangq.placement.board.Board`) and carr
 verifies every guarantee itself: a wrong decision can waste capacity and break nothing. Nothing here reads a clock, a
 file or the network, and the same board gives the same decisions.
 
-Read in this order: ``board`` (what there is), ``free`` (what is free now, and beside planned starts), ``fit`` (where
-members sit), ``strategies`` (how they spread over hosts, and on which devices), ``limits`` (what a queue may use),
-``order`` (whose turn it is), ``plans`` (planned starts), ``displace`` (who is told to stop), ``decide`` (the loop),
-``explain`` (a refusal in words).
+One pass, from top to bottom of :func:`gangq.placement.decide.decide`:
 
-``whatif`` edits a board: ``gangq plan`` is the same decision on another one. ``gangq explain`` shows what the last
-pass has written down of its decisions.
+1. ``board``: what there is: workers, units that run, asks that wait, queues.
+2. ``free``: what is free of it now, and beside each planned start. A planned start of an earlier ask counts for all
+   that would still run when it comes.
+3. ``order``: whose turn it is. Each ask is judged once; single jobs of one kind have a turn each.
+4. ``decide.GATES``: cheap checks that need no look at workers: paused, limits (``limits``), others of its kind.
+5. ``fit``: seats for it now: topology, roles, hosts by ``strategies``, devices. If there are, it starts.
+6. ``displace``: otherwise, who is told to stop for it: the fewest, and never in vain.
+7. ``plans``: otherwise, the first moment at which it fits, if not too many have a planned start already.
+8. Otherwise it waits. Each of these says why not, as ``Refused`` with its numbers; ``explain`` puts that into words.
+9. ``places``: what of single jobs may follow one another without another pass.
+
+Where something new goes:
+
+==========================  ======================================================================================
+a strategy                  a class and a line in ``strategies.STRATEGIES``; its name in the domain ``gangq.strategy``
+a choice of devices         a class in ``strategies``, as the ``choice`` of a strategy
+an order of a queue         a class and a line in ``order.ORDERS``; its name in the domain ``gangq.policy``
+a gate                      a function in ``decide.GATES``, and words in ``explain.WORDS``
+something that is needed    ``free.room_by``, the one rule of what a worker has room for
+a question of ``plan``      a function in ``whatif``, which edits a board: the same decision on another one
+==========================  ======================================================================================
+
+``tests/placement/test_strategies.py`` adds one of the first three each. Boards are drawn as pictures there.
 """
 
 from __future__ import annotations

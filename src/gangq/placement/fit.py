@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
 from gangq.placement.free import Free, Rooms, Taken
-from gangq.placement.strategies import STRATEGIES, Strategy
+from gangq.placement.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Search:
         where = self.free.hosts[best[1]] if best else ""
         if total < count:
             return Refused("room", need=count, have=total, of=role.name or "members", where=where)
-        if role.strategy == "strict_spread":
+        if STRATEGIES[role.strategy].own_hosts:
             hosts = sum(1 for _ in rooms.ascending())
             return Refused("hosts", need=count, have=hosts, of="hosts with room")
         return Refused(
@@ -215,9 +215,12 @@ class Search:
     ) -> list[int] | None:
         """By the strategy of a role; then ranks contiguous by domain, host and worker, the host not filled last."""
         rooms = rooms or self.free.rooms(role, layer, without=wish.without, inside=wish.only)
-        takes = strategy_of(role).hosts(count, rooms)
+        strategy = STRATEGIES[role.strategy]
+        takes = strategy.hosts(count, rooms)
         if takes is None:
             return None
+        if role.balanced:
+            takes = strategy.evenly(takes, rooms)
         seated: list[tuple[int, int]] = []
         for host, take in takes:
             workers = self.free.workers_of[host]
@@ -281,7 +284,7 @@ class Search:
             for worker in workers[n]:
                 mine = free.setdefault(worker, self.free.free_devices(worker, layer))
                 good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
-                picked = strategy_of(kind.roles[n]).choice.devices(good, needs.gpus)
+                picked = STRATEGIES[kind.roles[n].strategy].choice.devices(good, needs.gpus)
                 if picked is None:
                     return None
                 free[worker] = [device for device in mine if device not in picked]
@@ -358,23 +361,18 @@ class Search:
         """A replaced member sits beside the others where the gang or its role has to be together, else apart."""
         if not any(ask.mates):
             return wish
-        role = kind.roles[n]
+        role, strategy = kind.roles[n], STRATEGIES[kind.roles[n].strategy]
         everybody = {
             self.free.number[w] for role_mates in ask.mates for w in role_mates if w in self.free.number
         }
         mine = {self.free.number[w] for w in ask.mates[n] if w in self.free.number}
         only, without = wish.only, wish.without
-        level = role.require or ("host" if role.strategy == "strict_pack" else "")
+        level = role.require or ("host" if strategy.one_host else "")
         for within, mates in ((kind.require, everybody), (level, mine)):
             if within in self.board.levels and mates:
                 together = {w for w in self.domains(within).values() if w & mates}
                 inside = frozenset().union(*together)
                 only = inside if only is None else only & inside
-        if role.strategy == "strict_spread":
+        if strategy.own_hosts:
             without = without | {self.free.host_of[worker] for worker in mine}
         return Wish(without, only)
-
-
-def strategy_of(role: Role) -> Strategy:
-    """How its members spread over hosts."""
-    return STRATEGIES["balanced" if role.balanced and role.strategy == "pack" else role.strategy]

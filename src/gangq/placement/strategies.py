@@ -59,10 +59,18 @@ class Strategy(ABC):
     """How the members of a role spread over hosts."""
 
     choice: Choice = Linked()
+    one_host = False
+    """All members share a host: one that is replaced goes where the others are."""
+    own_hosts = False
+    """No two members share a host: one that is replaced goes where no other is."""
 
     @abstractmethod
     def hosts(self, size: int, rooms: Rooms) -> Takes | None:
         """Who takes how many members; None: there is no room for all in this way."""
+
+    def evenly(self, takes: Takes, _rooms: Rooms, /) -> Takes:
+        """The same for a role that asks to be balanced; not every strategy does anything for it."""
+        return takes
 
 
 class Pack(Strategy):
@@ -80,25 +88,20 @@ class Pack(Strategy):
             size -= room
         return None
 
-
-class Balanced(Pack):
-    """As few hosts as :class:`Pack` or a few more, if the members then divide evenly among them."""
-
-    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
-        """Packed, and then as many hosts more as it takes."""
-        packed = super().hosts(size, rooms)
-        if packed is None or len(packed) == 1:
-            return packed
-        roomiest = list(rooms.descending())
-        for hosts in range(len(packed), len(roomiest) + 1):
+    def evenly(self, takes: Takes, rooms: Rooms, /) -> Takes:
+        """On as few hosts as without that or a few more, if the members then divide evenly among them."""
+        size, roomiest = sum(take for _, take in takes), list(rooms.descending())
+        for hosts in range(len(takes), len(roomiest) + 1 if len(takes) > 1 else 0):
             each, more = divmod(size, hosts)
             if each and roomiest[hosts - 1][0] >= each and (not more or roomiest[more - 1][0] > each):
                 return [(host, each + (n < more)) for n, (_, host) in enumerate(roomiest[:hosts])]
-        return packed
+        return takes
 
 
 class StrictPack(Strategy):
     """One host, the tightest that holds all."""
+
+    one_host = True
 
     def hosts(self, size: int, rooms: Rooms) -> Takes | None:
         """That one."""
@@ -128,6 +131,8 @@ class Spread(Strategy):
 class StrictSpread(Strategy):
     """Each member on another host, the tightest ones, so that large hosts stay whole."""
 
+    own_hosts = True
+
     def hosts(self, size: int, rooms: Rooms) -> Takes | None:
         """As many hosts as there are members."""
         takes: Takes = []
@@ -140,11 +145,11 @@ class StrictSpread(Strategy):
 
 STRATEGIES: dict[str, Strategy] = {
     "pack": Pack(),
-    "balanced": Balanced(),
-    "strict_pack": StrictPack(),
     "spread": Spread(),
+    "strict_pack": StrictPack(),
     "strict_spread": StrictSpread(),
 }
-"""By the name that a role asks for. A new one is a class above and a line here; if not just any free devices will do
-for it, also a rule in :func:`gangq.placement.free.fits` and in the bound of :mod:`gangq.placement.displace`.
+"""By the name that a role asks for: the client and the command line offer these. A new one is a class above and a
+line here; the database learns its name from the domain ``gangq.strategy``, and a test holds that both know the same.
+If not just any free devices will do for it, :func:`gangq.placement.free.room_by` has to know too.
 """
