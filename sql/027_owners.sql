@@ -1,5 +1,5 @@
--- Rights: admins, owners of jobs, priority ceilings, and the login behind an incarnation.
--- Rights follow the role that is set: `set role gangq_viewer` gives up the others. Names follow
+-- Rights: admins, owners of jobs, priority ceilings, and the login behind an incarnation. Rights
+-- follow the role that is set: `set role gangq_viewer` gives up the others. Names follow
 -- gangq.caller() and the login.
 -- Takes no locks.
 
@@ -64,20 +64,18 @@ begin
     select 'job ' || h.job_id, h.submitter, h.login, h.shape_id
     from gangq.history h
     where h.job_id = any (array(
-        select i.id from unnest(check_owner.job_ids) as i(id)
+        select i.id from unnest(job_ids) as i(id)
         where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
       and not exists (
-        select 1 from gangq.retried r
-        where r.job_id = h.job_id and r.finished_at = h.finished_at)
+        select 1 from gangq.retried r where (r.job_id, r.finished_at) = (h.job_id, h.finished_at))
     union all
     select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id
     from gangq.gang_history h
     where h.gang_id = any (array(
-        select i.id from unnest(check_owner.gang_ids) as i(id)
+        select i.id from unnest(gang_ids) as i(id)
         where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
       and not exists (
-        select 1 from gangq.retried r
-        where r.gang_id = h.gang_id and r.finished_at = h.finished_at)
+        select 1 from gangq.retried r where (r.gang_id, r.finished_at) = (h.gang_id, h.finished_at))
   )
   select n.what, n.submitter, n.login, s.queue into other
   from named n join gangq.shapes s on s.id = n.shape_id
@@ -88,9 +86,7 @@ begin
   if found then
     perform gangq.refuse('42501',
       format('%s may not %s %s, which %s submitted', gangq.actor(), verb, other.what,
-        other.submitter
-        || case when other.login <> other.submitter then format(' (login %s)', other.login)
-          else '' end),
+        other.submitter || coalesce(' (login ' || nullif(other.login, other.submitter) || ')', '')),
       format('In queue %L only the submitter of a job and members of gangq_admin may do that; '
         'nothing was changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": '
         '"shared"}'').',
@@ -142,21 +138,13 @@ comment on function gangq.check_ceiling is
   'Internal. Raises 42501 if this submitter may not give this priority in this queue: in each '
   'queue on its path the highest entry among the submitter''s roles counts. Admins are not bound.';
 
-create function gangq.may_report_too(login text) returns boolean language sql stable
-set search_path = pg_catalog, pg_temp as $$
-  select gangq.is_admin() or exists (
-    select 1 from pg_roles r
-    where r.rolname = may_report_too.login and pg_has_role(session_user, r.oid, 'member'))
-$$;
-comment on function gangq.may_report_too is
-  'Internal. Which sessions may report for a worker besides the login that registered it: members '
-  'of that login (an application that completes a job in its own transaction), and admins.';
-
--- The comparison runs on the hot path. The function is called only when the logins differ.
+-- On the hot path: inlined, and settled by the comparison except where another login reports.
 create function gangq.may_report(login text) returns boolean language sql stable
-return login = session_user or gangq.may_report_too(login);
+return login = session_user or gangq.is_admin()
+  or coalesce(pg_has_role(session_user, to_regrole(quote_ident(login))::oid, 'member'), false);
 comment on function gangq.may_report is
-  'Internal. Whether this session may report for a worker that this login registered.';
+  'Internal. Whether this session may report for a worker that this login registered: that login, '
+  'its members (an application that completes a job in its own transaction), and admins.';
 
 create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
 declare

@@ -1,7 +1,7 @@
--- Queues: a tree by name (a.b is a child of a), what is placed in it, and the limits on that. What
--- places work in a queue with limits locks its row and those of its ancestors that have any, by
--- name, after the worker rows; then counts, then places: so no committed state is above a maximum.
--- What gives back locks nothing here.
+-- Queues: a tree by name (a.b is a child of a), what is placed in it, and the limits on that.
+-- Locks: a transaction that places work in a queue with limits locks, after the worker rows, that
+-- queue and those of its ancestors that have limits, by name. Then it counts, then it places: so no
+-- committed state is above a maximum. What gives back locks nothing here.
 
 create function gangq.queue_path(name text) returns text[] language sql stable as $$
   select coalesce(array_agg(q.name order by length(q.name) desc), '{}')
@@ -223,12 +223,11 @@ comment on function gangq.tells_apart is
 
 create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer
 language plpgsql as $$
-declare
-  s gangq.shapes;
 begin
-  select x.* into s from gangq.shapes x where x.id = shape_for.shape_id;
-  return case when gangq.tells_apart(s.queue)
-    then gangq.shape_like(s.id, s.avoid, shape_for.submitter, shape_for.login) else s.id end;
+  return (
+    select case when gangq.tells_apart(s.queue)
+      then gangq.shape_like(s.id, s.avoid, shape_for.submitter, shape_for.login) else s.id end
+    from gangq.shapes s where s.id = shape_id);
 end $$;
 comment on function gangq.shape_for is
   'Internal. The shape of work of this submitter: a copy of its own where its queue tells '
@@ -362,24 +361,19 @@ begin
     perform gangq.refuse('GQ001', 'a queue needs a name of 1 to 100 characters',
       'Call gangq.set_queue(''gpu'').');
   end if;
-  if '' = any (parts)
-    and not exists (select from gangq.queues_table q where q.name = set_queue.name)
-  then
+  if '' = any (parts) then
     perform gangq.refuse('GQ001', format('queue %L has an empty part in its name', name),
       'The dots of a name make a tree: a.b is a child of a.');
   end if;
   if settings ?| '{guaranteed,maximum}' then
-    -- They are compared with those of parent and children, which another session may have changed
-    -- since an older snapshot.
+    -- Compared with those of parent and children: an older snapshot would show older ones.
     perform gangq.require_read_committed('set_queue');
   end if;
-  names := case when '' = any (parts) then array[name]
-    else array(
-      select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i) end;
+  names := array(
+    select array_to_string(parts[1:i], '.') from generate_series(1, cardinality(parts)) i);
   insert into gangq.queues_table (name)
   select x.name from unnest(names) as x(name) order by x.name on conflict do nothing;
-  -- Of the whole path: what is guaranteed to children is compared with a parent that must not
-  -- change meanwhile.
+  -- The whole path: what is guaranteed to children is compared with their parent's maximum.
   perform 1 from gangq.queues_table q where q.name = any (names) order by q.name for no key update;
   select q.* into n from gangq.queues_table q where q.name = set_queue.name;
   n := gangq.read_queue(name, settings, n);
@@ -388,15 +382,15 @@ begin
     max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
     timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
     backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
-  )
-  = (select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
+  ) = (
+    select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
     n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
     n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
     n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
     n.retention_failed)
   where q.name = set_queue.name;
   perform gangq.check_guarantees(n, names);
-  -- Whatever may start because of this is below the queue, and those who serve it may sleep.
+  -- What may start now is below the queue, and workers that serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
     perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
     where gangq.below(q.name, array[name]);

@@ -31,8 +31,10 @@ comment on function gangq.is_at is
   'Internal. Whether an incarnation belongs to this host or worker (kind: host or worker).';
 
 create function gangq.cordon_target(
-  verb text, host text, worker text, out kind text, out name text, out known boolean
+  verb text, host text, worker text, out kind text, out name text
 ) language plpgsql stable as $$
+declare
+  near text;
 begin
   if (host is null) = (worker is null) then
     perform gangq.refuse('GQ001', format('%s a host or a worker, one of them', verb),
@@ -40,32 +42,28 @@ begin
   end if;
   kind := case when worker is null then 'host' else 'worker' end;
   name := coalesce(worker, host);
-  known := exists (
-    select 1 from gangq.incarnations i
-    where gangq.is_at(i, cordon_target.kind, cordon_target.name));
+  if exists (
+      select from gangq.incarnations i
+      where gangq.is_at(i, cordon_target.kind, cordon_target.name))
+    or exists (
+      select from gangq.cordons c
+      where c.kind = cordon_target.kind and c.name = cordon_target.name) then
+    return;
+  end if;
+  -- A name has 200 characters at most. The comparison of a longer one would take time for each.
+  near := gangq.nearest(left(name, 200), array(
+    select distinct case cordon_target.kind when 'host' then i.host else i.name end
+    from gangq.incarnations i));
+  perform gangq.refuse('GQ002', format('%s %L does not exist', kind, left(name, 200))
+    || coalesce('; there is ' || near, ''), 'Names and hosts are in gangq.workers.');
 end $$;
 comment on function gangq.cordon_target is
-  'Internal. What cordon and uncordon act on; known: an incarnation of it has registered. Raises '
-  'GQ001 unless exactly one of host and worker is given.';
+  'Internal. What cordon and uncordon act on. Raises GQ001 unless exactly one of host and worker '
+  'is given, and GQ002, naming those most like it, where nothing of this name has registered.';
 
-create function gangq.refuse_unknown(what text, name text) returns void
-language plpgsql stable as $$
-declare
-  -- A name has 200 characters at most. The comparison of a longer one would take time for each.
-  near text := gangq.nearest(left(name, 200), array(
-    select distinct case what when 'host' then i.host else i.name end from gangq.incarnations i));
-begin
-  perform gangq.refuse('GQ002',
-    format('%s %L does not exist', what, left(name, 200)) || coalesce('; there is ' || near, ''),
-    'Names and hosts are in gangq.workers.');
-end $$;
-comment on function gangq.refuse_unknown is
-  'Internal. Raises GQ002 for an unknown host or worker, with the known names most like it.';
-
--- A claim locks its worker's row and looks for a cordon after that. cordon locks the rows of the
--- workers, too: a claim that was under way has taken its work before cordon returns, and a later
--- claim sees the cordon. A worker that registers at this moment has no row yet and may take a job
--- until this transaction commits.
+-- A claim locks its worker's row, then looks for a cordon. cordon locks those rows, too: a claim
+-- under way has taken its work before cordon returns, and a later claim sees the cordon. A worker
+-- that registers at this moment may take a job until this transaction commits.
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false,
   deadline timestamptz default null, reason text default null
@@ -97,9 +95,6 @@ begin
     order by i.id for no key update);
   select x.* into c from gangq.cordons x
   where x.kind = target.kind and x.name = target.name for update;
-  if not found and not target.known then
-    perform gangq.refuse_unknown(target.kind, target.name);
-  end if;
   if c.name is not null and (c.drain or not drain) and coalesce(reason, c.reason) = c.reason
     and (deadline is null or nullif(deadline, 'infinity') is not distinct from c.deadline)
   then
@@ -145,9 +140,6 @@ begin
   delete from gangq.cordons x
   where x.kind = target.kind and x.name = target.name returning x.* into c;
   if not found then
-    if not target.known then
-      perform gangq.refuse_unknown(target.kind, target.name);
-    end if;
     return;
   end if;
   perform gangq.log_cordon('uncordon', t, c);
