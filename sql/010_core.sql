@@ -1,22 +1,19 @@
 -- The small helpers every verb uses: the clock, the caller, errors, keys, tokens, events, wake-ups.
 -- Takes no locks.
 --
--- The verbs that run often set plan_cache_mode = force_generic_plan: left to itself PL/pgSQL plans
--- their statements anew at every call, because arrays of unknown length make a custom plan look
--- cheaper; at one job a call that planning is more than half of the whole cost.
--- tests/sql/test_plans.py holds the generic plans to account. Those that find jobs by id or key
--- also set enable_seqscan = off: a session that made its plans while the queue was nearly empty
--- would keep them, and scan the whole table, long after it has grown. Whatever runs with its
--- owner's rights sets jit = off: a planner that cannot know how long an array is, or is forbidden a
--- scan, takes a few rows for very many, and a server that can compile queries did so at every call:
--- over a second for a pass of placement.
+-- Settings of functions. Verbs that run often set plan_cache_mode = force_generic_plan: PL/pgSQL
+-- would plan their statements anew at every call, because a custom plan looks cheaper for arrays of
+-- unknown length; at one job a call that is more than half of the cost. tests/sql/test_plans.py
+-- holds the generic plans to account. Those that find jobs by id or key set enable_seqscan = off,
+-- too: a session keeps the plans that it made while the queue was nearly empty. Whatever runs with
+-- its owner's rights sets jit = off: such plans look expensive, and a server that can compile
+-- queries did so at every call, over a second for a pass.
 --
--- Whose names count. A function with its owner's rights, and every PL/pgSQL function, runs with
--- search_path = pg_catalog, pg_temp, whatever the caller's is: an empty path would look for types
--- in pg_temp first. A plain SQL function in quotes is inlined, and its names are then looked up
--- where it is used: so none of those is granted to a role, they are reached from the former only.
--- The few that views need for each row have a body without quotes (return ...): its names were
--- looked up when it was created.
+-- Search paths. A function with its owner's rights, and every PL/pgSQL function, runs with
+-- search_path = pg_catalog, pg_temp: an empty path would look for types in pg_temp first. A SQL
+-- function in quotes is inlined, and its names are looked up where it is used: none of those is
+-- granted to a role. The few that views need have a body without quotes (return ...): its names
+-- were looked up when it was created.
 
 create function gangq.now() returns timestamptz language sql volatile
 return pg_catalog.clock_timestamp();
@@ -58,8 +55,8 @@ create function gangq.refuse(sqlstate text, message text, hint text default '') 
 language plpgsql as $$
 begin
   -- It may quote what was passed, and goes into the server's log.
-  raise exception using errcode = refuse.sqlstate, message = gangq.shortened(refuse.message, 2000),
-    hint = gangq.shortened(refuse.hint, 2000);
+  raise exception using errcode = sqlstate, message = gangq.shortened(message, 2000),
+    hint = gangq.shortened(hint, 2000);
 end $$;
 comment on function gangq.refuse is
   'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
@@ -73,8 +70,7 @@ begin
   end if;
 end $$;
 comment on function gangq.check_moment is
-  'Internal. Raises GQ001 for infinity and for years that a client in any time zone could not '
-  'read: many know no year 10000.';
+  'Internal. Raises GQ001 for infinity and for years that some client cannot read.';
 
 create function gangq.check_most(most integer) returns void language plpgsql immutable as $$
 begin
@@ -138,46 +134,36 @@ comment on function gangq.require_read_committed is
   'count wrongly.';
 
 -- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One
--- index column then serves ORDER BY and range conditions both, and a gang's place can be compared
--- with a job's.
+-- index column serves ORDER BY and range conditions, and gangs compare with jobs.
 create function gangq.order_key(priority integer, pos bigint) returns bigint
-language sql immutable as $$
-  select ((1000 - priority)::bigint << 50) + pos
-$$;
+language sql immutable as $$ select ((1000 - priority)::bigint << 50) + pos $$;
 comment on function gangq.order_key is
   'Internal. Ascending key: higher priority first, then lower position.';
 
 -- A standby that is promoted may lack the last part of the primary's log: its sequences would give
 -- out again what clients of the old primary have seen. So whatever a sequence gives is shifted by a
--- base that grows by 2^25 with every timeline.
+-- base that grows by 2^25 with every timeline: 14 minutes of replication lag at 38,000 claims a
+-- second, and tokens under 2^53 for 4,000 failovers.
 -- 1. The base is computed from the server's timeline and the row of gangq.sequence_base, which the
---    tick writes once a timeline. Until it is written every session computes the same base, so
---    nobody has to wait and no first call is special.
--- 2. 2^25 are 14 minutes of replication lag at 38,000 claims a second. Tokens stay under 2^53 for
---    4,000 failovers.
--- 3. A timeline lower than the one written is a cluster that was restored from a dump: it counts as
---    one step, too.
+--    tick writes once a timeline. Until then every session computes the same base, and none waits.
+-- 2. A timeline lower than the one written is a cluster restored from a dump: it counts as a step.
 create function gangq.id_base() returns table (base bigint, timeline bigint)
 language sql stable rows 1 as $$
-  select s.base + 33554432 * case
-      when n.timeline >= s.timeline then n.timeline - s.timeline
+  select s.base + 33554432 * case when n.timeline >= s.timeline then n.timeline - s.timeline
       else 1 end, n.timeline
   from gangq.sequence_base s
   cross join (
     select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
-      as timeline
-    offset 0) n
+      as timeline offset 0) n
 $$;
 comment on function gangq.id_base is
-  'Internal. What every value of a sequence is shifted by on this timeline. Read it once per call: '
-  '(select b.base from gangq.id_base() b).';
+  'Internal. What every value of a sequence is shifted by on this timeline.';
 
 create function gangq.next_pos(base bigint) returns bigint language sql volatile as $$
   select 562949953421312 + (base + nextval('gangq.positions'::regclass))
 $$;
 comment on function gangq.next_pos is
-  'Internal. A position behind all others; positions start in the middle so that there is room in '
-  'front.';
+  'Internal. A position behind all others; they start in the middle, with room in front.';
 
 create function gangq.front_pos(base bigint) returns bigint language sql volatile as $$
   select 562949953421312 - (base + nextval('gangq.positions'::regclass))
@@ -189,8 +175,7 @@ create function gangq.new_token(base bigint) returns bigint language sql volatil
   select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint
 $$;
 comment on function gangq.new_token is
-  'Internal. Under 2^53, and larger than any before, also when an asynchronous failover loses the '
-  'end of the sequence (base: gangq.id_base).';
+  'Internal. Under 2^53, and larger than any before (base: gangq.id_base).';
 
 create function gangq.backoff(base_s real, max_s real, nth integer) returns interval
 language sql volatile as $$
@@ -210,10 +195,9 @@ begin
     reason, data, actor)
   values (
     (select b.base from gangq.id_base() b) + nextval('gangq.events_id_seq'::regclass),
-    log_event.at, log_event.kind, log_event.gang_id, log_event.epoch, log_event.job_id,
-    log_event.token, log_event.incarnation,
-    (select i.name from gangq.incarnations i where i.id = log_event.incarnation),
-    gangq.shortened(log_event.reason, 4000), gangq.cut(log_event.data, 262144), gangq.actor());
+    at, kind, gang_id, epoch, job_id, token, incarnation,
+    (select i.name from gangq.incarnations i where i.id = incarnation),
+    gangq.shortened(reason, 4000), gangq.cut(data, 262144), gangq.actor());
 end $$;
 comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened.';
@@ -240,11 +224,8 @@ begin
     with roused as (
       delete from gangq.sleepers s
       where s.incarnation = any (array(
-        select z.incarnation from gangq.sleepers z
-        where z.queues @> array[wake_sleepers.queue]
-        order by z.since desc
-        limit least(wake_sleepers.jobs, 64)
-        for update skip locked))
+        select z.incarnation from gangq.sleepers z where z.queues @> array[queue]
+        order by z.since desc limit least(jobs, 64) for update skip locked))
       returning s.incarnation
     )
     select array_agg(r.incarnation) into woken from roused r;
@@ -278,9 +259,9 @@ begin
     return;
   end if;
   perform pg_notify('gangq_tick', '');
-  -- While a gang waits, one job's end after the other comes by here: the fleet is not read and
-  -- sorted to choose three of it. The second query runs only where the first finds fewer, and a
-  -- join would read the incarnations from the first on.
+  -- While a gang waits, the end of each job comes by here: the fleet is not read and sorted to
+  -- choose three of it. The second query runs only where the first finds fewer; a join would read
+  -- the incarnations from the first on.
   first := (
     select min(l.incarnation)
       + floor(random() * (max(l.incarnation) - min(l.incarnation) + 1))::bigint
@@ -300,9 +281,8 @@ begin
     limit 3), 'tick');
 end $$;
 comment on function gangq.wake_tick is
-  'Internal. When placed work waits (or always): asks three live workers, neighbours in the order '
-  'of registration, and any dedicated ticker to run the tick, so that one frozen process delays '
-  'nothing. Never decides itself.';
+  'Internal. When placed work waits (or always): asks any dedicated ticker and three live workers '
+  'to run the tick, so that one frozen process delays nothing.';
 
 create function gangq.counted(n numeric, what text) returns text language sql immutable as $$
   select format('%s %s%s', n, what, case when n = 1 then '' else 's' end)
@@ -326,9 +306,8 @@ comment on function gangq.wake_lane is
   'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake '
   'workers that sleep; how: see wake_sleepers.';
 
--- The tick and a pass lock a row to the end of their transaction. A client that called one inside of
--- a longer one and then froze would stop all maintenance, so the server hangs up on it. This is the
--- one setting of a caller that gangq changes, for this transaction only.
+-- The tick and a pass lock a row to the end of their transaction. A client that froze in a longer
+-- one would stop all maintenance, so the server hangs up on it.
 create function gangq.hang_up_soon() returns void language plpgsql as $$
 begin
   if current_setting('idle_in_transaction_session_timeout')::interval

@@ -93,8 +93,7 @@ begin
   return o;
 end $$;
 comment on function gangq.read_options is
-  'Internal. The row o with what is given changed; a null takes a value away where it may be '
-  'absent. Raises GQ001 for what there is not, or is of another type or out of its range.';
+  'Internal. The row o with what is given changed; a null takes a value away. Raises GQ001.';
 
 create function gangq.refuse_option(what text, key text, type regtype) returns void
 language plpgsql stable as $$
@@ -114,29 +113,26 @@ begin
       || format('There are %s.', array_to_string(known, ', ')));
 end $$;
 comment on function gangq.refuse_option is
-  'Internal. Raises GQ001 for a name that there is not, naming those that are most like it.';
+  'Internal. Raises GQ001, naming the options that are most like it.';
 
--- A worker stops its work when less than the margin and the grace are left of its lease. A lease
--- that is not longer than both and two heartbeats leaves no time to work in: one heartbeat may
--- fail, and the next must still come in time.
+-- A worker stops its work when less than the margin and the grace are left of its lease. Before
+-- that one heartbeat may fail, and the next must still come in time.
 create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real)
 returns void language plpgsql immutable as $$
 declare
   least_s real := margin_s + grace_s + 2 * heartbeat_s;
 begin
-  if lease_s > least_s then
-    return;
+  if lease_s <= least_s then
+    perform gangq.refuse('GQ001',
+      format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s '
+        'it must be longer than %s s', lease_s, margin_s, grace_s, heartbeat_s, least_s),
+      format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must '
+        'fit before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
+        '(gangq.configure takes them in one call).', least_s));
   end if;
-  perform gangq.refuse('GQ001',
-    format('a lease of %s s is too short: with lease_margin_s %s, grace_s %s and heartbeat_s %s it '
-      'must be longer than %s s', lease_s, margin_s, grace_s, heartbeat_s, least_s),
-    format('Work stops lease_margin_s and grace_s before the lease ends, and two heartbeats must '
-      'fit before that. Set lease_s above %s, or lower lease_margin_s, grace_s or heartbeat_s '
-      '(gangq.configure takes them in one call).', least_s));
 end $$;
 comment on function gangq.check_lease is
-  'Internal. Raises GQ001 unless the lease is longer than its margin, the grace and two heartbeats '
-  'together.';
+  'Internal. Raises GQ001 for a lease that leaves no time to work in.';
 
 create function gangq.configure(settings jsonb) returns void language plpgsql as $$
 declare

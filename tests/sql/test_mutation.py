@@ -32,6 +32,8 @@ MUTATIONS = [
     ("take", "me.state = 'live' and me.quarantined is null", "me.state = 'live'", "test_places test_trips"),
     ("take", "me.state = 'live' and", "", "test_places"),
     ("take", "if room.repeated then", "if false then", "test_claim"),
+    ("lock_reserved", "order by j.id limit most", "order by j.id", "test_claim"),
+    ("take", "if patient then\n        raise;", "if true then\n        raise;", "test_complete_and_claim"),
     ("light_heads", "gangq.serves(me, z) and", "", "test_selectors test_claim test_slots"),
     ("light_heads", "q.paused or", "", "test_queues"),
     ("light_heads", "q.limited or", "", "test_limits"),
