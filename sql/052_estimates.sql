@@ -23,15 +23,14 @@ create function gangq.learn_runtimes(
 #variable_conflict use_column
 declare
   seen record;
-  known_as tid;
 begin
   for seen in
     select s.queue, s.task, greatest(max(r.run_s), 0.001) as run_s
     from unnest(learn_runtimes.shape_ids, learn_runtimes.runs) as r(shape_id, run_s)
     join gangq.shapes s on s.id = r.shape_id
-    group by s.queue, s.task order by s.queue, s.task
+    group by s.queue, s.task order by 1, 2
   loop
-    select r.ctid into known_as from gangq.runtimes r
+    perform from gangq.runtimes r
     where r.queue = seen.queue and r.task = seen.task for no key update skip locked;
     if found then
       update gangq.runtimes r set samples = r.samples + 1, updated_at = learn_runtimes.t,
@@ -39,7 +38,7 @@ begin
           when r.samples < 10 then greatest(r.p90_s, seen.run_s)
           when seen.run_s > r.p90_s then greatest(r.p90_s, 0.001) * exp(0.18)
           else r.p90_s * exp(-0.02) end)
-      where r.ctid = known_as;
+      where r.queue = seen.queue and r.task = seen.task;
     elsif not exists (
       select 1 from gangq.runtimes r where r.queue = seen.queue and r.task = seen.task)
     then

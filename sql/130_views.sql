@@ -7,44 +7,37 @@ returns table (
   queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint,
   gpus bigint, memory_mb bigint, cpus numeric, waiting_gangs bigint, waiting_jobs bigint
 ) language sql stable as $$
-  with used as (
-    select u.queue, sum(u.gangs)::bigint as gangs, sum(u.jobs)::bigint as jobs,
-      sum(u.gpus)::bigint as gpus, sum(u.memory_mb)::bigint as memory_mb, sum(u.cpus) as cpus
-    from gangq.queue_usage(array(select q.name from gangq.queues_table q)) u
-    group by u.queue
-  ),
   -- Looked up one by one: of all shapes and kinds, which are kept for ever, only a few wait.
-  waits as materialized (
-    select (select s.queue from gangq.shapes s where s.id = j.shape_id) as queue, 0 as gangs, j.jobs
-    from (
-      select x.shape_id, count(*) as jobs
-      from gangq.live_jobs x
-      where x.state = 'pending'
-      group by x.shape_id) j
+  with waits as materialized (
+    select (select s.queue from gangq.shapes s where s.id = j.shape_id) as queue, 0 as gangs,
+      count(*) as jobs
+    from gangq.live_jobs j
+    where j.state = 'pending'
+    group by j.shape_id
     union all
-    select (select k.queue from gangq.gang_kinds k where k.id = g.kind_id), g.gangs, 0
-    from (
-      select x.kind_id, count(*) as gangs
-      from gangq.live_gangs x
-      where x.state = 'blocked'
-      group by x.kind_id) g
+    select (select k.queue from gangq.gang_kinds k where k.id = g.kind_id), count(*), 0
+    from gangq.live_gangs g
+    where g.state = 'blocked'
+    group by g.kind_id
   )
-  select q.name, cardinality(gangq.queue_path(q.name)) - 1,
-    (
+  select q.name, cardinality(gangq.queue_path(q.name)) - 1, (
       select p.name
       from gangq.queues_table p
       where p.paused and gangq.below(q.name, array[p.name])
       order by length(p.name) desc
       limit 1),
     coalesce(u.gangs, 0), coalesce(u.jobs, 0), coalesce(u.gpus, 0), coalesce(u.memory_mb, 0),
-      coalesce(u.cpus, 0),
-    coalesce(w.gangs, 0)::bigint, coalesce(w.jobs, 0)::bigint
+    coalesce(u.cpus, 0), coalesce(w.gangs, 0)::bigint, coalesce(w.jobs, 0)::bigint
   from gangq.queues_table q
-  left join used u on u.queue = q.name
-  left join lateral (
+  left join (
+    select x.queue, sum(x.gangs)::bigint as gangs, sum(x.jobs)::bigint as jobs,
+      sum(x.gpus)::bigint as gpus, sum(x.memory_mb)::bigint as memory_mb, sum(x.cpus) as cpus
+    from gangq.queue_usage(array(select z.name from gangq.queues_table z)) x
+    group by x.queue) u on u.queue = q.name
+  cross join lateral (
     select sum(x.gangs) as gangs, sum(x.jobs) as jobs
     from waits x
-    where gangq.below(x.queue, array[q.name])) w on true
+    where gangq.below(x.queue, array[q.name])) w
 $$;
 comment on function gangq.queue_load is
   'Internal, for the view queues: where each queue stands in the tree, what is placed in it and '
@@ -86,21 +79,17 @@ comment on view gangq.tasks is
 -- handful of rows.
 create function gangq.role_of(gang_id bigint, rank integer) returns text
 language plpgsql stable as $$
-declare
-  kind integer := (select g.kind_id from gangq.live_gangs g where g.id = role_of.gang_id);
 begin
-  if kind is null then
-    kind := (
-      select h.kind_id
-      from gangq.gang_history h
-      where h.gang_id = role_of.gang_id
-      order by h.finished_at desc
-      limit 1);
-  end if;
   return (
     select r.name
     from gangq.kind_roles r
-    where r.kind_id = kind and r.first_rank <= role_of.rank
+    where r.kind_id = coalesce((
+        select g.kind_id from gangq.live_gangs g where g.id = role_of.gang_id), (
+        select h.kind_id
+        from gangq.gang_history h
+        where h.gang_id = role_of.gang_id
+        order by h.finished_at desc limit 1))
+      and r.first_rank <= role_of.rank
     order by r.first_rank desc
     limit 1);
 end $$;
@@ -450,9 +439,13 @@ comment on view gangq.retention is
   'missing: today and tomorrow, if they lack a partition; no_default: true if nothing would catch '
   'their rows then.';
 
--- Each rule with what breaks it, or null.
+-- Each rule with the condition that breaks it; the numbers of a row that breaks one tell how.
 create view gangq.violations as
-select r.rule, 'gang ' || g.id as subject, r.detail
+select r.rule, 'gang ' || g.id as subject,
+  format('%s, epoch %s, size %s, world size %s, %s members: %s in the epoch, %s outside, ranks %s, '
+    'priority %s, kind %s, %s of %s attempts, %s crashes, %s trips', g.state, g.epoch, g.size,
+    g.world_size, m.n, m.states, m.others, m.ranks, g.priority, g.kind_id, g.attempts,
+    g.max_attempts, g.crashes, g.trips) as detail
 from gangq.live_gangs g
 cross join lateral (
   select count(*) as n,
@@ -464,116 +457,82 @@ cross join lateral (
   cross join lateral (select g.world_size is null or gangq.in_epoch(j, g) as member) x
   where j.gang_id = g.id) m
 cross join lateral (values
-  ('members match size',
-    case when m.n <> g.size then format('%s members, size %s', m.n, g.size) end),
-  ('gang state matches its members', case when not case g.state
-      when 'waiting' then m.states <@ '{waiting}'
-      when 'blocked' then m.states <@ '{blocked}'
-      when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
-        and m.others <@ '{blocked}'
-      when 'running' then m.others <@ '{blocked,preempting,done}' and case
-        when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
-        else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}'
-          and m.states && '{running,done}' and m.states && '{blocked,reserved}' end
-      when 'draining' then m.states <@ '{preempting,preempted,blocked,done}'
-        and m.others <@ '{preempting,preempted,blocked,done}'
-        and m.states || m.others && '{preempting}'
-      else false end
-    then format('%s with members %s, others %s', g.state, m.states, m.others) end),
-  ('placed gangs have an epoch', case
-    when (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining'))
-      or (g.missing_since is not null and g.state <> 'running')
-    then format('%s with world size %s', g.state, g.world_size) end),
-  ('ranks of an epoch are contiguous', case
-    when m.ranks = '{}' and g.world_size <> g.size
-      or m.ranks <> '{}'
-        and m.ranks is distinct from array(select generate_series(0, g.world_size - 1))
-    then format('world size %s, ranks %s', g.world_size, m.ranks) end),
-  ('order key of a gang matches priority', case
-    when (g.order_key >> 50) <> 1000 - g.priority then format('priority %s', g.priority) end),
-  ('a gang that runs has begun an epoch', case
-    when g.state = 'running' and g.epoch = 0 then 'epoch 0' end),
-  ('gang is of a known kind', case
-    when not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)
-    then format('kind %s', g.kind_id) end),
-  ('gang asks for levels that exist', (
-    select format('level %s', min(l.level))
+  ('members match size', m.n <> g.size),
+  ('gang state matches its members', not case g.state
+    when 'waiting' then m.states <@ '{waiting}'
+    when 'blocked' then m.states <@ '{blocked}'
+    when 'reserved' then m.states <@ '{reserved,running}' and m.states && '{reserved}'
+      and m.others <@ '{blocked}'
+    when 'running' then m.others <@ '{blocked,preempting,done}' and case
+      when g.missing_since is null then m.states <@ '{running,done}' and m.states && '{running}'
+      else g.failure_policy = 'restart_member' and m.states <@ '{running,done,blocked,reserved}'
+        and m.states && '{running,done}' and m.states && '{blocked,reserved}' end
+    when 'draining' then m.states <@ '{preempting,preempted,blocked,done}'
+      and m.others <@ '{preempting,preempted,blocked,done}'
+      and m.states || m.others && '{preempting}'
+    else false end),
+  ('placed gangs have an epoch',
+    (g.world_size is not null) <> (g.state in ('reserved', 'running', 'draining'))
+      or g.missing_since is not null and g.state <> 'running'),
+  ('ranks of an epoch are contiguous', case m.ranks when '{}' then g.world_size <> g.size
+    else m.ranks is distinct from array(select generate_series(0, g.world_size - 1)) end),
+  ('order key of a gang matches priority', (g.order_key >> 50) <> 1000 - g.priority),
+  ('a gang that runs has begun an epoch', g.state = 'running' and g.epoch = 0),
+  ('gang is of a known kind',
+    not exists (select 1 from gangq.kind_roles r where r.kind_id = g.kind_id)),
+  ('gang asks for levels that exist', exists (
+    select 1
     from gangq.gang_kinds k join gangq.kind_roles r on r.kind_id = k.id cross join gangq.settings s
-    cross join lateral (values (k.require), (k.prefer), (r.require), (r.prefer)) as l(level)
-    where k.id = g.kind_id and l.level <> all (s.topology) having count(*) > 0)),
-  ('counters are not negative', case
-    when least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0
-    then format('%s attempts, %s crashes, %s trips', g.attempts, g.crashes, g.trips) end),
-  ('charged no more than it may spend', case
-    when g.attempts > g.max_attempts
-    then format('%s of %s attempts', g.attempts, g.max_attempts) end)
-) as r(rule, detail)
-where r.detail is not null
+    where k.id = g.kind_id
+      and not array_remove(array[k.require, k.prefer, r.require, r.prefer], null) <@ s.topology)),
+  ('counters are not negative',
+    least(g.attempts, g.crashes, g.trips, g.max_attempts, g.max_crashes, g.max_trips) < 0),
+  ('charged no more than it may spend', g.attempts > g.max_attempts)
+) as r(rule, broken)
+where r.broken
 union all
-select r.rule, 'job ' || j.id, r.detail
+select r.rule, 'job ' || j.id, format('%s, priority %s, %s of %s attempts, %s crashes, %s trips, '
+  '%s stops, waits for %s, told at %s, finished at %s', j.state, j.priority, j.attempts,
+  j.max_attempts, j.crashes, j.trips, j.stops, j.waits_on, j.told_at, j.finished_at)
+from gangq.live_jobs j
+cross join lateral (values
+  ('waits for as many as it says', j.state = 'waiting' and j.waits_on <> (
+    select count(*) from gangq.dependencies d where d.job_id = j.id)),
+  ('order key matches priority', (j.order_key >> 50) <> 1000 - j.priority),
+  ('counters are not negative',
+    least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0),
+  ('charged no more than it may spend', j.attempts > j.max_attempts),
+  ('told to stop while it stops', j.told_at is not null
+    and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')),
+  ('finished when it has ended',
+    j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled'))
+) as r(rule, broken)
+where r.broken
+union all
+select r.rule, 'job ' || j.id, format('rank %s of gang %s of %s', j.rank, j.gang_id, g.size)
 from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
 cross join lateral (values
-  ('member of a live gang', case
-    when g.id is null then format('gang %s is not live', j.gang_id) end),
-  ('rank within its gang', case
-    when j.rank not between 0 and g.size - 1
-    then format('rank %s of a gang of %s', j.rank, g.size) end)
-) as r(rule, detail)
-where j.gang_id is not null and r.detail is not null
+  ('member of a live gang', g.id is null),
+  ('rank within its gang', j.rank not between 0 and g.size - 1)
+) as r(rule, broken)
+where j.gang_id is not null and r.broken
 union all
-select r.rule, 'job ' || j.id, r.detail
+select r.rule, 'job ' || j.id,
+  format('worker %s, incarnation %s, asks for %s', i.name, j.incarnation, s.gpus)
 from gangq.live_jobs j
 left join gangq.shapes s on s.id = j.shape_id
 left join gangq.incarnations i on i.id = j.incarnation
 cross join lateral (values
-  ('held by a known incarnation', case
-    when i.id is null then format('incarnation %s', j.incarnation) end),
+  ('held by a known incarnation', i.id is null),
   -- What runs on a worker when an operator taints it runs on.
-  ('worker may run it', case
-    when i.operator_taints = '{}' and not gangq.serves(i, s) then format('worker %s', i.name) end),
-  ('ended worker holds nothing beyond its lease', case
-    when i.ended_at is not null and not exists (
-      select 1 from gangq.leases l
-      where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')
-    then format('worker %s', i.name) end),
-  ('holds as many devices as it asks for', (
-    select format('holds %s, asks for %s', count(*), s.gpus)
-    from gangq.device_holds d where d.job_id = j.id having count(*) <> s.gpus))
-) as r(rule, detail)
-where j.incarnation is not null and r.detail is not null
-union all
-select r.rule, 'job ' || j.id, r.detail
-from gangq.live_jobs j
-cross join lateral (values
-  ('waits for as many as it says', case when j.state = 'waiting' then (
-    select format('%s, of which %s are known', j.waits_on, count(*))
-    from gangq.dependencies d where d.job_id = j.id having count(*) <> j.waits_on) end),
-  ('order key matches priority', case
-    when (j.order_key >> 50) <> 1000 - j.priority then format('priority %s', j.priority) end),
-  ('counters are not negative', case
-    when least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
-    then format('%s crashes, %s trips, %s stops', j.crashes, j.trips, j.stops) end),
-  ('charged no more than it may spend', case
-    when j.attempts > j.max_attempts
-    then format('%s of %s attempts', j.attempts, j.max_attempts) end),
-  ('told to stop while it stops', case
-    when j.told_at is not null
-      and j.state in ('pending', 'scheduled', 'waiting', 'reserved', 'running')
-    then format('%s, told at %s', j.state, j.told_at) end),
-  ('finished when it has ended', case
-    when j.finished_at is not null and j.state not in ('done', 'failed', 'cancelled')
-    then format('%s, finished at %s', j.state, j.finished_at) end)
-) as r(rule, detail)
-where r.detail is not null
-union all
-select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
-from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1
-union all
-select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
-from gangq.dependencies d
-where d.settled and d.outcome is null
-  and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
-  and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
+  ('worker may run it', i.operator_taints = '{}' and not gangq.serves(i, s)),
+  ('ended worker holds nothing beyond its lease', i.ended_at is not null and not exists (
+    select 1 from gangq.leases l
+    where l.incarnation = i.id and l.expires_at > gangq.now() - interval '10 minutes')),
+  ('holds as many devices as it asks for', s.gpus <> (
+    select count(*) from gangq.device_holds d where d.job_id = j.id))
+) as r(rule, broken)
+where j.incarnation is not null and r.broken
 union all
 select r.rule, 'job ' || h.job_id, format('device %s, %s MiB', d.uuid, d.vram_mb)
 from gangq.device_holds h
@@ -590,19 +549,25 @@ cross join lateral (values
 ) as r(rule, broken)
 where h.kind = 'job' and r.broken
 union all
-select r.rule, 'worker ' || i.name, r.detail
+select r.rule, 'worker ' || i.name, format('incarnation %s, free: %s slots, %s light slots, '
+  '%s MiB, %s CPUs', i.id, f.slots, f.light, f.memory_mb, f.cpus)
 from gangq.incarnations i
 cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (values
-  ('within capacity', case
-    when f.slots < 0 or f.light < 0 or f.memory_mb < 0 or f.cpus < 0
-    then format('free: %s slots, %s light slots, %s MiB, %s CPUs', f.slots, f.light, f.memory_mb,
-      f.cpus) end),
-  ('live worker has a lease', case
-    when not exists (select 1 from gangq.leases l where l.incarnation = i.id)
-    then format('incarnation %s', i.id) end)
-) as r(rule, detail)
-where i.ended_at is null and r.detail is not null
+  ('within capacity', least(f.slots, f.light, f.memory_mb, f.cpus) < 0),
+  ('live worker has a lease',
+    not exists (select 1 from gangq.leases l where l.incarnation = i.id))
+) as r(rule, broken)
+where i.ended_at is null and r.broken
+union all
+select 'token is unique', 'token ' || j.token, count(*) || ' jobs'
+from gangq.live_jobs j where j.token is not null group by j.token having count(*) > 1
+union all
+select 'waits for a live job', 'job ' || d.job_id, 'on ' || d.on_job_id
+from gangq.dependencies d
+where d.settled and d.outcome is null
+  and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+  and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
 union all
 select 'has its rows', 'table ' || n.name, 'empty'
 from (values ('settings', (select count(*) from gangq.settings)),
