@@ -201,7 +201,7 @@ begin
     select (o.job).* from gangq.orphans(t) o
     where (o.job).gang_id = g.id and (o.job).state = 'preempting' order by (o.job).id
   loop
-    perform gangq.keep_doubtful(j, t);
+    perform gangq.withhold_doubtful(j, t);
     perform gangq.stopped(j, null, t, 'dead');
     freed := freed + 1;
   end loop;
@@ -227,8 +227,8 @@ begin
   if gone = '{}' and g.state = 'running' then
     return freed;
   end if;
-  perform gangq.keep_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id, token => x.token,
-    incarnation => x.incarnation, reason => 'its worker ended')
+  perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id,
+    token => x.token, incarnation => x.incarnation, reason => 'its worker ended')
   from gangq.live_jobs x where x.id = any (gone);
   perform gangq.lose_members(g.id, gone, cause,
     case cause when 'crash'
@@ -258,7 +258,7 @@ begin
   if not found then
     return false;
   end if;
-  perform gangq.keep_doubtful(j, t);
+  perform gangq.withhold_doubtful(j, t);
   if j.state = 'preempting' then
     perform gangq.stopped(j, null, t, 'dead');
     return true;

@@ -6,24 +6,18 @@
 -- lift_avoided, a step of the tick: gangs and jobs, with skip locked.
 --
 -- Several live workers may see one device (device_claimants). The jobs of one of them may take it
--- (device_registry.offered_by). While it is taken or withheld it has one row in device_holds:
+-- (device_registry.offered_by). While it is held it has one row in device_holds:
 --
---   held for                             kind, incarnation, until   what ends that
---   1 a reserved or running job, or one  job, -, -                  its end; told to stop: the
---     that was told to stop                                         proof that it has stopped
---   2 a place that no job fills          place, -, -                a fill, or its closing
---   3 a worker that tripped: its         quarantine, it, its lease  report_dead, or the moment
---     process may still run                                         `until`: lift_withheld
---   4 a worker with a process that       quarantine, it, -          unquarantine
---     nothing can kill: its host must
---     be rebooted
---   5 a device that is doubtful itself:  quarantine, -, -           unquarantine
---     a trip blamed it, a job never
---     confirmed its stop, or an operator
---     said so
+--     kind        incarnation  until      why it is held                         what ends that
+--   1 job         -            -          its job is reserved or runs            its proven end
+--   2 place       -            -          no job fills that place yet            fill or closing
+--   3 quarantine  the worker   its lease  it tripped and may still run           report_dead, until
+--   4 quarantine  the worker   -          a process of it cannot be killed       unquarantine
+--   5 quarantine  -            -          a trip blamed it, its job never        unquarantine
+--                                         confirmed a stop, an operator said so
 --
--- withhold turns 1 into 3, 4 or 5; report_stuck 3, 2 and free devices into 4; an operator's
--- quarantine everything but 1 into 5.
+-- withhold turns 1 into 3, 4 or 5; report_stuck turns 3, 2 and free devices into 4; quarantine, an
+-- operator's, everything but 1 into 5. An operator can end 3 early, too.
 
 -- What is written down ----------------------------------------------------------------------------
 
@@ -313,7 +307,7 @@ comment on function gangq.withhold is
   'Internal. Devices of this job (all, or these) are quarantined from here on: the head of this '
   'file says with which incarnation and until. Returns which; null: it held none.';
 
-create function gangq.keep_doubtful(j gangq.live_jobs, t timestamptz) returns void
+create function gangq.withhold_doubtful(j gangq.live_jobs, t timestamptz) returns void
 language sql volatile as $$
   select gangq.withhold(j, case
       when not i.reboot_needed then
@@ -325,7 +319,7 @@ language sql volatile as $$
   from gangq.incarnations i
   where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
 $$;
-comment on function gangq.keep_doubtful is
+comment on function gangq.withhold_doubtful is
   'Internal. Before a job of an ended incarnation is freed: withholds its devices where that may '
   'still run.';
 
@@ -726,7 +720,7 @@ begin
   -- the old process may run.
   if me.id is not null then
     perform gangq.end_tripped(me, j, code, gone_at, t);
-    perform gangq.keep_doubtful(j, t);
+    perform gangq.withhold_doubtful(j, t);
   end if;
   error := error || jsonb_build_object('code', code);
   if j.gang_id is not null and new_shape <> j.shape_id then
