@@ -8,8 +8,11 @@
 --   0001_foundation         is_sound: what each needs in its columns; the partial indexes
 --   078_charges             what the end of an attempt costs, which ends are losses
 --   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
---   030_submit              births; 110_judge: promote_due; 065_timeouts: split_gang
---   070_claim, 063_places, 062_reserve   pending and reserved to running, blocked to reserved
+--   118_moves               stop_solo: running to preempting
+--   030_submit              births
+--   040_workers, 110_judge  report_dead, promote_due: scheduled and waiting to pending
+--   062_reserve             blocked to reserved and back; 065_timeouts: split_gang
+--   063_places, 070_claim   pending and reserved to running
 --   130_views               violations: what must never be seen
 
 delete from gangq.transitions;

@@ -93,9 +93,9 @@ begin
   end if;
 end $$;
 comment on function gangq.leave is
-  'Internal. The one way out of live_jobs: delete and history row in one statement, devices freed, '
-  'dependents told. retain_as: the state that chooses the retention class; members are kept as '
-  'long as their gang. left_ids: those that left; vacant: how many left a place open.';
+  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class; '
+  'members are kept as long as their gang. left_ids: those that left; vacant: how many left a '
+  'place.';
 
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
 language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
@@ -391,7 +391,7 @@ begin
     data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
   if g.state = 'draining' then
     perform gangq.complete_drain(g.id);
-  elsif gangq.fulfilled(g.id) then
+  else
     perform gangq.wind_up(g.id, t);
   end if;
 end $$;
@@ -528,10 +528,10 @@ begin
     where s.id = j.shape_id and cause = 'fail'));
 end $$;
 comment on function gangq.report is
-  'Internal. The one door of fail, requeue, release and ack_preempted: a worker says that the '
-  'attempt of this token has ended without success. cause: see charges_for; null: only a stop that '
-  'was asked for. front: a single job goes to the front of its priority. final: it does not run '
-  'again. Returns the state it has now, repeated, or (strict => false) stale.';
+  'Internal. The one door of fail, requeue, release and ack_preempted: the attempt of this token '
+  'has ended without success. cause: of charges_for; null: only a stop that was asked for. front: '
+  'a single job goes to the front of its priority. final: it does not run again. Returns the '
+  'state, repeated, or (strict => false) stale.';
 
 -- An attempt of a single job is over. The row says where the job goes on: its order_key and shape
 -- may have been changed.
@@ -582,9 +582,9 @@ begin
   return next_state;
 end $$;
 comment on function gangq.end_attempt is
-  'Internal. An attempt of a single job is over, and the job has not been done: charges it, and '
-  'returns it to pending, or to scheduled until due_at. It fails when its budget is spent, or is '
-  'cancelled if it had been told to stop. kind: of the event. Returns the state.';
+  'Internal. Charges a single job for its attempt, and returns it to pending, or to scheduled '
+  'until due_at. If its budget is spent it fails, or is cancelled when it was told to stop. kind: '
+  'of the event. Returns the state.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,

@@ -48,10 +48,9 @@ begin
   perform gangq.complete_drain(g.id);
 end $$;
 comment on function gangq.drain is
-  'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped. All '
-  'others that run are told to stop; reserved members are blocked again. cause: one of '
-  'charges_for. charged: the members that pay as culprits, proven stopped or not; null: the '
-  'culprits; empty: only the gang. final: a failure that is not retryable.';
+  'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped; all '
+  'others that run are told to stop. charged: the members that pay as culprits, proven stopped or '
+  'not; null: the culprits; empty: only the gang. final: a failure that is not retryable.';
 
 create function gangq.charge_member(
   j gangq.live_jobs, pays bigint[], cause text, final boolean,
@@ -117,28 +116,22 @@ begin
     g.timeout_at := t + make_interval(secs => g.timeout_s);
     g.held_s := gangq.ineligible_s(g.kind_id, t);
   end if;
-  if exists (
-    select 1 from gangq.live_jobs j
-    where j.id = any (culprits) and coalesce(j.epoch_rank, j.rank) = 0)
-  then
-    g.master_host := null;
-    g.master_addr := null;
-    g.master_port := null;
-  end if;
   g.not_before := gangq.resumes_at(g, cause, culprits, t);
   update gangq.live_gangs x set missing_since = g.missing_since, timeout_at = g.timeout_at,
-    held_s = g.held_s, not_before = g.not_before, master_host = g.master_host,
-    master_addr = g.master_addr, master_port = g.master_port
+    held_s = g.held_s, not_before = g.not_before
   where x.id = g.id;
+  update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null
+  where x.id = g.id and exists (
+    select from gangq.live_jobs j
+    where j.id = any (culprits) and coalesce(j.epoch_rank, j.rank) = 0);
   perform gangq.log_event(t, 'replace', g.id, g.epoch, culprits[1], reason => reason,
     data => why || jsonb_build_object('culprits', culprits, 'not_before', g.not_before));
   perform gangq.wake_tick(true);
 end $$;
 comment on function gangq.lose_members is
-  'Internal. Members (culprits) are proven stopped without having been told to. restart_gang and '
-  'fail: the gang drains. restart_member: they wait, blocked, for a new place, and the others run '
-  'on. shrink: they leave the epoch as long as their roles keep their minimum. The policy can '
-  'spare the others the restart, never the gang its budgets. The arguments are those of drain.';
+  'Internal. Members (culprits) are proven stopped without having been told to: the gang drains, '
+  'or by its failure policy they wait for a new place (restart_member) or leave the epoch '
+  '(shrink), and the others run on. The arguments are those of drain.';
 
 create function gangq.must_drain(
   g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, final boolean
@@ -155,7 +148,7 @@ begin
     or gangq.spends_gang(g, charges.gang)  -- its budget is spent, or that of a culprit
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
-      select 1 from gangq.live_jobs j
+      select from gangq.live_jobs j
       where j.id = any (culprits) and gangq.spends_job(j,
         case when j.id = any (pays) then charges.culprit else charges.sibling end))
     or not exists (  -- no other member would go on
@@ -202,8 +195,7 @@ create function gangq.resumes_at(
       where j.id = any (stopped))), t)
 $$;
 comment on function gangq.resumes_at is
-  'Internal. Until when a gang waits before these stopped members are placed again: for the '
-  'backoff of its cause, and for the processes of workers that tripped to end. Null: no wait.';
+  'Internal. When these stopped members may be placed again. Null: at once.';
 
 create function gangq.go_on_without(
   g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz
@@ -221,34 +213,30 @@ declare
         and j.state in ('running', 'done')) x
     where x.state = 'running' or not x.any_runs
     order by x.rank);
-  same_leader boolean := (
-    select coalesce(j.epoch_rank, j.rank) = 0 from gangq.live_jobs j where j.id = rest[1]);
   kept bigint := gangq.restore_step(g);
 begin
+  update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null
+  where x.id = g.id and exists (
+    select from gangq.live_jobs j where j.id = rest[1] and coalesce(j.epoch_rank, j.rank) <> 0);
   update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
   where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
   delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(kept, -1);
   update gangq.live_gangs x set epoch = x.epoch + 1, world_size = cardinality(rest),
-    restore_step = kept,
-    master_host = case when same_leader then x.master_host end,
-    master_addr = case when same_leader then x.master_addr end,
-    master_port = case when same_leader then x.master_port end
+    restore_step = kept
   where x.id = g.id;
   perform gangq.log_event(t, 'shrink', g.id, g.epoch + 1, leaving[1], reason => reason,
     data => why || jsonb_build_object(
       'members', leaving, 'world_size', cardinality(rest), 'restore_step', kept));
-  if gangq.fulfilled(g.id) then
-    perform gangq.wind_up(g.id, t);
-  else
+  if not gangq.wind_up(g.id, t) then
     perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (rest)),
       'go');
     perform gangq.wake_tick();
   end if;
 end $$;
 comment on function gangq.go_on_without is
-  'Internal. These members leave the epoch. The others get the next epoch at once, with ranks '
-  'renumbered in order, and learn its number from their next heartbeat: no barrier opens. When '
-  'rank 0 changes, the new rank 0 publishes its address through barrier.';
+  'Internal. These members leave the epoch. The others get the next one at once, with ranks '
+  'renumbered in order, and learn its number from their next heartbeat: no barrier opens. A new '
+  'rank 0 publishes its address through barrier.';
 
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null)
 returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -328,9 +316,8 @@ begin
   return 'preempted';
 end $$;
 comment on function gangq.stopped is
-  'Internal. What was told to stop is proven stopped. how: ack (its worker said so), dead (its '
-  'worker has ended), force (it never confirmed and its lease is over). gone_at: it stops then. '
-  'Returns its state.';
+  'Internal. What was told to stop is proven stopped, or will be at gone_at. how: ack (its worker '
+  'said so), dead (its worker has ended), force (it never confirmed). Returns its state.';
 
 create function gangq.fulfilled(gang_id bigint) returns boolean
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
@@ -343,22 +330,26 @@ begin
     where g.id = fulfilled.gang_id and coalesce(r.ordinal = coalesce(j.role, 1), true));
 end $$;
 comment on function gangq.fulfilled is
-  'Internal. Whether a placed gang has done its work: every member of this epoch is done, or every '
-  'member of the role that its completion names.';
+  'Internal. Whether every member of this epoch is done, or of the role that completion names.';
 
-create function gangq.wind_up(gang_id bigint, t timestamptz) returns void language plpgsql as $$
+create function gangq.wind_up(gang_id bigint, t timestamptz) returns boolean
+language plpgsql as $$
 begin
-  if exists (
-    select 1 from gangq.live_jobs j
+  if not gangq.fulfilled(gang_id) then
+    return false;
+  elsif exists (
+    select from gangq.live_jobs j
     where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting'))
   then
-    perform gangq.drain(wind_up.gang_id, '{}', 'completed', null, 'what it is for is done', t);
+    perform gangq.drain(gang_id, '{}', 'completed', null, 'what it is for is done', t);
   else
-    perform gangq.end_gang(wind_up.gang_id, 'done', null, t);
+    perform gangq.end_gang(gang_id, 'done', null, t);
   end if;
+  return true;
 end $$;
 comment on function gangq.wind_up is
-  'Internal. Ends a fulfilled gang as done, after the members that still run have stopped.';
+  'Internal. Ends a gang as done if it is fulfilled, after the members that still run have '
+  'stopped.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -495,8 +486,8 @@ begin
   perform gangq.wake_tick();
 end $$;
 comment on function gangq.end_gang is
-  'Internal. Moves a gang and its members to history together. A failed gang keeps its checkpoints '
-  'for a retry.';
+  'Internal. A gang and its members move to history. If failed it keeps its checkpoints for a '
+  'retry.';
 
 create function gangq.preempt_gang(
   gang_id bigint, trigger_job bigint default null, reason text default null
@@ -600,8 +591,7 @@ begin
   from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
 comment on function gangq.cancel_all is
-  'Internal. The work of cancel, after the caller''s right was checked; also of promote_due, for '
-  'work that waits for a job which did not succeed.';
+  'Internal. As cancel, for callers whose right was checked, and for promote_due.';
 
 create function gangq.cancel(
   job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null
@@ -609,9 +599,7 @@ create function gangq.cancel(
 language plpgsql as $$
 begin
   perform gangq.check_owner('cancel', cancel.job_ids, cancel.gang_ids);
-  return query
-  select c.*
-  from gangq.cancel_all(cancel.job_ids, cancel.gang_ids,
+  return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids,
     coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
 end $$;
 comment on function gangq.cancel is
