@@ -165,49 +165,58 @@ end $$;
 comment on function gangq.check_new_shape is
   'Internal. Raises GQ007 if this login, unless it is an admin, has added '
   'settings.new_shapes_per_day shapes within a day. for_submitter: counts the copies that '
-  'shape_for makes, else the shapes that intern_shape makes.';
+  'shape_for makes, else all others.';
 
 -- The whole requirement in one value: shapes are kept for ever, and by any part of it a submission
 -- would read all that are alike in that.
-create function gangq.shape_digest(
-  queue text, task text, gpus integer, vram_mb integer, memory_mb bigint, cpus numeric,
-  labels jsonb, model text, selector jsonb, tolerates text[], avoid bigint[], submitter text
-) returns bytea language sql stable as $$
-  select sha256(convert_to(jsonb_build_array(queue, task, gpus, vram_mb, memory_mb, cpus, labels,
-    model, selector, tolerates, avoid, submitter)::text, 'UTF8'))
+create function gangq.shape_digest(s gangq.shapes) returns bytea language sql stable as $$
+  select sha256(convert_to(jsonb_build_array((s).queue, (s).task, (s).gpus, (s).vram_mb,
+    (s).memory_mb, (s).cpus, (s).labels, (s).model, (s).selector, (s).tolerates, (s).avoid,
+    (s).submitter)::text, 'UTF8'))
 $$;
 comment on function gangq.shape_digest is
-  'Internal. What shapes.digest is, of everything as shapes keep it: equal for equal requirements '
-  'and for no others.';
+  'Internal. What shapes.digest is: equal for equal requirements and for no others.';
+
+-- No unique key on shapes: a caller's transaction that holds a new shape uncommitted must not make
+-- other submitters wait for it.
+create function gangq.keep_shape(s gangq.shapes, login text) returns integer language plpgsql as $$
+declare
+  found_id integer;
+begin
+  s.digest := gangq.shape_digest(s);
+  select x.id into found_id from gangq.shapes x where x.digest = s.digest order by x.id limit 1;
+  if found then
+    return found_id;
+  end if;
+  if keep_shape.login is not null then
+    perform gangq.check_new_shape(keep_shape.login, s.submitter is not null);
+  end if;
+  insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector,
+    tolerates, selects, avoid, submitter, digest, login, added_at)
+  values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector,
+    s.tolerates, s.selects, s.avoid, s.submitter, s.digest, keep_shape.login,
+    case when keep_shape.login is not null then gangq.now() end)
+  returning id into found_id;
+  return found_id;
+end $$;
+comment on function gangq.keep_shape is
+  'Internal. The number of a checked shape, which is added if it is new and then charged to login '
+  '(GQ007); null: to nobody.';
 
 create function gangq.shape_like(
   shape_id integer, avoid bigint[], submitter text, login text
 ) returns integer language plpgsql as $$
-#variable_conflict use_column
 declare
   s gangq.shapes;
-  found_id integer;
 begin
   select x.* into s from gangq.shapes x where x.id = shape_like.shape_id;
-  s.digest := gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels,
-    s.model, s.selector, s.tolerates, shape_like.avoid, shape_like.submitter);
-  select x.id into found_id from gangq.shapes x where x.digest = s.digest order by x.id limit 1;
-  if not found then
-    if shape_like.login is not null then
-      perform gangq.check_new_shape(shape_like.login, true);
-    end if;
-    insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector,
-      tolerates, selects, avoid, submitter, digest, login, added_at)
-    values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector,
-      s.tolerates, s.selects, shape_like.avoid, shape_like.submitter, s.digest, shape_like.login,
-      case when shape_like.login is not null then gangq.now() end)
-    returning id into found_id;
-  end if;
-  return found_id;
+  s.avoid := shape_like.avoid;
+  s.submitter := shape_like.submitter;
+  return gangq.keep_shape(s, shape_like.login);
 end $$;
 comment on function gangq.shape_like is
-  'Internal. The shape like this one with these devices to avoid and this submitter. A new one is '
-  'charged to login (GQ007); null: to nobody.';
+  'Internal. The shape like this one with these devices to avoid and this submitter, charged to '
+  'login (keep_shape).';
 
 -- Where a limit or a fair order tells submitters apart, each has shapes of its own: so a claim
 -- finds the first job of every one, and does not read through the backlog of those that may have no

@@ -7,102 +7,44 @@
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
-#variable_conflict use_column
 declare
   arguments constant text[] := array(
-    select a.name from gangq.settable('gangq.arguments'::regtype) a);
+    select s.name from gangq.settable('gangq.arguments'::regtype) s);
   a gangq.arguments;
-  o gangq.gang_options;
-  r record;
-  s gangq.shapes;
-  q gangq.queues_table;
-  m gangq.gang_members := row('{}', '{}', '{}', '{}', '{}', '{}', '[]', 0, 0);
-  budget real;
-  roles jsonb := '[]';
+  m gangq.gang_spec;
 begin
   if jsonb_typeof(spec) is distinct from 'object' then
     perform gangq.refuse('GQ001', format('submit is %s', left(coalesce(spec::text, 'null'), 200)),
       'It is an object of the parameters of submit_gang: {"task": "train", "size": 4, "gpus": 1}.');
   end if;
-  a := gangq.read_options('submit', (
-    select coalesce(jsonb_object_agg(e.key, e.value), '{}')
-    from jsonb_each(spec) e
-    where e.key = any (arguments)), null::gangq.arguments);
-  o := gangq.read_options('submit', spec - arguments, null::gangq.gang_options);
-  a.priority := coalesce(a.priority, 0);
-  perform gangq.check_gang(a.size, a.due_at, o);
-  a.queue := coalesce(a.queue, 'default');
-  select x.* into q from gangq.queues_table x where x.name = a.queue;
-  if not found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', a.queue),
-      'select * from gangq.queues names them.');
-  end if;
-  for r in
-    select x.* from gangq.read_roles(a.task, a.size, a.gpus, o) x
-  loop
-    s := gangq.preview_shape(to_jsonb(r), a.queue, m.names);
-    perform gangq.check_level(w.what, w.require, w.prefer,
-      r.strategy = 'strict_spread' and r.min > 1)
-    from (values (format('role %s', r.name), r.require, r.prefer),
-      ('the gang', o.require, o.prefer)) as w(what, require, prefer);
-    m.names := m.names || r.name;
-    shapes := shapes || s;
-    m.budgets := m.budgets || coalesce(r.budget_s, o.budget_s,
-      (select ts.budget_s from gangq.task_settings ts where ts.task = r.task));
-    m.least_members := m.least_members + r.min;
-    m.members := m.members + r.count;
-    roles := roles || jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
-      'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),
-      'prefer', coalesce(r.prefer, ''),
-      'needs', jsonb_build_object('gpus', s.gpus, 'vram_mb', s.vram_mb, 'memory_mb', s.memory_mb,
-        'millicpus', (s.cpus * 1000)::bigint),
-      'serves', (
-        select coalesce(jsonb_agg(i.id), '[]') from gangq.incarnations i
-        where i.ended_at is null and gangq.serves(i, s)));
-  end loop;
-  perform gangq.check_members(a.size, m, o);
-  -- As submit_gang: the longest is known only if one is set.
-  if num_nonnulls(q.budget_s, (select max(x) from unnest(m.budgets) as x)) > 0 then
-    select max(coalesce(x.budget_s, q.budget_s,
-      case when shapes[x.n].gpus > 0 then c.budget_gpu_s else c.budget_s end))
-    into budget
-    from unnest(m.budgets) with ordinality as x(budget_s, n) cross join gangq.settings c;
-  end if;
-  kind := jsonb_build_object('id', 2147000000 + nth, 'queue', a.queue, 'roles', roles,
-    'require', coalesce(o.require, ''), 'prefer', coalesce(o.prefer, ''),
-    'apart', coalesce(o.apart, ''),
-    'model', coalesce((select min(x.model) from unnest(shapes) x), ''));
-  ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', a.priority,
+  a := gangq.read_options('submit',
+    spec - array(select jsonb_object_keys(spec - arguments)), null::gangq.arguments);
+  m := gangq.read_gang(a,
+    gangq.read_options('submit', spec - arguments, null::gangq.gang_options));
+  shapes := m.shapes;
+  kind := jsonb_build_object('id', 2147000000 + nth, 'queue', (m.queue).name,
+    'require', coalesce((m.options).require, ''), 'prefer', coalesce((m.options).prefer, ''),
+    'apart', coalesce((m.options).apart, ''),
+    'model', coalesce((select min(s.model) from unnest(shapes) s), ''),
+    'roles', (
+      select jsonb_agg(jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
+        'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),
+        'prefer', coalesce(r.prefer, ''),
+        'needs', jsonb_build_object('gpus', r.gpus, 'vram_mb', r.vram_mb, 'memory_mb', r.memory_mb,
+          'millicpus', ((shapes[r.ordinality]).cpus * 1000)::bigint),
+        'serves', (
+          select coalesce(jsonb_agg(i.id), '[]') from gangq.incarnations i
+          where i.ended_at is null and gangq.serves(i, shapes[r.ordinality])))
+        order by r.ordinality)
+      from unnest(m.roles) with ordinality r));
+  ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', m.priority,
     'order', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
-      select max(gangq.estimate_s(x.queue, x.task, x.gpus::integer, budget))::float8
-      from unnest(shapes) x));
+      select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, m.budget_s))::float8
+      from unnest(shapes) s));
 end $$;
 comment on function gangq.preview_gang is
   'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
-  'role. Raises GQ001, GQ002.';
-
-create function gangq.preview_shape(role jsonb, queue text, names text[]) returns gangq.shapes
-language plpgsql stable as $$
-declare
-  s gangq.shapes := jsonb_populate_record(null::gangq.shapes,
-    role - 'selector'
-      || jsonb_build_object('queue', queue, 'cpus', round((role ->> 'cpus')::numeric, 3)));
-begin
-  if s.task is null or s.vram_mb > 0 and s.gpus = 0 then
-    perform gangq.refuse('GQ001', format('submit: role %s has task %L, gpus %s, vram_mb %s',
-      role ->> 'name', s.task, s.gpus, s.vram_mb),
-      'It needs a task, and gpus where it needs vram_mb.');
-  elsif role ->> 'name' = any (names) then
-    perform gangq.refuse('GQ001', format('submit: two roles are called %s', role ->> 'name'),
-      'Names of roles are unique in a gang; members of one role are its count.');
-  end if;
-  s.selector := gangq.check_selector(role -> 'selector');
-  s.tolerates := nullif(gangq.check_taints(s.tolerates, 'tolerates', true), '{}');
-  s.selects := gangq.selector_path(s.selector, s.tolerates);
-  return s;
-end $$;
-comment on function gangq.preview_shape is
-  'Internal. What a member of this role would ask for. Raises GQ001.';
+  'role. Raises what read_gang raises.';
 
 create function gangq.preview_worker(
   c jsonb, nth integer, out offer gangq.incarnations, out vrams integer[]

@@ -44,10 +44,7 @@ def past_shapes(q: Q) -> None:
             "(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, submitter, avoid, digest) "
             f"select 'default', '{task}', 0, {numbers}, 0, {differing}, '' from generate_series(1, {PAST // 5}) n"
         )
-    q.sql(
-        "update gangq.shapes s set digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, "
-        "s.cpus, s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)"
-    )
+    q.sql("update gangq.shapes s set digest = gangq.shape_digest(s)")
     q.sql(f"insert into gangq.gang_kinds (queue, spec) select 'default', n from generate_series(1, {PAST}) n")
     q.sql(
         "insert into gangq.kind_roles (kind_id, ordinal, name, shape_id, min_members, max_members, first_rank, "
@@ -114,10 +111,7 @@ def test_a_requirement_is_interned_once(q: Q) -> None:
             q.submit(**options)
         q.submit(cpus=0.12340, labels={})
     assert q.value("select count(*) from gangq.shapes") == len(asked) + 1  # in a fair queue two
-    assert q.value(
-        "select bool_and(s.digest = gangq.shape_digest(s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, "
-        "s.labels, s.model, s.selector, s.tolerates, s.avoid, s.submitter)) from gangq.shapes s"
-    )
+    assert q.value("select bool_and(s.digest = gangq.shape_digest(s)) from gangq.shapes s")
 
 
 def test_a_claim_that_finds_nothing_reads_no_past_shape(q: Q) -> None:

@@ -93,16 +93,19 @@ def serves(q: Q, selector: Any = None, tolerates: Any = None, taints: Any = (), 
         "name": "w1",
         "taints": list(taints),
     }
-    shape = q.value(
-        "select gangq.intern_shape('default', 'work', 0, 0, 0, 0, '{}', null, %(selector)s::jsonb, %(tolerates)s)",
-        selector=None if selector is None else Jsonb(selector),
-        tolerates=tolerates,
-    )
+    needs = {
+        "queue": "default",
+        "task": "work",
+        "gpus": 0,
+        "labels": {},
+        "selector": selector,
+        "tolerates": tolerates,
+    }
     return q.value(
-        "select gangq.serves(jsonb_populate_record(null::gangq.incarnations, %(worker)s), s) "
-        "from gangq.shapes s where s.id = %(shape)s",
+        "select gangq.serves(jsonb_populate_record(null::gangq.incarnations, %(worker)s), "
+        "gangq.check_shape(jsonb_populate_record(null::gangq.shapes, %(needs)s)))",
         worker=Jsonb(worker),
-        shape=shape,
+        needs=Jsonb(needs),
     )
 
 
