@@ -2,93 +2,67 @@
 -- checked and compiled once, when a shape is interned; gangq.serves then costs one predicate for a
 -- worker, and nothing where there are none. Takes no locks.
 
-create type gangq.condition as (
-  key gangq.name,
-  op gangq.operator,
-  "values" jsonb
-);
+create type gangq.condition as (key gangq.name, op gangq.operator, "values" jsonb);
 comment on type gangq.condition is
   'A condition of a selector: on a label, or on host or worker; exists and absent take no values, '
   'in and notin at least one, every other operator exactly one.';
 
-create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql as $$
+create function gangq.check_condition(what text, said jsonb) returns jsonb
+language plpgsql stable as $$
 declare
-  said jsonb;
+  c gangq.condition := gangq.read_options(what, said, null::gangq.condition);
+  given jsonb := coalesce(nullif(c."values", 'null'), '[]');
   n integer;
-  what text;
-  c gangq.condition;
-  n_values integer;
-  checked jsonb := '[]';
+  number numeric;
 begin
-  if selector is null or selector in ('null', '[]') then
-    return null;
+  if c.key is null or c.op is null or jsonb_typeof(given) <> 'array'
+    or jsonb_path_exists(given, 'strict $[*] ? (!(@.type() like_regex "string|number|boolean"))')
+  then
+    perform gangq.refuse('GQ001', format('%s is %s', what, left(said::text, 200)),
+      'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]}; values '
+      'are strings, numbers and booleans.');
   end if;
-  if jsonb_typeof(selector) <> 'array' or length(selector::text) > 20000 then
+  n := jsonb_array_length(given);
+  if (case when c.op in ('exists', 'absent') then n <> 0 when c.op in ('in', 'notin') then n = 0
+    else n <> 1 end)
+  then
+    perform gangq.refuse('GQ001',
+      format('%s, on %s, has %s values for %s', what, c.key, n, c.op),
+      'exists and absent take none, in and notin at least one, every other operator exactly one.');
+  elsif c.op in ('<', '<=', '>', '>=') then
+    number := jsonb_path_query_first(given, '$[0].double()', silent => true);
+    if (number between -1e100 and 1e100) is not true then
+      perform gangq.refuse('GQ001', format('%s compares %s with %s', what, c.key, given -> 0),
+        'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. '
+        'For text use = or in.');
+    end if;
+    given := jsonb_build_array(number);
+  end if;
+  return jsonb_build_object('key', c.key, 'op', c.op, 'values', (
+    select coalesce(jsonb_agg(distinct v.x), '[]') from jsonb_array_elements(given) as v(x)));
+end $$;
+comment on function gangq.check_condition is
+  'Internal. A condition of a selector in its canonical form. Raises GQ001.';
+
+create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql stable as $$
+begin
+  if selector in ('null', '[]') then
+    return null;
+  elsif jsonb_typeof(selector) <> 'array' or length(selector::text) > 20000 then
     perform gangq.refuse('GQ001',
       format('selector is %s; it must be a JSON array of conditions, with 20000 characters at most',
         left(selector::text, 200)),
       'For example [{"key": "gpu", "op": "in", "values": ["h100", "h200"]}, {"key": "spot", "op": '
       '"absent"}].');
   end if;
-  for said, n in
-    select e.condition, e.n from jsonb_array_elements(selector) with ordinality as e(condition, n)
-  loop
-    what := format('condition %s of the selector', n);
-    c := gangq.read_options(what, said, null::gangq.condition);
-    c."values" := coalesce(nullif(c."values", 'null'), '[]');
-    if c.key is null or c.op is null or jsonb_typeof(c."values") <> 'array'
-      or jsonb_path_exists(c."values",
-        'strict $[*] ? (!(@.type() like_regex "string|number|boolean"))')
-    then
-      perform gangq.refuse('GQ001', format('%s is %s', what, left(said::text, 200)),
-        'A condition is {"key": a label, or host or worker, "op": "=", "values": ["h100"]}; values '
-        'are strings, numbers and booleans.');
-    end if;
-    n_values := jsonb_array_length(c."values");
-    if (case
-      when c.op in ('exists', 'absent') then n_values <> 0
-      when c.op in ('in', 'notin') then n_values = 0
-      else n_values <> 1 end)
-    then
-      perform gangq.refuse('GQ001',
-        format('%s, on %s, has %s values for %s', what, c.key, n_values, c.op),
-        'exists and absent take none, in and notin at least one, every other operator exactly '
-        'one.');
-    end if;
-    if c.op in ('<', '<=', '>', '>=') then
-      c."values" := jsonb_build_array(gangq.compared(what, c));
-    elsif c.op in ('in', 'notin') then
-      c."values" := (select jsonb_agg(distinct v.x) from jsonb_array_elements(c."values") as v(x));
-    end if;
-    checked := checked || to_jsonb(c);
-  end loop;
   return (
-    select jsonb_agg(d.condition
-      order by d.condition ->> 'key' collate "C", d.condition ->> 'op' collate "C", d.condition)
-    from (select distinct e.condition from jsonb_array_elements(checked) as e(condition)) d);
+    select jsonb_agg(d.c order by d.c ->> 'key' collate "C", d.c ->> 'op' collate "C", d.c)
+    from (
+      select distinct gangq.check_condition(format('condition %s of the selector', e.n), e.c) as c
+      from jsonb_array_elements(selector) with ordinality as e(c, n)) d);
 end $$;
 comment on function gangq.check_selector is
   'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
-
-create function gangq.compared(what text, c gangq.condition) returns numeric
-language plpgsql immutable as $$
-declare
-  number numeric := 'NaN';
-begin
-  begin
-    number := (c."values" ->> 0)::numeric;
-  exception
-    when data_exception then null;
-  end;
-  if not abs(number) <= 1e100 then
-    perform gangq.refuse('GQ001', format('%s compares %s with %s', what, c.key, c."values" -> 0),
-      'Only numbers are compared, up to 1e100: a label that is none does not meet the condition. '
-      'For text use = or in.');
-  end if;
-  return number;
-end $$;
-comment on function gangq.compared is
-  'Internal. The number that a condition compares a label with. Raises GQ001.';
 
 create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[]
 language plpgsql as $$

@@ -4,21 +4,10 @@
 -- Takes no locks.
 
 create type gangq.job_options as (
-  vram_mb gangq.vram_mb,
-  memory_mb gangq.memory_mb,
-  cpus gangq.cpus,
-  labels gangq.object,
-  selector jsonb,
-  tolerates text[],
-  model gangq.name,
-  wait_for_hardware boolean,
-  budget_s gangq.budget,
-  max_attempts gangq.few,
-  max_crashes gangq.few,
-  max_trips gangq.few,
-  wake gangq.wake,
-  parent bigint,
-  parent_token bigint
+  vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
+  selector jsonb, tolerates text[], model gangq.name, wait_for_hardware boolean,
+  budget_s gangq.budget, max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
+  wake gangq.wake, parent bigint, parent_token bigint
 );
 comment on type gangq.job_options is
   'The options of submit. Needs: vram_mb (MiB on each device), memory_mb (MiB), cpus, labels '
@@ -34,37 +23,14 @@ comment on type gangq.job_options is
   'declare the task, then the queue''s default or no need.';
 
 create type gangq.gang_options as (
-  payloads jsonb,
-  roles jsonb,
-  min_size gangq.members,
-  name text,
-  vram_mb gangq.vram_mb,
-  memory_mb gangq.memory_mb,
-  cpus gangq.cpus,
-  labels gangq.object,
-  selector jsonb,
-  tolerates text[],
-  model gangq.name,
-  wait_for_hardware boolean,
-  strategy gangq.strategy,
-  require text,
-  prefer text,
-  balanced boolean,
-  apart gangq.name,
-  budget_s gangq.budget,
-  max_attempts gangq.few,
-  max_crashes gangq.few,
-  max_trips gangq.few,
-  failure_policy gangq.failure_policy,
-  completion text,
-  checkpoint_mode gangq.checkpoint_mode,
-  claim_deadline_s gangq.seconds,
-  timeout_s gangq.seconds,
-  timeout_style gangq.timeout_style,
-  preemptible boolean,
-  request_id uuid,
-  parent bigint,
-  parent_token bigint
+  payloads jsonb, roles jsonb, min_size gangq.members, name text, vram_mb gangq.vram_mb,
+  memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, selector jsonb,
+  tolerates text[], model gangq.name, wait_for_hardware boolean, strategy gangq.strategy,
+  require text, prefer text, balanced boolean, apart gangq.name, budget_s gangq.budget,
+  max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
+  failure_policy gangq.failure_policy, completion text, checkpoint_mode gangq.checkpoint_mode,
+  claim_deadline_s gangq.seconds, timeout_s gangq.seconds, timeout_style gangq.timeout_style,
+  preemptible boolean, request_id uuid, parent bigint, parent_token bigint
 );
 comment on type gangq.gang_options is
   'The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, '
@@ -83,38 +49,17 @@ comment on type gangq.gang_options is
   'is absent or null has its default.';
 
 create type gangq.arguments as (
-  task gangq.name,
-  size gangq.members,
-  queue text,
-  payload jsonb,
-  priority gangq.priority,
-  gpus gangq.gpus,
-  due_at timestamptz,
-  after jsonb
+  task gangq.name, size gangq.members, queue text, payload jsonb, priority gangq.priority,
+  gpus gangq.gpus, due_at timestamptz, after jsonb
 );
 comment on type gangq.arguments is
   'The everyday arguments of submit and submit_gang, where they are checked like options.';
 
 create type gangq.gang_role as (
-  name gangq.role_name,
-  count gangq.members,
-  min gangq.members,
-  task gangq.name,
-  payload jsonb,
-  payloads jsonb,
-  gpus gangq.gpus,
-  vram_mb gangq.vram_mb,
-  memory_mb gangq.memory_mb,
-  cpus gangq.cpus,
-  labels gangq.object,
-  selector jsonb,
-  tolerates text[],
-  model gangq.name,
-  strategy gangq.strategy,
-  require text,
-  prefer text,
-  balanced boolean,
-  budget_s gangq.budget
+  name gangq.role_name, count gangq.members, min gangq.members, task gangq.name, payload jsonb,
+  payloads jsonb, gpus gangq.gpus, vram_mb gangq.vram_mb, memory_mb gangq.memory_mb,
+  cpus gangq.cpus, labels gangq.object, selector jsonb, tolerates text[], model gangq.name,
+  strategy gangq.strategy, require text, prefer text, balanced boolean, budget_s gangq.budget
 );
 comment on type gangq.gang_role is
   'A role of a gang. count: how many members it has at most. min: how many are enough to start '
@@ -122,17 +67,8 @@ comment on type gangq.gang_role is
   'gang_options: the gang''s where it is absent.';
 
 create type gangq.worker_options as (
-  light integer,
-  prefetch integer,
-  labels gangq.object,
-  taints text[],
-  tasks text[],
-  task_options jsonb,
-  address text,
-  boot_id text,
-  pid bigint,
-  identity jsonb,
-  lease_s gangq.seconds
+  light integer, prefetch integer, labels gangq.object, taints text[], tasks text[],
+  task_options jsonb, address text, boot_id text, pid bigint, identity jsonb, lease_s gangq.seconds
 );
 comment on type gangq.worker_options is
   'The options of register_worker. light: how many light jobs it runs at once (1). prefetch: how '

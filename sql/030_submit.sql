@@ -68,8 +68,7 @@ begin
   return q;
 end $$;
 comment on function gangq.open_queue is
-  'Internal. A queue that takes these payloads, with the budget, placement timeout and timeout '
-  'style of its nearest ancestor where it has none. Raises GQ002, GQ004, GQ007.';
+  'Internal. A queue that takes these payloads, with what it inherits from those above it.';
 
 create function gangq.check_shape(s gangq.shapes) returns gangq.shapes
 language plpgsql stable as $$
@@ -145,8 +144,7 @@ begin
   login := j.login;
 end $$;
 comment on function gangq.submitter_of is
-  'Internal. Who submitted the job that holds this claim, and by which login: its children are '
-  'submitted on behalf of the same. Raises GQ002, GQ003, 42501.';
+  'Internal. The submitter and login of the job that holds this claim: also of its children.';
 
 create function gangq.known_workers(queue text) returns boolean language sql stable as $$
   select exists (select from gangq.incarnations i where known_workers.queue = any (i.queues))
@@ -178,8 +176,7 @@ begin
     where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
 end $$;
 comment on function gangq.check_fit is
-  'Internal. Refuses (GQ001) a job that none of the known workers of its queue, ended ones '
-  'included, could ever run; while none is known, says so (GQ100).';
+  'Internal. Refuses (GQ001) what no known worker could ever run; none known: notice GQ100.';
 
 -- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id
 -- gets the first answer again:
@@ -217,12 +214,10 @@ begin
   return next;
 end $$;
 comment on function gangq.answer_of is
-  'Internal. What the call with this request_id has answered this login; no row: there was none '
-  'within the hour. Raises GQ001 if that was no gang (of_gang) or had another number of jobs '
-  '(null: any), GQ008.';
+  'Internal. What the call with this request_id answered this login within the hour; or no row.';
 
 create type gangq.submission as (
-  asked gangq.shapes,
+  queue text,
   shape integer,
   fits boolean,
   light boolean,
@@ -235,32 +230,34 @@ create type gangq.submission as (
   base bigint,  -- see gangq.id_base
   state text,
   awaited bigint[],
-  ids bigint[]
+  ids bigint[],
+  asked gangq.shapes
 );
 comment on type gangq.submission is
-  'What is known of a submission: what its jobs ask for, the shape of that (null: nobody asked for '
-  'it before), whether a worker that fits it has been known, whether its jobs are light, whether '
-  'its queue or its payloads want more checks (special), then what its rows have: priority, limits, '
-  'state, the live jobs they wait for, and their ids if those are drawn already.';
+  'What is known of a submission. shape: null if nobody asked for it before. fits: a worker that '
+  'could run it has been known. light: its jobs are known to be light. special: the shape, the '
+  'queue or the payloads want more checks (check_submission). Then what its rows have: priority, '
+  'limits, state, the live jobs they wait for, their ids if those are drawn already. asked: what '
+  'its jobs need.';
 
 -- One statement, and inlined into submit's: nothing in here refuses but the selector.
 create function gangq.read_submission(
-  task text, queue text, bytes integer, priority integer, gpus integer, o gangq.job_options
+  task text, queue text, payloads jsonb[], priority integer, gpus integer, o gangq.job_options
 ) returns setof gangq.submission language sql stable as $$
-  select n.asked, z.id, z.fits, z.plain and z.model is null, x.draining or x.limited
-      or x.policy = 'fair' or x.ceilings <> '{}' or strpos(x.name, '.') > 0
-      or read_submission.bytes > x.max_payload_bytes,
+  select x.name, z.id, z.fits, z.light and not v.special,
+    v.special or z.id is null or not (z.fits or coalesce((o).wait_for_hardware, false)),
     coalesce(read_submission.priority, d.priority, 0),
     coalesce((o).budget_s, d.budget_s, ts.budget_s, x.budget_s),
     coalesce((o).max_attempts, d.max_attempts, x.max_attempts)::smallint,
     coalesce((o).max_crashes, d.max_crashes, x.max_crashes)::smallint,
     coalesce((o).max_trips, d.max_trips, x.max_trips)::smallint,
-    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[]
+    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[], n.asked
   from (select 1) as one
   left join gangq.task_options d on d.task = read_submission.task
   left join gangq.task_settings ts on ts.task = read_submission.task
   left join gangq.queues_table x on x.name = coalesce(read_submission.queue, d.queue, 'default')
-  -- A job that asks for no device needs no memory on one, whatever is declared.
+  -- A job that asks for no device needs no memory on one, whatever is declared. offset 0: once, not
+  -- again for each of its columns.
   cross join lateral (
     select row(null, coalesce(read_submission.queue, d.queue, 'default'), read_submission.task,
       coalesce(read_submission.gpus, d.gpus, 0),
@@ -270,24 +267,33 @@ create function gangq.read_submission(
       case when (o).selector is null then d.selector else gangq.check_selector((o).selector) end,
       case when (o).tolerates is null then d.tolerates
         else nullif(gangq.check_taints((o).tolerates, 'tolerates', true), '{}') end,
-      null, null, null, null, null, null, null)::gangq.shapes as asked) n
+      null, null, null, null, null, null, null)::gangq.shapes as asked
+    offset 0) n
   left join lateral (
-    select s.id, s.fits, s.plain, s.model
+    select s.id, s.fits, s.plain and s.model is null as light
     from gangq.shapes s
     where s.digest = gangq.shape_digest(n.asked)
     order by s.id limit 1) z on true
+  cross join lateral (
+    select x.draining or x.limited or x.policy = 'fair' or x.ceilings <> '{}'
+      or strpos(x.name, '.') > 0 or cardinality(read_submission.payloads) = 0
+      or pg_column_size(read_submission.payloads) > x.max_payload_bytes as special) v
 $$;
 comment on function gangq.read_submission is
-  'Internal. A submission with what it leaves open as workers declare the task, then as its queue '
-  'has it; bytes: of its payloads. Raises GQ001 for a selector or taints.';
+  'Internal. A submission; what it leaves open is as its task is declared, then its queue.';
 
 create function gangq.check_submission(
   s gangq.submission, payloads jsonb[], wait_for_hardware boolean, submitter text, login text
 ) returns gangq.submission language plpgsql as $$
 declare
   queue text := (s.asked).queue;
-  q gangq.queues_table := gangq.open_queue(queue, payloads);
+  q gangq.queues_table;
 begin
+  if coalesce(cardinality(payloads), 0) = 0 then
+    perform gangq.refuse('GQ001', 'payloads is empty',
+      'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
+  end if;
+  q := gangq.open_queue(queue, payloads);
   if s.shape is null then
     s.shape := gangq.keep_shape(gangq.check_shape(s.asked), login);
   end if;
@@ -301,15 +307,14 @@ begin
   return s;
 end $$;
 comment on function gangq.check_submission is
-  'Internal. What most submissions need not be asked: whether the queue takes it, now and at all, '
-  'and whether a worker could run it; stores its shape. Raises what submit raises.';
+  'Internal. The checks that most submissions pass unasked; stores a new shape.';
 
 create function gangq.add_dependencies(job_ids bigint[], awaited bigint[]) returns void
 language sql as $$
   insert into gangq.dependencies (job_id, on_job_id)
   select i.id, a.id from unnest(job_ids) as i(id) cross join unnest(awaited) as a(id)
 $$;
-comment on function gangq.add_dependencies is 'Internal. Each of these jobs waits for all of those.';
+comment on function gangq.add_dependencies is 'Internal. These jobs wait for all of those.';
 
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
@@ -321,7 +326,6 @@ declare
   t timestamptz := gangq.now();
   o gangq.job_options;
   s gangq.submission;
-  unusual boolean;
   number xid8;
   submitter text := gangq.caller();
   login text := session_user;
@@ -338,31 +342,25 @@ begin
     end if;
   end if;
   if not (coalesce(priority, 0) between -1000 and 1000 and coalesce(gpus, 0) between 0 and 1024
-    and length(task) between 1 and 200)
+    and length(task) <= 200 and task <> '')
   then
     perform gangq.read_options('submit',
       jsonb_build_object('task', task, 'gpus', gpus, 'priority', priority), null::gangq.arguments);
   end if;
   select r.* into s
-  from gangq.read_submission(task, queue, pg_column_size(payloads), priority, gpus, o) r;
-  unusual := s.shape is null or s.special or not (s.fits or coalesce(o.wait_for_hardware, false));
-  -- Before anything is refused: what has changed since is no reason to refuse a repetition.
-  if request_id is not null and (unusual or after <> '{}') then
+  from gangq.read_submission(task, queue, payloads, priority, gpus, o) r;
+  if s.special is not false or due_at is not null or after <> '{}' then
+    -- Before anything is refused: what has changed since is no reason to refuse a repetition.
     return query select unnest(a.job_ids)
-    from gangq.answer_of(login, submit.request_id, false, cardinality(payloads)) a;
+    from gangq.answer_of(login, submit.request_id, false, cardinality(payloads)) a
+    where submit.request_id is not null;
     if found then
       return;
     end if;
-  end if;
-  if coalesce(cardinality(payloads), 0) = 0 then
-    perform gangq.refuse('GQ001', 'payloads is empty',
-      'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
-  end if;
-  if unusual then
-    s := gangq.check_submission(s, payloads, o.wait_for_hardware, submitter, login);
-  end if;
-  if due_at is not null or after <> '{}' then
     perform gangq.check_moment('due_at', due_at);
+    if s.special is not false then
+      s := gangq.check_submission(s, payloads, o.wait_for_hardware, submitter, login);
+    end if;
     s.awaited := gangq.await(after);
     s.state := case when s.awaited <> '{}' then 'waiting' when due_at > t then 'scheduled'
       else 'pending' end;
@@ -406,9 +404,9 @@ begin
     then
       perform gangq.wake_tick(true);
     end if;
-  elsif o.wake = 'sleepers' and s.light and not s.special then
-    if exists (select from gangq.sleepers z where z.queues @> array[(s.asked).queue]) then
-      perform gangq.wake_sleepers((s.asked).queue, cardinality(payloads), o.wake);
+  elsif o.wake = 'sleepers' and s.light then
+    if exists (select from gangq.sleepers z where z.queues @> array[s.queue]) then
+      perform gangq.wake_sleepers(s.queue, cardinality(payloads), o.wake);
     end if;
   elsif o.wake is distinct from 'never' then
     perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
@@ -451,7 +449,7 @@ create function gangq.declared_needs(task text) returns jsonb language sql stabl
   left join gangq.task_settings ts on ts.task = t.task
 $$;
 comment on function gangq.declared_needs is
-  'Internal. What a role of this task has if nothing is said: as workers declare it, then none.';
+  'Internal. What a role has if nothing is said: as workers declare its task, then none.';
 
 create function gangq.read_role(role jsonb, nth integer, gang jsonb) returns gangq.gang_role
 language plpgsql stable as $$
@@ -483,8 +481,8 @@ begin
   return r;
 end $$;
 comment on function gangq.read_role is
-  'Internal. A role without its payloads: what it does not say is the gang''s, then as its own task '
-  'is declared. Raises GQ001.';
+  'Internal. A role without its payloads. What it does not say is the gang''s, then its task''s. '
+  'Raises GQ001.';
 
 create function gangq.check_payloads(r gangq.gang_role, of_gang boolean) returns void
 language plpgsql immutable as $$
@@ -504,36 +502,33 @@ begin
   end if;
 end $$;
 comment on function gangq.check_payloads is
-  'Internal. Raises GQ001 for payloads of a role in two places, or not one for each member.';
+  'Internal. Refuses payloads of a role in two places, or not one for each member.';
 
 -- Levels are names an operator has given: one that nobody knows would wait for ever.
 create function gangq.check_level(what text, require text, prefer text, spread boolean)
 returns void language plpgsql stable as $$
 declare
   levels text[] := (select c.topology from gangq.settings c);
-  wrong text;
+  wrong text := (
+    select l.level from unnest(array[require, prefer]) as l(level)
+    where l.level <> all (levels) limit 1);
 begin
-  select l.level into wrong
-  from unnest(array[require, prefer]) as l(level) where l.level <> all (levels) limit 1;
-  if found then
-    perform gangq.refuse('GQ001',
-      format('%s names the topology level %L', what, left(wrong, 200)),
+  perform gangq.refuse('GQ001', w.what, w.hint) from (values
+    (wrong is not null, format('%s names the topology level %L', what, left(wrong, 200)),
       format('Levels are, broad to narrow, %s; an administrator sets them: '
-        'gangq.configure(''{"topology": [...]}'').', array_to_string(levels, ', ')));
-  elsif array_position(levels, prefer) < array_position(levels, require) then
-    perform gangq.refuse('GQ001',
+        'gangq.configure(''{"topology": [...]}'').', array_to_string(levels, ', '))),
+    (array_position(levels, prefer) < array_position(levels, require),
       format('%s requires one %s and prefers one %s', what, require, prefer),
       format('Whoever shares a %s shares its %s: prefer a narrower level than the one required.',
-        require, prefer));
-  elsif spread and array_position(levels, require) >= array_position(levels, 'host') then
-    perform gangq.refuse('GQ001',
+        require, prefer)),
+    (spread and array_position(levels, require) >= array_position(levels, 'host'),
       format('%s asks for a host for each member and for one %s for all', what, require),
-      'strict_spread and that level exclude each other: leave one out, or use spread.');
-  end if;
+      'strict_spread and that level exclude each other: leave one out, or use spread.')
+  ) as w(wrong, what, hint)
+  where w.wrong;
 end $$;
 comment on function gangq.check_level is
-  'Internal. Refuses (GQ001) levels of topology that do not exist or contradict each other; '
-  'spread: a host for each member.';
+  'Internal. Refuses levels that do not exist or exclude each other; spread: a host each.';
 
 create function gangq.check_gang(
   a gangq.arguments, o gangq.gang_options, roles gangq.gang_role[]
@@ -565,7 +560,7 @@ begin
   where w.wrong;
 end $$;
 comment on function gangq.check_gang is
-  'Internal. Validates a gang''s options against the members it has. Raises GQ001.';
+  'Internal. Checks the options of a gang against the members it has.';
 
 create function gangq.read_roles(a gangq.arguments, o gangq.gang_options) returns jsonb
 language plpgsql immutable as $$
@@ -590,7 +585,7 @@ begin
     'min', o.min_size)));
 end $$;
 comment on function gangq.read_roles is
-  'Internal. The roles of a gang, or its size as one, as JSON. Raises GQ001.';
+  'Internal. The roles of a gang, or its size as one, as JSON.';
 
 create type gangq.gang_spec as (
   roles gangq.gang_role[],
@@ -675,8 +670,7 @@ begin
   return m;
 end $$;
 comment on function gangq.read_gang is
-  'Internal. Reads and checks a gang that is asked for; it may be one that no worker could hold. '
-  'Raises GQ001, GQ002, GQ004, GQ007.';
+  'Internal. Reads and checks a gang that is asked for; no worker may be able to hold it.';
 
 create function gangq.check_gang_fit(kind integer, queue text, least_members integer, wait boolean)
 returns text language plpgsql as $$
@@ -717,8 +711,7 @@ language sql as $$
   from (select row_number() over () as n, x.* from unnest((m).roles) x) r
 $$;
 comment on function gangq.keep_kind is
-  'Internal. The kind of this gang; a new one is stored, and its new shapes are charged to login '
-  '(GQ007).';
+  'Internal. The kind of this gang, stored if it is new; new shapes are charged to login.';
 
 create function gangq.write_gang(
   g gangq.live_gangs, m gangq.gang_spec, job_ids bigint[], awaited bigint[]
@@ -755,9 +748,7 @@ begin
     coalesce(o.payloads -> i.rank, r.payloads -> i.rank - k.first_rank, r.payload)
   from gangq.live_gangs x
   join gangq.kind_roles k on k.kind_id = x.kind_id
-  cross join lateral (
-    select (m.roles[k.ordinal]).budget_s, (m.roles[k.ordinal]).payload, (m.roles[k.ordinal]).payloads
-    offset 0) r
+  join unnest(m.roles) with ordinality r on r.ordinality = k.ordinal
   cross join lateral generate_series(k.first_rank, k.first_rank + k.max_members - 1) as i(rank)
   where x.id = g.id
   order by i.rank;
@@ -902,14 +893,10 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off 
 declare
   room integer := most;
   gang record;
-  busy bigint[];
+  locked bigint[];
 begin
-  jobs := array(
-    select w.id from unnest(lock_batch.job_ids) with ordinality as w(id, n)
-    group by w.id order by min(w.n));
-  gangs := array(
-    select w.id from unnest(lock_batch.gang_ids) with ordinality as w(id, n)
-    group by w.id order by min(w.n));
+  jobs := array(select distinct w.id from unnest(lock_batch.job_ids) as w(id) order by w.id);
+  gangs := array(select distinct w.id from unnest(lock_batch.gang_ids) as w(id) order by w.id);
   left_jobs := '{}';
   left_gangs := '{}';
   if cardinality(jobs) + cardinality(gangs) <= 1 then
@@ -920,9 +907,9 @@ begin
   end if;
   for gang in
     select w.id, g.size
-    from unnest(gangs) with ordinality as w(id, n)
+    from unnest(gangs) as w(id)
     left join gangq.live_gangs g on g.id = w.id
-    order by w.n
+    order by w.id
   loop
     begin
       if room <= 0 or gang.size is not null and not gangq.try_lock_gang(gang.id)
@@ -940,15 +927,12 @@ begin
   end loop;
   left_jobs := jobs[greatest(room, 0) + 1:];
   jobs := jobs[:greatest(room, 0)];
-  busy := array(
+  locked := array(
     select j.id from gangq.live_jobs j
     where j.id = any (jobs) order by j.id for update skip locked);
-  busy := array(
-    select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (busy));
-  jobs := array(
-    select w.id from unnest(jobs) with ordinality as w(id, n)
-    where w.id <> all (busy) order by w.n);
-  left_jobs := left_jobs || busy;
+  left_jobs := left_jobs || array(
+    select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (locked));
+  jobs := array(select w.id from unnest(jobs) as w(id) where w.id <> all (left_jobs));
 end $$;
 comment on function gangq.lock_batch is
   'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or '

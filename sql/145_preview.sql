@@ -46,93 +46,28 @@ comment on function gangq.preview_gang is
   'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
   'role. Raises what read_gang raises.';
 
-create function gangq.preview_worker(
-  c jsonb, nth integer, out offer gangq.incarnations, out vrams integer[]
-) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-  queues text[] := array(select q.name from gangq.queues_table q order by q.name);
-  -- What is null is as if it had been left out.
-  given jsonb := jsonb_strip_nulls(c);
-  gpus integer := given ->> 'gpus';
-  nowhere text;
-begin
-  if given ? 'like' then
-    select x.* into offer from gangq.incarnations x
-    where x.name = given ->> 'like' order by x.id desc limit 1;
-    if not found then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', given ->> 'like'),
-        'Workers by name: select name from gangq.workers.');
-    end if;
-    vrams := array(
-      select r.vram_mb from gangq.device_registry r
-      where r.offered_by = offer.id order by r.vram_mb, r.index, r.id);
-  end if;
-  offer := jsonb_populate_record(offer, '{"slots": 1, "prefetch": 1, "memory_mb": 1048576,
-      "cpus": 1024, "labels": {}, "taints": [], "operator_taints": []}'
-    || jsonb_build_object('queues', queues)
-    || coalesce(jsonb_strip_nulls(to_jsonb(offer)), '{}')
-    || (given - '{add_workers,like,gpus,vram_mb,host,name}'::text[]));
-  if gpus not between 0 and 1024 or (given ->> 'vram_mb')::integer < 0
-    or offer.slots not between 1 and 10000 or offer.memory_mb < 0
-    or offer.cpus < 0 or offer.cpus = 'NaN' or jsonb_typeof(offer.labels) <> 'object'
-  then
-    perform gangq.refuse('GQ001', format('a new worker is %s', left(c::text, 300)),
-      'A worker has 0 to 1024 gpus and 1 to 10000 slots; memory_mb, vram_mb and cpus are not '
-      'negative, and labels is an object.');
-  end if;
-  if gpus is not null then
-    vrams := array_fill(coalesce((given ->> 'vram_mb')::integer,
-      (select max(v) from unnest(vrams) as v), 1048576), array[gpus]);
-    if not given ?| '{slots,like}' then
-      offer.slots := greatest(1, gpus);
-    end if;
-  end if;
-  nowhere := (
-    select x.name from unnest(offer.queues) as x(name) where x.name <> all (queues) limit 1);
-  if nowhere is not null then
-    perform gangq.refuse('GQ002', format('queue %s does not exist', nowhere),
-      'select * from gangq.queues names them.');
-  end if;
-end $$;
-comment on function gangq.preview_worker is
-  'Internal. What a new worker would offer. Raises GQ001, GQ002.';
-
--- Refuses what cannot be done, as the verb itself would.
-create function gangq.preview_quota(q jsonb) returns void language plpgsql stable as $$
-declare
-  keys constant text[] :=
-    '{queue,maximum,guaranteed,max_running_gangs,max_running_jobs,paused}';
-  known gangq.queues_table;
-begin
-  select x.* into known from gangq.queues_table x where x.name = q ->> 'queue';
-  if not found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', q ->> 'queue'),
-      'select * from gangq.queues names them.');
-  end if;
-  perform gangq.read_queue(known.name, q - 'queue', known);
-  if q - keys <> '{}'
-    or jsonb_path_exists(q - '{max_running_gangs,max_running_jobs}'::text[],
-      '$.** ? (@ == null)')
-  then
-    perform gangq.refuse('GQ001', format('queue %s: %s', known.name, q - 'queue'),
-      'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and '
-      'jobs; max_running_gangs and max_running_jobs, 0 or more, null for no limit; and paused, '
-      'true or false.');
-  end if;
-end $$;
-comment on function gangq.preview_quota is
-  'Internal. Checks other limits of a queue, as set_queue would. Raises GQ001, GQ002.';
-
 create function gangq.preview_change(c jsonb) returns jsonb language plpgsql stable as $$
 #variable_conflict use_column
 declare
+  keys constant text[] := '{queue,maximum,guaranteed,max_running_gangs,max_running_jobs,paused}';
   gang bigint := c -> 'priority' ->> 'gang';
   value integer := c -> 'priority' ->> 'value';
+  quota jsonb := c -> 'quota';
+  q gangq.queues_table;
   answer jsonb := '{}';
 begin
   if c ? 'quota' then
-    perform gangq.preview_quota(c -> 'quota');
+    q := gangq.queue_named(quota ->> 'queue');
+    perform gangq.read_queue(q.name, quota - 'queue', q);
+    if quota - keys <> '{}'
+      or jsonb_path_exists(quota - '{max_running_gangs,max_running_jobs}'::text[],
+        '$.** ? (@ == null)')
+    then
+      perform gangq.refuse('GQ001', format('queue %s: %s', q.name, quota - 'queue'),
+        'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and '
+        'jobs; max_running_gangs and max_running_jobs, 0 or more, null for no limit; and paused, '
+        'true or false.');
+    end if;
   elsif c ? 'priority' then
     if (value between -1000 and 1000) is not true then
       perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c),
@@ -173,8 +108,7 @@ begin
   return answer;
 end $$;
 comment on function gangq.preview_change is
-  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot. Raises '
-  'GQ001, GQ002.';
+  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot.';
 
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
@@ -244,62 +178,84 @@ create function gangq.preview_verb(c jsonb, nth integer) returns text
 language plpgsql stable as $$
 declare
   verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
-  worker_keys constant text[] :=
-    '{like,gpus,vram_mb,slots,memory_mb,cpus,labels,queues,tasks,taints,host,name}';
   verb text := (
     select k.key
     from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key)
     where k.key = any (verbs) limit 1);
 begin
   if verb is null
-    or c - verb - (case verb when 'add_workers' then worker_keys else '{}' end) <> '{}'
-    or verb in ('priority', 'cancel', 'quota') and jsonb_typeof(c -> verb) <> 'object'
+    or verb <> 'add_workers' and c - verb <> '{}'
+    or c -> verb = 'null' or verb in ('priority', 'cancel', 'quota') and jsonb_typeof(c -> verb) <> 'object'
   then
     perform gangq.refuse('GQ001', format('change %s is %s', nth, left(c::text, 300)),
       format('A change is an object with one of %s; priority takes {"gang", "value"}, cancel '
-        '{"gang"} or {"job"}, quota {"queue", ...}; add_workers also takes %s.',
-        array_to_string(verbs, ', '), array_to_string(worker_keys, ', ')));
+        '{"gang"} or {"job"}, quota {"queue", ...}; beside add_workers is what each offers.',
+        array_to_string(verbs, ', ')));
   end if;
   return verb;
 end $$;
 comment on function gangq.preview_verb is
   'Internal. Which of the changes this is, the nth in its list. Raises GQ001.';
 
+create type gangq.new_workers as (
+  add_workers gangq.few, "like" text, gpus gangq.gpus, vram_mb gangq.vram_mb, slots gangq.members,
+  memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, queues text[], tasks text[],
+  taints text[], host text, name text
+);
+comment on type gangq.new_workers is
+  'A change that adds so many workers, like another one where nothing else is said; without like '
+  'they serve every queue and any task, with much memory, many CPUs and no device.';
+
 create function gangq.preview_workers(c jsonb, nth integer, asked jsonb) returns jsonb
 language plpgsql stable as $$
-#variable_conflict use_column
 declare
   base constant bigint := 2305843009213693952 + nth * 1048576::bigint;
-  new record;
-  known gangq.incarnations;
+  w gangq.new_workers := gangq.read_options(format('change %s', nth), c, null::gangq.new_workers);
+  i gangq.incarnations;
+  vrams integer[];
   found jsonb := '[]';
 begin
-  if coalesce((c ->> 'add_workers')::integer, 0) not between 1 and 1000 then
-    perform gangq.refuse('GQ001', format('change %s adds %s workers; it must be 1 to 1000', nth,
-        coalesce(c ->> 'add_workers', 'null')),
-      'For example {"add_workers": 2, "like": "w1"}.');
+  if w."like" is not null then
+    select x.* into i from gangq.incarnations x where x.name = w."like" order by x.id desc limit 1;
+    if i.id is null then
+      perform gangq.refuse('GQ002', format('worker %L does not exist', w."like"),
+        'Workers by name: select name from gangq.workers.');
+    end if;
+    vrams := array(
+      select r.vram_mb from gangq.device_registry r
+      where r.offered_by = i.id order by r.vram_mb, r.index, r.id);
   end if;
-  new := gangq.preview_worker(c, nth);
-  known := new.offer;
-  for n in 1 .. (c ->> 'add_workers')::integer loop
-    known.id := base + n;
-    known.name := coalesce(c ->> 'name', 'new' || nth) || '-' || n;
-    known.host := coalesce(c ->> 'host', known.name);
-    found := found || jsonb_build_object('worker', jsonb_build_object('id', known.id,
-        'name', known.name, 'host', known.host, 'slots', known.slots,
-        'memory_mb', known.memory_mb, 'millicpus', (known.cpus * 1000)::bigint,
-        'domains', gangq.domains(known, (select s.topology from gangq.settings s)),
+  if w.gpus is not null then
+    vrams := array_fill(coalesce(w.vram_mb, (select max(v) from unnest(vrams) as v), 1048576),
+      array[w.gpus]);
+  end if;
+  i.slots := coalesce(w.slots, i.slots, greatest(1, w.gpus));
+  i.memory_mb := coalesce(w.memory_mb, i.memory_mb, 1048576);
+  i.cpus := coalesce(w.cpus, i.cpus, 1024);
+  i.labels := coalesce(w.labels, i.labels, '{}');
+  i.tasks := coalesce(w.tasks, i.tasks);
+  i.taints := coalesce(w.taints, i.taints, '{}');
+  i.queues := coalesce(w.queues, i.queues, array(
+    select q.name from gangq.queues_table q order by q.name));
+  perform gangq.queue_named(q.name) from unnest(i.queues) as q(name);
+  for n in 1 .. coalesce(w.add_workers, 1) loop
+    i.id := base + n;
+    i.name := coalesce(w.name, 'new' || nth) || '-' || n;
+    i.host := coalesce(w.host, i.name);
+    found := found || jsonb_build_object('worker', jsonb_build_object('id', i.id, 'name', i.name,
+        'host', i.host, 'slots', i.slots, 'memory_mb', i.memory_mb,
+        'millicpus', (i.cpus * 1000)::bigint,
+        'domains', gangq.domains(i, (select s.topology from gangq.settings s)),
         'devices', (
           select coalesce(jsonb_agg(jsonb_build_object('id', base + n * 1024::bigint + d.n,
             'vram_mb', d.vram_mb) order by d.n), '[]')
-          from unnest(new.vrams) with ordinality as d(vram_mb, n))),
+          from unnest(vrams) with ordinality as d(vram_mb, n))),
       'serves', (
         select coalesce(jsonb_agg(jsonb_build_array(a.value -> 0, a.value -> 1)), '[]')
         from jsonb_array_elements(asked) as a(value)
-        where gangq.serves(known, jsonb_populate_record(null::gangq.shapes, a.value -> 2))));
+        where gangq.serves(i, jsonb_populate_record(null::gangq.shapes, a.value -> 2))));
   end loop;
   return found;
 end $$;
 comment on function gangq.preview_workers is
-  'Internal. The new workers as they would be on a board, and which (kind, role) each serves. '
-  'Raises GQ001, GQ002.';
+  'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';
