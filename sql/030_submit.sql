@@ -38,7 +38,6 @@ language plpgsql stable as $$
 declare
   q gangq.queues_table := gangq.queue_named(queue);
   above gangq.queues_table;
-  too_large record;
 begin
   for above in
     select x.* from gangq.queues_table x
@@ -54,16 +53,13 @@ begin
   end loop;
   -- What all of them have is more than any of them has.
   if pg_column_size(payloads) > q.max_payload_bytes then
-    select p.n, pg_column_size(p.payload) as bytes into too_large
+    perform gangq.refuse('GQ007',
+      format('payload %s has %s bytes, queue %L takes %s', p.n, pg_column_size(p.payload), q.name,
+        q.max_payload_bytes),
+      'Put large inputs in shared storage and submit their address, or raise it: '
+      'gangq.set_queue(..., ''{"max_payload_bytes": ...}'').')
     from unnest(payloads) with ordinality as p(payload, n)
-    where pg_column_size(p.payload) > q.max_payload_bytes limit 1;
-    if found then
-      perform gangq.refuse('GQ007',
-        format('payload %s has %s bytes, queue %L takes %s', too_large.n, too_large.bytes, q.name,
-          q.max_payload_bytes),
-        'Put large inputs in shared storage and submit their address, or raise it: '
-        'gangq.set_queue(..., ''{"max_payload_bytes": ...}'').');
-    end if;
+    where pg_column_size(p.payload) > q.max_payload_bytes;
   end if;
   return q;
 end $$;
@@ -95,26 +91,20 @@ comment on function gangq.check_shape is
 create function gangq.await(after bigint[]) returns bigint[] language plpgsql as $$
 declare
   live bigint[];
-  other record;
 begin
   if coalesce(cardinality(after), 0) = 0 then
     return '{}';
   end if;
   live := array(select j.id from gangq.live_jobs j where j.id = any (after) order by j.id);
-  for other in
-    select a.id, gangq.ended_as(a.id) as state
-    from unnest(after) as a(id) where a.id is null or a.id <> all (live)
-  loop
-    if other.state is null then
-      perform gangq.refuse('GQ002',
-        format('after names job %s, which does not exist', coalesce(other.id::text, 'null')),
-        'Submit the job it waits for first, and pass the id that submit returned.');
-    elsif other.state <> 'done' then
-      perform gangq.refuse('GQ001',
-        format('after names job %s, which has %s', other.id, other.state),
-        'It can never be done; retry it first (gangq.retry), or leave it out.');
-    end if;
-  end loop;
+  perform case
+    when e.state is null then gangq.refuse('GQ002',
+      format('after names job %s, which does not exist', coalesce(a.id::text, 'null')),
+      'Submit the job it waits for first, and pass the id that submit returned.')
+    else gangq.refuse('GQ001', format('after names job %s, which has %s', a.id, e.state),
+      'It can never be done; retry it first (gangq.retry), or leave it out.') end
+  from unnest(after) as a(id)
+  cross join lateral (select gangq.ended_as(a.id) as state offset 0) e
+  where (a.id is null or a.id <> all (live)) and e.state is distinct from 'done';
   return live;
 end $$;
 comment on function gangq.await is
@@ -217,28 +207,16 @@ comment on function gangq.answer_of is
   'Internal. What the call with this request_id answered this login within the hour; or no row.';
 
 create type gangq.submission as (
-  queue text,
-  shape integer,
-  fits boolean,
-  light boolean,
-  special boolean,
-  priority integer,
-  budget_s real,
-  max_attempts smallint,
-  max_crashes smallint,
-  max_trips smallint,
-  base bigint,  -- see gangq.id_base
-  state text,
-  awaited bigint[],
-  ids bigint[],
-  asked gangq.shapes
+  queue text, shape integer, fits boolean, light boolean, special boolean, priority integer,
+  budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint, base bigint,
+  state text, awaited bigint[], ids bigint[], asked gangq.shapes
 );
 comment on type gangq.submission is
   'What is known of a submission. shape: null if nobody asked for it before. fits: a worker that '
   'could run it has been known. light: its jobs are known to be light. special: the shape, the '
   'queue or the payloads want more checks (check_submission). Then what its rows have: priority, '
-  'limits, state, the live jobs they wait for, their ids if those are drawn already. asked: what '
-  'its jobs need.';
+  'limits, state, the live jobs they wait for, their ids if those are drawn already (base: see '
+  'gangq.id_base). asked: what its jobs need.';
 
 -- One statement, and inlined into submit's: nothing in here refuses but the selector.
 create function gangq.read_submission(
@@ -588,13 +566,8 @@ comment on function gangq.read_roles is
   'Internal. The roles of a gang, or its size as one, as JSON.';
 
 create type gangq.gang_spec as (
-  roles gangq.gang_role[],
-  shapes gangq.shapes[],
-  queue gangq.queues_table,
-  options gangq.gang_options,
-  priority integer,
-  budget_s real,
-  least_members integer,
+  roles gangq.gang_role[], shapes gangq.shapes[], queue gangq.queues_table,
+  options gangq.gang_options, priority integer, budget_s real, least_members integer,
   members integer
 );
 comment on type gangq.gang_spec is
@@ -670,7 +643,7 @@ begin
   return m;
 end $$;
 comment on function gangq.read_gang is
-  'Internal. Reads and checks a gang that is asked for; no worker may be able to hold it.';
+  'Internal. Reads and checks all of a gang but whether its queue and workers have the room.';
 
 create function gangq.check_gang_fit(kind integer, queue text, least_members integer, wait boolean)
 returns text language plpgsql as $$
@@ -695,9 +668,8 @@ begin
   return note;
 end $$;
 comment on function gangq.check_gang_fit is
-  'Internal. Refuses (GQ001) a gang above a limit of its queue, or one that the workers known '
-  'could never hold unless it waits for others. Returns why those registered now could not; null: '
-  'they could.';
+  'Internal. Refuses (GQ001) a gang above a limit of its queue and, unless it waits for hardware, '
+  'one that no known workers could hold. Returns why those registered now could not, or null.';
 
 create function gangq.keep_kind(m gangq.gang_spec, submitter text, login text) returns integer
 language sql as $$
@@ -850,8 +822,7 @@ begin
 end $$;
 comment on function gangq.submit_child is
   'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and '
-  'whose limits count, is the job''s; the children keep its id as parent. Raises what submit '
-  'raises, and GQ003 when the claim is over.';
+  'whose limits count, is the job''s; its id is kept as parent. Raises GQ003, too.';
 
 create function gangq.submit_child_gang(
   job_id bigint, token bigint, task text default null, size integer default null,
@@ -866,9 +837,7 @@ begin
     options => gangq.for_parent(options, job_id, token)) x;
 end $$;
 comment on function gangq.submit_child_gang is
-  'As submit_gang, for the job that holds this claim, called by its worker. The submitter '
-  'recorded, and whose limits count, is the job''s; the children keep its id as parent. Raises '
-  'what submit_gang raises, and GQ003 when the claim is over.';
+  'As submit_gang, for the job that holds this claim: see submit_child. Raises GQ003, too.';
 
 -- Without a parent the worker would submit in its own name, which it may not.
 create function gangq.for_parent(options jsonb, job_id bigint, token bigint) returns jsonb
@@ -945,7 +914,6 @@ create function gangq.set_priority(
 language plpgsql as $$
 #variable_conflict use_column
 declare
-  missing bigint;
   batch record;
 begin
   perform gangq.read_options('set_priority', jsonb_build_object('priority',
@@ -960,19 +928,14 @@ begin
     from gangq.live_gangs g join gangq.shapes s on s.id = g.shape_id
     where g.id = any (set_priority.gang_ids)) n;
   batch := gangq.lock_batch(set_priority.job_ids, set_priority.gang_ids);
-  select w.id into missing from unnest(set_priority.job_ids) as w(id)
-  where not exists (
-    select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null) limit 1;
-  if found then
-    perform gangq.refuse('GQ002', format('job %s is not a live solo job', missing),
-      'It has ended, never existed, or is a member of a gang: then pass gang_ids.');
-  end if;
-  select w.id into missing from unnest(set_priority.gang_ids) as w(id)
-  where not exists (select 1 from gangq.live_gangs g where g.id = w.id) limit 1;
-  if found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', missing),
-      'It has ended or never existed: select * from gangq.gangs.');
-  end if;
+  perform gangq.refuse('GQ002', format('job %s is not a live solo job', w.id),
+    'It has ended, never existed, or is a member of a gang: then pass gang_ids.')
+  from unnest(set_priority.job_ids) as w(id)
+  where not exists (select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null);
+  perform gangq.refuse('GQ002', format('gang %s is not live', w.id),
+    'It has ended or never existed: select * from gangq.gangs.')
+  from unnest(set_priority.gang_ids) as w(id)
+  where not exists (select 1 from gangq.live_gangs g where g.id = w.id);
   update gangq.live_gangs g set priority = set_priority.priority,
     order_key = gangq.order_key(set_priority.priority, g.order_key & 1125899906842623)
   where g.id = any (batch.gangs);

@@ -238,16 +238,16 @@ begin
   i.queues := coalesce(w.queues, i.queues, array(
     select q.name from gangq.queues_table q order by q.name));
   perform gangq.queue_named(q.name) from unnest(i.queues) as q(name);
-  for n in 1 .. coalesce(w.add_workers, 1) loop
-    i.id := base + n;
-    i.name := coalesce(w.name, 'new' || nth) || '-' || n;
+  for copy in 1 .. w.add_workers loop
+    i.id := base + copy;
+    i.name := coalesce(w.name, 'new' || nth) || '-' || copy;
     i.host := coalesce(w.host, i.name);
     found := found || jsonb_build_object('worker', jsonb_build_object('id', i.id, 'name', i.name,
         'host', i.host, 'slots', i.slots, 'memory_mb', i.memory_mb,
         'millicpus', (i.cpus * 1000)::bigint,
         'domains', gangq.domains(i, (select s.topology from gangq.settings s)),
         'devices', (
-          select coalesce(jsonb_agg(jsonb_build_object('id', base + n * 1024::bigint + d.n,
+          select coalesce(jsonb_agg(jsonb_build_object('id', base + copy * 1024::bigint + d.n,
             'vram_mb', d.vram_mb) order by d.n), '[]')
           from unnest(vrams) with ordinality as d(vram_mb, n))),
       'serves', (

@@ -140,9 +140,18 @@ def test_no_other_set_of_members_is_an_epoch(q: Q, chosen: list[int]) -> None:
 
 def of_two_shapes(q: Q) -> Gang:
     """A driver without a device that needs memory, and executors with a large one each."""
-    needs = {"queue": "default", "task": "train", "gpus": 1, "vram_mb": 80, "memory_mb": 10, "cpus": 0, "labels": {}}
+    needs = {
+        "queue": "default",
+        "task": "train",
+        "gpus": 1,
+        "vram_mb": 80,
+        "memory_mb": 10,
+        "cpus": 0,
+        "labels": {},
+    }
     large = q.value(
-        "select gangq.keep_shape(jsonb_populate_record(null::gangq.shapes, %(needs)s), null)", needs=Jsonb(needs)
+        "select gangq.keep_shape(jsonb_populate_record(null::gangq.shapes, %(needs)s), null)",
+        needs=Jsonb(needs),
     )
     return submit_roles(q, *ROLES, shapes={"executor": large}, gpus=1, vram_mb=10, memory_mb=50)
 

@@ -263,6 +263,25 @@ def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
     assert plan(q, {"cancel": {"job": q.submit()}}) == []
 
 
+def test_no_two_devices_of_new_workers_have_one_id(q: Q) -> None:
+    (added,) = q.one("preview", changes=[{"add_workers": 3, "gpus": 2}], kinds=[])
+    ids = [device["id"] for new in added["workers"] for device in new["worker"]["devices"]]
+    assert len(ids) == len(set(ids)) == 6
+
+
+def test_a_submission_is_planned_as_its_task_is_declared(q: Q) -> None:
+    q.call("set_queue", name="lab", budget_s=900)
+    q.call("set_queue", name="lab.deep")
+    declared = {"train": {"queue": "lab.deep", "priority": 7, "gpus": 1, "budget_s": 50}}
+    q.worker(queues=["lab.deep"], slots=2, devices=gpus(10, 10), task_options=declared)
+    long = {"task": "other", "size": 2, "queue": "lab.deep"}
+    told, slow = q.one(
+        "preview", changes=[{"submit": {"task": "train", "size": 2}}, {"submit": long}], kinds=[]
+    )
+    assert (told["kind"]["queue"], told["ask"]["priority"], told["ask"]["estimate_s"]) == ("lab.deep", 7, 50)
+    assert slow["ask"]["estimate_s"] == 900
+
+
 @pytest.mark.parametrize(
     ("change", "sqlstate", "named"),
     [
