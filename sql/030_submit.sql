@@ -234,8 +234,8 @@ create function gangq.read_submission(
   left join gangq.task_options d on d.task = read_submission.task
   left join gangq.task_settings ts on ts.task = read_submission.task
   left join gangq.queues_table x on x.name = coalesce(read_submission.queue, d.queue, 'default')
-  -- A job that asks for no device needs no memory on one, whatever is declared. offset 0: once, not
-  -- again for each of its columns.
+  -- The row has the columns of gangq.shapes in their order, and is made once (offset 0), not again
+  -- for each of them. A job that asks for no device needs no memory on one, whatever is declared.
   cross join lateral (
     select row(null, coalesce(read_submission.queue, d.queue, 'default'), read_submission.task,
       coalesce(read_submission.gpus, d.gpus, 0),
@@ -285,7 +285,7 @@ begin
   return s;
 end $$;
 comment on function gangq.check_submission is
-  'Internal. The checks that most submissions pass unasked; stores a new shape.';
+  'Internal. The checks of a submission that is special; stores its shape if that is new.';
 
 create function gangq.add_dependencies(job_ids bigint[], awaited bigint[]) returns void
 language sql as $$

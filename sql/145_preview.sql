@@ -2,6 +2,21 @@
 -- knows of them: what a submission would be as a kind of gang, and which work a new worker would
 -- serve. Takes no locks and writes nothing, so it also works on a standby.
 
+create type gangq.board_change as (
+  submit jsonb, remove_host text, priority jsonb, cancel jsonb, quota jsonb, add_workers gangq.few,
+  "like" text, gpus gangq.gpus, vram_mb gangq.vram_mb, slots gangq.members,
+  memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, queues text[], tasks text[],
+  taints text[], host text, name text
+);
+comment on type gangq.board_change is
+  'One change: submit (the parameters of submit_gang), remove_host, priority ({"gang", "value"}), '
+  'cancel ({"gang"} or {"job"}), quota ({"queue", ...}) or add_workers: so many, like another one '
+  'where nothing else is said; without like they serve every queue and any task, with much memory, '
+  'many CPUs and no device.';
+
+create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
+comment on type gangq.changed_work is 'What a change of a priority, or a cancellation, is about.';
+
 -- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
 -- and its workers' are such that no sequence gets there.
 create function gangq.preview_gang(
@@ -46,34 +61,33 @@ comment on function gangq.preview_gang is
   'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
   'role. Raises what read_gang raises.';
 
-create function gangq.preview_change(c jsonb) returns jsonb language plpgsql stable as $$
-#variable_conflict use_column
+create function gangq.preview_change(c gangq.board_change, nth integer) returns jsonb
+language plpgsql stable as $$
 declare
   keys constant text[] := '{queue,maximum,guaranteed,max_running_gangs,max_running_jobs,paused}';
-  gang bigint := c -> 'priority' ->> 'gang';
-  value integer := c -> 'priority' ->> 'value';
-  quota jsonb := c -> 'quota';
   q gangq.queues_table;
+  w gangq.changed_work;
   answer jsonb := '{}';
 begin
-  if c ? 'quota' then
-    q := gangq.queue_named(quota ->> 'queue');
-    perform gangq.read_queue(q.name, quota - 'queue', q);
-    if quota - keys <> '{}'
-      or jsonb_path_exists(quota - '{max_running_gangs,max_running_jobs}'::text[],
+  if c.quota is not null then
+    q := gangq.queue_named(c.quota ->> 'queue');
+    perform gangq.read_queue(q.name, c.quota - 'queue', q);
+    if c.quota - keys <> '{}'
+      or jsonb_path_exists(c.quota - '{max_running_gangs,max_running_jobs}'::text[],
         '$.** ? (@ == null)')
     then
-      perform gangq.refuse('GQ001', format('queue %s: %s', q.name, quota - 'queue'),
+      perform gangq.refuse('GQ001', format('queue %s: %s', q.name, c.quota - 'queue'),
         'It takes maximum and guaranteed, objects like {"gpus": 8} of gpus, memory_mb, cpus and '
         'jobs; max_running_gangs and max_running_jobs, 0 or more, null for no limit; and paused, '
         'true or false.');
     end if;
-  elsif c ? 'priority' then
-    if (value between -1000 and 1000) is not true then
-      perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c),
+  elsif c.priority is not null then
+    w := gangq.read_options(format('the gang and value of change %s', nth), c.priority, w);
+    if w.value is null then
+      perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c.priority),
         'For example {"priority": {"gang": 7, "value": 50}}.');
-    elsif not exists (select 1 from gangq.live_gangs g where g.id = gang) then
-      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(gang::text, 'null')),
+    elsif not exists (select 1 from gangq.live_gangs g where g.id = w.gang) then
+      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(w.gang::text, 'null')),
         'It has ended or never existed: select * from gangq.gangs.');
     end if;
     -- It may wait behind all that a board shows.
@@ -81,28 +95,28 @@ begin
       select jsonb_build_object('ask', a)
       from gangq.live_gangs g
       cross join lateral gangq.board_asks(gangq.now(), array[g.id]) as a
-      where g.id = gang and g.state = 'blocked'
+      where g.id = w.gang and g.state = 'blocked'
         and (g.not_before is null or g.not_before <= gangq.now())), '{}');
-  elsif c ? 'cancel' then
+  elsif c.cancel is not null then
+    w := gangq.read_options(format('the gang or job of change %s', nth), c.cancel, w);
     answer := (
       select jsonb_build_object('unit', 'g' || g.id)
       from gangq.live_gangs g
-      where g.id = (c -> 'cancel' ->> 'gang')::bigint
+      where g.id = w.gang
       union all
       select jsonb_build_object('unit', 'j' || j.id, 'queue', s.queue,
         'light', j.incarnation is not null and j.light)
       from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-      where j.id = (c -> 'cancel' ->> 'job')::bigint and j.gang_id is null);
+      where j.id = w.job and j.gang_id is null);
     if answer is null then
       perform gangq.refuse('GQ002',
-        format('%s is no live gang and no live solo job', c -> 'cancel'),
+        format('%s is no live gang and no live solo job', c.cancel),
         'Members stop with their gang: {"cancel": {"gang": 7}} or {"cancel": {"job": 12}}.');
     end if;
-  elsif c ? 'remove_host' and not exists (
-    select 1 from gangq.incarnations x
-    where x.host = c ->> 'remove_host' and x.ended_at is null)
+  elsif not exists (
+    select 1 from gangq.incarnations x where x.host = c.remove_host and x.ended_at is null)
   then
-    perform gangq.refuse('GQ002', format('host %L has no live worker', c ->> 'remove_host'),
+    perform gangq.refuse('GQ002', format('host %L has no live worker', c.remove_host),
       'Hosts with workers: select distinct host from gangq.workers.');
   end if;
   return answer;
@@ -114,9 +128,9 @@ create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
 #variable_conflict use_variable
 declare
-  c jsonb;
+  change jsonb;
+  c gangq.board_change;
   n integer;
-  verb text;
   gang record;
   asked jsonb := '[]';
   answers jsonb := '[]';
@@ -135,35 +149,30 @@ begin
       union all
       select k, 1, -k from unnest(kinds) as k where k < 0) r
     join gangq.shapes s on s.id = r.shape_id);
-  for c, n in
+  for change, n in
     select e.change, e.n
     from jsonb_array_elements(changes) with ordinality as e(change, n)
     order by not e.change ? 'submit', e.n
   loop
-    verb := gangq.preview_verb(c, n);
-    begin
-      case verb
-        when 'submit' then
-          gang := gangq.preview_gang(c -> verb, n);
-          asked := asked || (
-            select jsonb_agg(jsonb_build_array(gang.kind -> 'id', x.n - 1, to_jsonb(x.s))
-              order by x.n)
-            from (select s, row_number() over () as n from unnest(gang.shapes) as s) x);
-          answers := answers || jsonb_build_object('n', n, 'kind', gang.kind, 'ask', gang.ask);
-        when 'add_workers' then
-          answers := answers || jsonb_build_object('n', n,
-            'workers', gangq.preview_workers(c, n, asked));
-        else
-          answers := answers || (jsonb_build_object('n', n) || gangq.preview_change(c));
-      end case;
-    exception
-      when invalid_text_representation or numeric_value_out_of_range or datatype_mismatch
-        or invalid_parameter_value or cannot_coerce or array_subscript_error then
-        perform gangq.refuse('GQ001',
-          format('change %s is %s: %s', n, left(c::text, 300), sqlerrm),
-          'Ids, counts, gpus, vram_mb, slots, memory_mb and cpus are numbers, labels is an object, '
-          'queues, tasks and taints are arrays.');
-    end;
+    c := gangq.read_options(format('change %s', n), change, null::gangq.board_change);
+    if num_nonnulls(c.submit, c.remove_host, c.priority, c.cancel, c.quota, c.add_workers) <> 1
+      or c.add_workers is null and (select count(*) from jsonb_object_keys(change)) > 1
+    then
+      perform gangq.refuse('GQ001', format('change %s is %s', n, left(change::text, 300)),
+        'A change is one of submit, remove_host, priority, cancel and quota, or add_workers with '
+        'what each of them offers: see \dT+ gangq.board_change.');
+    elsif c.submit is not null then
+      gang := gangq.preview_gang(c.submit, n);
+      asked := asked || (
+        select jsonb_agg(jsonb_build_array(gang.kind -> 'id', x.n - 1, to_jsonb(x.s)) order by x.n)
+        from (select s, row_number() over () as n from unnest(gang.shapes) as s) x);
+      answers := answers || jsonb_build_object('n', n, 'kind', gang.kind, 'ask', gang.ask);
+    elsif c.add_workers is not null then
+      answers := answers || jsonb_build_object('n', n,
+        'workers', gangq.preview_workers(c, n, asked));
+    else
+      answers := answers || (jsonb_build_object('n', n) || gangq.preview_change(c, n));
+    end if;
   end loop;
   return (
     select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]')
@@ -174,43 +183,10 @@ comment on function gangq.preview is
   'board lacks: of {"submit"} its "kind" and "ask", of {"add_workers"} its "workers" and what each '
   'serves, of {"cancel"} the "unit". kinds: those on the board. Raises GQ001, GQ002.';
 
-create function gangq.preview_verb(c jsonb, nth integer) returns text
-language plpgsql stable as $$
-declare
-  verbs constant text[] := '{add_workers,remove_host,priority,cancel,quota,submit}';
-  verb text := (
-    select k.key
-    from jsonb_object_keys(case jsonb_typeof(c) when 'object' then c else '{}' end) as k(key)
-    where k.key = any (verbs) limit 1);
-begin
-  if verb is null
-    or verb <> 'add_workers' and c - verb <> '{}'
-    or c -> verb = 'null' or verb in ('priority', 'cancel', 'quota') and jsonb_typeof(c -> verb) <> 'object'
-  then
-    perform gangq.refuse('GQ001', format('change %s is %s', nth, left(c::text, 300)),
-      format('A change is an object with one of %s; priority takes {"gang", "value"}, cancel '
-        '{"gang"} or {"job"}, quota {"queue", ...}; beside add_workers is what each offers.',
-        array_to_string(verbs, ', ')));
-  end if;
-  return verb;
-end $$;
-comment on function gangq.preview_verb is
-  'Internal. Which of the changes this is, the nth in its list. Raises GQ001.';
-
-create type gangq.new_workers as (
-  add_workers gangq.few, "like" text, gpus gangq.gpus, vram_mb gangq.vram_mb, slots gangq.members,
-  memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, queues text[], tasks text[],
-  taints text[], host text, name text
-);
-comment on type gangq.new_workers is
-  'A change that adds so many workers, like another one where nothing else is said; without like '
-  'they serve every queue and any task, with much memory, many CPUs and no device.';
-
-create function gangq.preview_workers(c jsonb, nth integer, asked jsonb) returns jsonb
+create function gangq.preview_workers(w gangq.board_change, nth integer, asked jsonb) returns jsonb
 language plpgsql stable as $$
 declare
   base constant bigint := 2305843009213693952 + nth * 1048576::bigint;
-  w gangq.new_workers := gangq.read_options(format('change %s', nth), c, null::gangq.new_workers);
   i gangq.incarnations;
   vrams integer[];
   found jsonb := '[]';
