@@ -585,6 +585,8 @@ declare
     'budget_s', o.budget_s));
   d gangq.task_options;
   m gangq.gang_spec;
+  all_roles gangq.gang_role[];  -- with 10 MiB of payloads: not copied for each role, as m is
+  names text[] := '{}';
   r gangq.gang_role;
   role jsonb;
   n integer;
@@ -608,7 +610,7 @@ begin
     r := gangq.read_role(role, n, gang);
     perform gangq.check_level('the gang', o.require, o.prefer,
       r.strategy = 'strict_spread' and r.min > 1);
-    if exists (select from unnest(m.roles) x where x.name = r.name) then
+    if r.name = any (names) then
       perform gangq.refuse('GQ001', format('two roles are called %s', r.name),
         'Names of roles are unique in a gang; members of one role are its count.');
     end if;
@@ -625,21 +627,23 @@ begin
     r.payloads := nullif(role -> 'payloads', 'null');
     perform gangq.check_payloads(r, o.payloads is not null);
     r.payload := coalesce(r.payload, a.payload, '{}');
-    m.roles[n] := r;
+    all_roles[n] := r;
+    names := names || r.name::text;
   end loop;
-  perform gangq.check_gang(a, o, m.roles);
+  perform gangq.check_gang(a, o, all_roles);
   m.queue := gangq.open_queue(coalesce(a.queue, d.queue, 'default'), array(
-    select x.payload from unnest(m.roles) x where num_nonnulls(x.payloads, o.payloads) = 0
+    select x.payload from unnest(all_roles) x where num_nonnulls(x.payloads, o.payloads) = 0
     union all
     select p.payload
-    from (select x.payloads from unnest(m.roles) x union all select o.payloads) e(list)
+    from (select x.payloads from unnest(all_roles) x union all select o.payloads) e(list)
     cross join lateral jsonb_array_elements(e.list) as p(payload)));
   -- A role without one runs under the installation's.
   select sum(x.min), sum(x.count), case when count(coalesce(x.budget_s, (m.queue).budget_s)) > 0
     then max(coalesce(x.budget_s, (m.queue).budget_s,
       case when x.gpus > 0 then c.budget_gpu_s else c.budget_s end)) end
   into m.least_members, m.members, m.budget_s
-  from unnest(m.roles) x cross join gangq.settings c;
+  from unnest(all_roles) x cross join gangq.settings c;
+  m.roles := all_roles;
   return m;
 end $$;
 comment on function gangq.read_gang is
