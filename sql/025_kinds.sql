@@ -32,7 +32,7 @@ with recursive blocked(kind_id) as (
 select b.kind_id from blocked b where b.kind_id is not null;
 comment on view gangq.blocked_kinds is 'Internal. The kinds that have a blocked gang.';
 
--- There is no unique key, for the reason given at intern_shape.
+-- There is no unique key, for the reason given at keep_shape.
 create function gangq.intern_kind(
   queue text, roles jsonb, require text, prefer text, apart text
 ) returns integer language plpgsql as $$
