@@ -142,6 +142,16 @@ $$;
 comment on function gangq.known_workers is
   'Internal. Whether a worker of this queue is known, ended ones included.';
 
+create function gangq.note_unserved(queue text) returns void language plpgsql as $$
+begin
+  -- No warning: those go into the server's log.
+  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: '
+    'jobs wait until one starts, with the needs they were submitted with; what it declares is '
+    'for later ones', queue);
+end $$;
+comment on function gangq.note_unserved is
+  'Internal. The notice GQ100: no worker of this queue is known.';
+
 -- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not
 -- make others wait.
 create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql as $$
@@ -149,10 +159,7 @@ declare
   why text;
 begin
   if not gangq.known_workers(check_fit.queue) then
-    -- No warning: those go into the server's log.
-    raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: '
-      'jobs wait until one starts, with the needs they were submitted with; what it declares is '
-      'for later ones', check_fit.queue);
+    perform gangq.note_unserved(check_fit.queue);
     return;
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
@@ -223,7 +230,8 @@ create function gangq.read_submission(
   task text, queue text, payloads jsonb[], priority integer, gpus integer, o gangq.job_options
 ) returns setof gangq.submission language sql stable as $$
   select x.name, z.id, z.fits, z.light and not v.special,
-    v.special or z.id is null or not (z.fits or coalesce((o).wait_for_hardware, false)),
+    v.special or z.id is null or not (z.fits or coalesce((o).wait_for_hardware, false)
+      or not gangq.known_workers(x.name)),
     coalesce(read_submission.priority, d.priority, 0),
     coalesce((o).budget_s, d.budget_s, ts.budget_s, x.budget_s),
     coalesce((o).max_attempts, d.max_attempts, x.max_attempts)::smallint,
@@ -342,6 +350,9 @@ begin
     s.awaited := gangq.await(after);
     s.state := case when s.awaited <> '{}' then 'waiting' when due_at > t then 'scheduled'
       else 'pending' end;
+  end if;
+  if not (s.special or s.fits or coalesce(o.wait_for_hardware, false)) then
+    perform gangq.note_unserved(s.queue);
   end if;
   -- Places are drawn by transactions that have their number already: see gangq.lows.
   number := pg_current_xact_id();
