@@ -525,6 +525,8 @@ def test_the_async_client_works_in_a_second_event_loop(dsn: str) -> None:
 
     async def attempt() -> None:
         assert await client.jobs() == []
+        assert client._pool is not None
+        assert client._pool.get_stats()["connections_num"] == 1, "one that is being made would be cancelled"
 
     asyncio.run(attempt())
 

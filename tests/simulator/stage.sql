@@ -81,7 +81,7 @@ begin
   for j in select m.id, m.token from gangq.live_jobs m where m.state = 'preempting' order by m.id loop
     perform gangq.ack_preempted(job_id => j.id, token => j.token);
   end loop;
-  perform gangq.claim(incarnation => i.id, max_jobs => 1)
+  perform gangq.claim(incarnation => i.id, max_jobs => 1000)
   from (select distinct m.incarnation as id from gangq.live_jobs m where m.state = 'reserved' order by 1) i;
   return stopped;
 end $$;

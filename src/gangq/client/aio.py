@@ -145,8 +145,8 @@ class AsyncClient(Verbs, BaseClient):
 
     async def _borrow(self) -> tuple[AsyncConnectionPool[AsyncConnection], AsyncConnection]:
         while True:
-            pool = await self._open()
             try:
+                pool = await self._open()
                 conn = await pool.getconn()
             except PoolTimeout:
                 raise await self._no_connection() from None
@@ -182,7 +182,9 @@ class AsyncClient(Verbs, BaseClient):
         async with self._opening:
             if self._pool is None:
                 pool = AsyncConnectionPool(connection_class=AsyncConnection, open=False, **self._pool_args)
-                await pool.open()
+                # With its first connection made a call has no reason to begin another. The pool's workers take the
+                # cancelling of such a one for an error and go on, and asyncio.run() would wait for them for ever.
+                await pool.open(wait=True, timeout=pool.timeout)
                 self._pool = pool
             return self._pool
 
