@@ -139,12 +139,21 @@ comment on function gangq.check_ceiling is
   'queue on its path the highest entry among the submitter''s roles counts. Admins are not bound.';
 
 -- On the hot path: inlined, and settled by the comparison except where another login reports.
+create function gangq.may_report_too(login text) returns boolean language sql stable
+set search_path = pg_catalog, pg_temp as $$
+  select gangq.is_admin()
+    or coalesce(pg_has_role(session_user, to_regrole(quote_ident(login))::oid, 'member'), false)
+$$;
+comment on function gangq.may_report_too is
+  'Internal. Whether this session may report for a worker that another login registered: members '
+  'of that login (an application that completes a job in its own transaction), and admins.';
+
+-- The comparison runs on the hot path. The function, which is never inlined because it has a
+-- setting, is called only when the logins differ.
 create function gangq.may_report(login text) returns boolean language sql stable
-return login = session_user or gangq.is_admin()
-  or coalesce(pg_has_role(session_user, to_regrole(quote_ident(login))::oid, 'member'), false);
+return login = session_user or gangq.may_report_too(login);
 comment on function gangq.may_report is
-  'Internal. Whether this session may report for a worker that this login registered: that login, '
-  'its members (an application that completes a job in its own transaction), and admins.';
+  'Internal. Whether this session may report for a worker that this login registered.';
 
 create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
 declare

@@ -142,15 +142,11 @@ $$;
 comment on function gangq.known_workers is
   'Internal. Whether a worker of this queue is known, ended ones included.';
 
-create function gangq.note_unserved(queue text) returns void language plpgsql as $$
-begin
-  -- No warning: those go into the server's log.
-  raise notice using errcode = 'GQ100', message = format('no worker of queue %s is known yet: '
-    'jobs wait until one starts, with the needs they were submitted with; what it declares is '
-    'for later ones', queue);
-end $$;
-comment on function gangq.note_unserved is
-  'Internal. The notice GQ100: no worker of this queue is known.';
+create function gangq.unserved(queue text) returns text language sql stable
+return format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they '
+  'were submitted with; what it declares is for later ones', queue);
+comment on function gangq.unserved is
+  'Internal. The text of the notice GQ100. It is no warning: those go into the server''s log.';
 
 -- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not
 -- make others wait.
@@ -159,7 +155,7 @@ declare
   why text;
 begin
   if not gangq.known_workers(check_fit.queue) then
-    perform gangq.note_unserved(check_fit.queue);
+    raise notice using errcode = 'GQ100', message = gangq.unserved(check_fit.queue);
     return;
   end if;
   why := gangq.infeasible(check_fit.shape_id, 1, true);
@@ -352,23 +348,25 @@ begin
       else 'pending' end;
   end if;
   if not (s.special or s.fits or coalesce(o.wait_for_hardware, false)) then
-    perform gangq.note_unserved(s.queue);
+    raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
   end if;
   -- Places are drawn by transactions that have their number already: see gangq.lows.
   number := pg_current_xact_id();
-  if request_id is not null or s.awaited <> '{}' then
+  if s.awaited <> '{}' then
     s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
   end if;
   if request_id is not null then
     -- It waits at the key for another call with this id.
-    insert into gangq.requests (request_id, login, job_ids)
-    select me.request_id, me.login, s.ids
+    insert into gangq.requests as r (request_id, login, job_ids)
+    select me.request_id, me.login, coalesce(s.ids, array(
+      select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads)))
     from (select submit.request_id, login) as me(request_id, login)
     where current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
       and not exists (
         select from gangq.requests_before b
         where b.request_id = me.request_id and b.login = me.login)
-    on conflict do nothing;
+    on conflict do nothing
+    returning r.job_ids into s.ids;
     if not found then
       return query select unnest(a.job_ids)
       from gangq.answer_of(login, submit.request_id, false, cardinality(payloads)) a;

@@ -246,8 +246,8 @@ comment on function gangq.register_worker is
   'this name; the error''s detail says what proves it dead, to its login), GQ007.';
 
 -- A device stays with the live incarnation that offers it, then goes to the oldest live one that
--- sees it: one whose registration was held up takes nothing away. Devices are locked in the order in
--- which a registration takes them, NO KEY because a claim refers to the key of a device it takes.
+-- sees it: one whose registration was held up takes nothing away. Devices are locked in the order
+-- in which a registration takes them, NO KEY because a claim refers to the key of a device.
 -- The second statement sees what has registered while the first one waited.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
   select d.id from gangq.device_registry d

@@ -221,7 +221,13 @@ declare
   claimed bigint;
   free bigint;
 begin
-  perform gangq.check_claim(max_jobs, model, lane);
+  -- Asked here before the function that refuses is called: the call costs more than the question.
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
+    or (max_jobs between 1 and 1000) is not true or model is not null
+    or lane not in ('placed', 'light')
+  then
+    perform gangq.check_claim(max_jobs, model, lane);
+  end if;
   if take.lane is distinct from 'light' and exists (
     select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null)
   then
@@ -289,8 +295,8 @@ begin
     end if;
   end if;
   -- While a snapshot elsewhere is held, the index keeps an entry for each job that this worker has
-  -- finished. Claims read it from the first token that it held on, or from the next token where it
-  -- held none; 2^24 is 256 tokens.
+  -- finished. held_from is the lowest token that the worker may still hold: claims read the index
+  -- from there. It is moved by 256 tokens (2^24) at least.
   if me.worked_at is null and claimed > 0 or room.held_from > me.held_from + 16777216 then
     update gangq.incarnations i
     set worked_at = coalesce(i.worked_at, t), held_from = room.held_from
@@ -313,15 +319,15 @@ begin
     claim.sleep, claim.model, claim.lane, true) c;
 end $$;
 comment on function gangq.claim is
-  'A worker takes work, up to max_jobs in all and up to its slots: members of gangs that are '
-  'reserved here, jobs for the places that are open here, then light jobs, by priority and first '
-  'in first out within one. Members beyond max_jobs stay reserved for the next claim. lane: only '
-  'placed, only light; null: both. Repeating request_id after a lost reply returns the same '
-  'claims. model: what this worker has loaded; decisions prefer it for jobs that need it. ports: '
-  'ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when '
-  'there is no light job, note that this worker sleeps; commit, claim once more, then wait for '
-  'NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ007, '
-  'GQ008, 42501 (another login registered it).';
+  'A worker takes work, up to max_jobs in all and up to its light slots (the decision has counted '
+  'the others): members of gangs that are reserved here, jobs for the places that are open here, '
+  'then light jobs, by priority and first in first out within one. Members beyond max_jobs stay '
+  'reserved for the next claim. lane: only placed, only light; null: both. Repeating request_id '
+  'after a lost reply returns the same claims. model: what this worker has loaded; decisions '
+  'prefer it for jobs that need it. ports: ports this worker holds bound, for the rendezvous of '
+  'gangs whose rank 0 it gets. sleep: when there is no light job, note that this worker sleeps; '
+  'commit, claim once more, then wait for NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves '
+  'another gang of this host), GQ005, GQ007, GQ008, 42501 (another login registered it).';
 
 -- Light jobs --------------------------------------------------------------------------------------
 --
@@ -473,7 +479,7 @@ declare
   s gangq.shapes;
   from_key bigint := 0;
   looked_from bigint;
-  places tid[];
+  found_at tid[];
 begin
   if cardinality(shape_ids) > 32 then
     shape_ids := gangq.shapes_waiting();
@@ -492,22 +498,22 @@ begin
     s := head.shape;
     -- Below low only jobs that have returned: the dead entries there are not stepped over.
     from_key := least(head.next, case when head.low > head.key then head.low end);
-    select array_agg(p.ctid) into places
+    select array_agg(p.ctid) into found_at
     from (
       select j.ctid from gangq.live_jobs j
       where j.shape_id = s.id and j.state = 'pending'
         and (head.low is null or head.low <= head.key or j.returned)
         and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
       order by j.order_key limit want for update skip locked) p;
-    if places is not null then
-      want := want - cardinality(places);
-      -- In the order of the places, because each is looked up by itself; a test holds the plan to
-      -- that.
+    if found_at is not null then
+      want := want - cardinality(found_at);
+      -- In the order in which they were found, because each is looked up by itself; a test holds
+      -- the plan to that.
       return query
       update gangq.live_jobs j set state = 'running', incarnation = me.id,
         token = gangq.new_token(base), light = true, attempts = j.attempts + 1, claimed_at = t,
         due_at = null, request_id = take_light.request_id
-      from unnest(places) as w(place) where j.ctid = w.place
+      from unnest(found_at) as w(ctid) where j.ctid = w.ctid
       returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
         j.max_attempts::integer, j.priority::integer, j.budget_s, null::bigint, null::integer,
         null::integer, null::integer, null::integer,
@@ -516,8 +522,8 @@ begin
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
         '[]'::jsonb, j.submitted_at, s.model, true;
     end if;
-    -- A look that began above low may have stepped over a job that an uncommitted claim holds and
-    -- may give back.
+    -- low is raised only after a look that began at it: one that began higher can miss a job whose
+    -- claim is rolled back.
     if looked_from <= coalesce(head.low, gangq.low_start(head.key))
       and head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
       perform gangq.raise_low(s.id, head.key, horizon);

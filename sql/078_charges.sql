@@ -1,5 +1,7 @@
 -- Who is charged when an attempt ends, and which ends are losses. This is the one place of the
--- rule: every end reads it. To change it, change a row of charges_for.
+-- rule: every end reads it. To change who pays for a cause, change its row of charges_for. A new
+-- cause also needs is_fault here, its event in end_attempt (080), its words in drained_for_good
+-- (100). The cause of a lost host is crash: the database cannot tell a host from its worker.
 -- Takes no locks and changes nothing.
 --
 -- An attempt is counted at the claim. A charge is one word:
@@ -116,7 +118,8 @@ language sql stable as $$
 $$;
 comment on function gangq.cause_charged is
   'Internal. The cause that a gang is charged for. A fault becomes never_started when the code of '
-  'no culprit had begun: before the barrier opened, or while a successor waits for another one.';
+  'no culprit had begun: before the barrier opened, or when every culprit is a replacement whose '
+  'barrier has not opened.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
   select case when i.exit_code is not null then 'worker_lost'

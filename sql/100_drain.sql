@@ -49,8 +49,9 @@ begin
 end $$;
 comment on function gangq.drain is
   'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped; all '
-  'others that run are told to stop. charged: the members that pay as culprits, proven stopped or '
-  'not; null: the culprits; empty: only the gang. final: a failure that is not retryable.';
+  'others that run are told to stop. charged: the members that pay what a culprit pays; null: the '
+  'culprits; ''{}'': no member, and the gang pays all the same. final: a failure that is not '
+  'retryable.';
 
 create function gangq.charge_member(
   j gangq.live_jobs, pays bigint[], cause text, final boolean,
@@ -414,7 +415,7 @@ begin
       select format('rank %s %s%s, and the gang''s failure policy is fail',
         coalesce(j.epoch_rank, j.rank),
         case g.drain_cause when 'fail' then 'failed' when 'crash' then 'lost its worker'
-          else 'tripped a watchdog' end,
+          when 'trip' then 'tripped a watchdog' else 'ended (' || g.drain_cause || ')' end,
         ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;

@@ -418,7 +418,8 @@ create table gangq.device_registry (
   vram_mb integer not null check (vram_mb >= 0), -- Memory, MiB
   model text not null default '', -- Model name
   source text not null check (source in ('nvml', 'amdsmi', 'declared')), -- Who said so
-  offered_by bigint references gangq.incarnations (id) on delete set null -- Incarnation whose jobs may use it
+  -- Incarnation whose jobs may use it; null: none
+  offered_by bigint references gangq.incarnations (id) on delete set null
 );
 create index device_registry_offered_by on gangq.device_registry (offered_by);
 
