@@ -95,7 +95,7 @@ end $$;
 -- What views call for each row, with the rights of whoever reads them.
 grant execute on function
   gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report,
-  gangq.serves, gangq.in_epoch
+  gangq.may_report_too, gangq.serves, gangq.in_epoch
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
 select gangq.keep_partitions(true);

@@ -20,6 +20,7 @@ LOOK = {
     "shared_queues",
     "may_act_as",
     "may_report",
+    "may_report_too",
     "capacity_of",
     "hosts_of",
     "idle_beside_work",
