@@ -456,6 +456,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "is_admin": lambda w: {},
         "may_act_as": lambda w: {"role": "gangq_worker"},
         "may_report": lambda w: {"login": "fuzz"},
+        "may_report_too": lambda w: {"login": "fuzz"},
         "roles_of": lambda w: {"role": "gangq_worker"},
         "shared_queues": lambda w: {},
         "now": lambda w: {},

@@ -75,9 +75,11 @@ class Attacker:
         self.db.execute(f"set session authorization {self.name}")
 
     def close(self) -> None:
+        # In its own session: another one would meet the server as it clears this one's pg_temp away.
+        self.db.execute("reset session authorization")
+        self.db.execute(f"drop owned by {self.name} cascade".encode())
+        self.db.execute(f"drop role {self.name}".encode())
         self.db.close()
-        self.q.sql(f"drop owned by {self.name} cascade")
-        self.q.sql(f"drop role {self.name}")
 
     @property
     def struck(self) -> int:
