@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from controls import control_of
 
 from gangq.client import Client
 from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
@@ -247,7 +249,8 @@ def test_a_device_that_another_live_worker_offers_may_be_in_use(client: Client) 
 def sleeper(mark: str) -> Iterator[procfs.Stat]:
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, "GANGQ_MARK": mark})
     try:
-        entry = procfs.stat(process.pid)
+        while (entry := procfs.stat(process.pid)) is not None and (entry.comm, entry.state) != ("sleep", "S"):
+            time.sleep(0.01)
         assert entry is not None
         yield entry
     finally:
@@ -271,7 +274,7 @@ def on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Non
 
 def registration(client: Client, tmp_path: Path) -> Any:
     what = {"lanes": Lanes(1, 1, "light"), "tasks": [], "task_options": {}}
-    return register(client, OPTIONS, **what, detection=cards(), directory=tmp_path)
+    return register(client, control_of(client), OPTIONS, **what, detection=cards(), directory=tmp_path)
 
 
 def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Client, tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from gangq.app import App
+from gangq.client.sync import in_steps
 from gangq.client.rows import Claim
 from gangq.proc.clock import boottime
 from gangq.watchdogs.deadman import Deadman
+from gangq.worker.claims import Wakes
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob, JobTable
@@ -124,8 +126,12 @@ def test_a_job_of_the_batch_that_does_not_run_here_may_outlast_the_lease(task: s
 def test_a_drain_that_takes_the_rest_of_the_batch_leaves_no_switch_on() -> None:
     code = (
         "from collections import deque\n"
-        "claims = SimpleNamespace(take=lambda most: [job(1, 'drained').claim, job(2, 'quick').claim],\n"
-        "    settled=lambda: None, pace=lambda: None)\n"
+        "def taking(most):\n"
+        "    return [job(1, 'drained').claim, job(2, 'quick').claim]\n"
+        "    yield\n"
+        "claims = SimpleNamespace(taking=taking, settled=lambda: None, pace_s=0, paced=lambda kept: None,\n"
+        "    wakes=Wakes(), unsure=False)\n"
+        "session.client = SimpleNamespace(execute=lambda steps: in_steps(None, steps))\n"
         "waiting, drain = deque(), Drain(0.0)\n"
         "app.task(lambda ctx: (waiting.clear(), drain.request()), name='drained')\n"
         "intake = Intake(session, drain, SimpleNamespace(doubtful=frozenset), lambda: None)\n"

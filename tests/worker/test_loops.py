@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from gangq.client.sync import in_steps
+from gangq.client.verb import Query, Steps
 from gangq.worker.loops import ChildLoop, NothingLeft
 
 
@@ -18,31 +20,63 @@ class Table(list[object]):
         return len(self)
 
 
+def never() -> Steps[None]:
+    """Steps that take none."""
+    yield from ()
+
+
 def intake(tick: Callable[[], object] = bool, take: Callable[[], object] = bool) -> Any:
     """A worker whose one job has ended; ``tick()`` happens with each pass, ``take()`` with each claim."""
     report = SimpleNamespace(ran=True, again=False, decide=True, next_in_s=None, next_turn=None)
+
+    def send(query: Query[Any]) -> object:
+        assert query.name == "gangq.tick"
+        tick()
+        return report
+
+    async def execute(steps: Steps[Any]) -> Any:
+        return in_steps(send, steps)
+
+    def taking(*_: object) -> Steps[list[Any]]:
+        yield from never()
+        take()
+        return []
+
     session = SimpleNamespace(
         table=Table(),
-        client=SimpleNamespace(tick=lambda **_: (tick(), report)[1]),
+        client=SimpleNamespace(execute=lambda steps: in_steps(send, steps)),
+        control=SimpleNamespace(client=SimpleNamespace(execute=execute)),
         terms=SimpleNamespace(tick_s=10.0),
         wake=lambda: None,
     )
-    return SimpleNamespace(
-        session=session, taken=1, serving=True, doubtful=False, take=lambda *_: (take(), [])[1]
-    )
+    return SimpleNamespace(session=session, taken=1, serving=True, doubtful=False, taking=taking)
+
+
+class Turns:
+    """What wakes a loop: nothing, and after so many turns its worker stops."""
+
+    def __init__(self, of: Any, turns: int) -> None:
+        self._of = of
+        self._left = iter(range(turns - 1))
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+    async def wait_kept(self, _: float) -> bool:
+        """At once."""
+        return False
+
+    async def wait(self, _: float) -> None:
+        """At once, and once too often."""
+        self._of.serving = next(self._left, None) is not None
 
 
 def child_loop(of: Any, turns: int) -> ChildLoop:
     """A loop that ends after so many claims."""
-    claims = SimpleNamespace(woken=threading.Event(), unsure=False, lane="placed", pace=lambda: None)
-    loop = ChildLoop(of, claims, None, None, 1)  # type: ignore[arg-type]
-    left = iter(range(turns - 1))
-
-    def wait() -> None:
-        of.serving = next(left, None) is not None
-
-    claims.wait = wait
-    return loop
+    claims = SimpleNamespace(
+        wakes=Turns(of, turns), unsure=False, lane="placed", pace_s=0.0, wait_s=0.0, paced=lambda _: None
+    )
+    return ChildLoop(of, claims, None, None, 1)  # type: ignore[arg-type]
 
 
 def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it() -> None:
@@ -56,14 +90,15 @@ def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it(
 
     of = intake(tick)
     left = NothingLeft(of, placed=True)
-    assert [left(), left(), left()] == [False, False, True]
+    looks = [of.session.client.execute(left.look()) for _ in range(3)]
+    assert looks == [False, False, True]
     assert passes == 2
 
 
 def test_a_claim_that_began_before_the_lane_was_told_to_look_again_leaves_it_at_work() -> None:
     of = intake(take=lambda: loop.look_again())
     loop = child_loop(of, 1)
-    loop.run()
+    asyncio.run(loop.run())
     assert not loop.idle
 
 
@@ -71,7 +106,7 @@ def test_a_lane_that_has_looked_again_in_vain_is_idle() -> None:
     of = intake()
     loop = child_loop(of, 1)
     loop.look_again()
-    loop.run()
+    asyncio.run(loop.run())
     assert loop.idle
     loop.look_again()
     assert not loop.idle

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_worker_parts import claimed, session_of
+from test_worker_parts import claimed, session_of, source_of
 
 from gangq.client import Client
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.child_context import Link
-from gangq.worker.claims import ClaimSource
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.lease import LeaseKeeper
-from gangq.worker.ports import PortHolder
 from gangq.worker.socket_server import SocketServer
 
 _FLOOD = """
@@ -41,11 +38,11 @@ time.sleep(600)
 def served(client: Client, tmp_path: Path) -> Iterator[tuple[SocketServer, ActiveJob]]:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     server = SocketServer(session, tmp_path / "s")
-    server.start()
+    session.control.wait(server.start())
     yield server, job
-    server.stop()
+    session.control.wait(server.stop())
 
 
 @pytest.fixture

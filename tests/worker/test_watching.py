@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
+from controls import control_of
 
 from gangq.app import WatchOptions
 from gangq.client import Client
@@ -39,7 +42,15 @@ def session_of(client: Client, directory: Path) -> Session:
         mark="m",
         directory=directory,
         sent_at=time.monotonic() + 1e6,
+        control=control_of(client),
     )
+
+
+def limits(client: Any, fresh_s: float = 60.0) -> tuple[LimitsTable, Callable[[], None]]:
+    """A table of limits, and what a heartbeat has it do."""
+    control = control_of(client)
+    table = LimitsTable(SimpleNamespace(client=client, control=control), fresh_s)  # type: ignore[arg-type]
+    return table, lambda: control.wait(table.exchange())
 
 
 def claimed(session: Session) -> ActiveJob:
@@ -55,7 +66,7 @@ def claimed(session: Session) -> ActiveJob:
 def test_a_tasks_options_come_before_the_operators_and_those_before_the_installations(client: Client) -> None:
     client.configure(stall_timeout_s=130, health_window_s=310)
     client.set_task(task="t", stall_timeout_s=60, load_grace_s=600)
-    table = LimitsTable(client)
+    table, _ = limits(client)
     plain = table.of(claim(), None, "")
     assert (plain.stall_timeout_s, plain.learn, plain.load_grace_s, plain.health_window_s) == (
         60,
@@ -70,60 +81,53 @@ def test_a_tasks_options_come_before_the_operators_and_those_before_the_installa
 
 
 def test_a_job_that_holds_devices_gets_the_larger_budget(client: Client) -> None:
-    table = LimitsTable(client)
+    table, _ = limits(client)
     assert table.of(claim(), None, "").budget_s == 2100
     assert table.of(claim(devices=[{"uuid": "GPU-1"}]), None, "H200").budget_s == 8100
 
 
 def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client: Client) -> None:
-    answers: list[Any] = []
-
-    def watch_terms(**_: Any) -> Any:
-        if not answers:
-            threading.Event().wait(10)
-        return answers[0]
-
-    table = LimitsTable(SimpleNamespace(watch_terms=watch_terms), fresh_s=0)  # type: ignore[arg-type]
+    table, exchange = limits(client, fresh_s=0)
+    hangs = SimpleNamespace(watch_terms=lambda **_: threading.Event().wait(10))
+    table._session.client = hangs  # type: ignore[misc, assignment]
     began = time.monotonic()
     assert table.of(claim(), None, "") == Limits()
     assert time.monotonic() - began < 4
     client.configure(stall_timeout_s=99)
-    answers.append(client.watch_terms(task="t"))
-    table.exchange()
+    exchange()
     assert table.of(claim(), None, "").stall_timeout_s == 99
 
 
 def test_a_class_set_to_notify_only_holds_for_a_job_that_is_running_already(client: Client) -> None:
-    table = LimitsTable(client, fresh_s=0)
+    table, exchange = limits(client, fresh_s=0)
     assert table.of(claim(), None, "").notify_only == ()
     client.set_task(task="t", notify_only=["stall"])
-    table.exchange()
-    table.exchange()
+    exchange()
+    exchange()
     assert table.of(claim(), None, "").notify_only == ("stall",)
 
 
-def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(client: Client) -> None:
+def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(
+    client: Client, db: psycopg.Connection[dict[str, Any]]
+) -> None:
+    table, exchange = limits(client)
     told: list[float] = []
-    recording = SimpleNamespace(
-        learn_gap=lambda **said: (told.append(said["longest_s"]), client.learn_gap(**said)),
-        watch_terms=client.watch_terms,
-    )
-    table = LimitsTable(recording)  # type: ignore[arg-type]
     for longest_s in (30.0, 30.0, 32.0, 40.0, 35.0):
         table.learned("t", "H200", longest_s, 100)
-        table.exchange()
-    assert told == [30.0, 40.0]
+        exchange()
+        (row,) = db.execute("select longest_gap_s, beats from gangq.tasks where task = 't'").fetchall()
+        told.append(row["longest_gap_s"])
+    assert told == [30.0, 30.0, 30.0, 40.0, 40.0]
     assert client.watch_terms(task="t", device_class="H200").stall_timeout_s == 200
 
 
 def test_what_could_not_be_told_is_told_later(client: Client) -> None:
-    client.close()
-    away = Client("host=/nowhere dbname=none", timeout_s=0.2)
-    table = LimitsTable(away)
+    table, exchange = limits(Client("host=/nowhere dbname=none", timeout_s=0.2))
     table.learned("t", "", 30.0, 100)
-    table.exchange()
-    table._client = client
-    table.exchange()
+    exchange()
+    control = control_of(client)
+    table._session.control = control
+    control.wait(table.exchange())
     assert client.watch_terms(task="t").stall_timeout_s == 150
 
 
@@ -161,7 +165,7 @@ def test_the_gaps_of_a_job_are_learned_when_it_ends(client: Client, tmp_path: Pa
         watch.end()
     finally:
         watch.close()
-    watching.limits.exchange()
+    session.control.wait(watching.limits.exchange())
     (row,) = client.tasks()
     assert (row.task, row.beats) == ("t", 3)
     assert 0.04 < row.longest_gap_s < 1

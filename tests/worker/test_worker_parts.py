@@ -16,10 +16,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from controls import control_of
 from worker_process import eventually
 
 from gangq.cli import main
 from gangq.client import Client
+from gangq.client.sync import in_steps
+from gangq.client.verb import Query, Verb
+from gangq.client.verbs import Verbs
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
 from gangq.gpu import detect, device_sampler
@@ -27,7 +31,7 @@ from gangq.proc.clock import boottime
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import facts, jobs
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.claims import ClaimSource
+from gangq.worker.claims import ClaimSource, Wakes
 from gangq.worker.context_impl import InlineContext, StopFlag
 from gangq.worker.drain import Drain
 from gangq.worker.environment import scrubbed
@@ -59,26 +63,32 @@ class LossyClient:
         self.left = times
         self.calls = 0
 
+    def execute(self, query: Any) -> Any:
+        if not isinstance(query, Query):
+            return in_steps(self.execute, query)
+        ours = query.name == f"gangq.{self._verb}"
+        self.calls += ours
+        answer = self._client.execute(query)
+        if ours and self.left:
+            self.left -= 1
+            raise DatabaseUnreachable("the connection was cut")
+        return answer
+
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        if name != self._verb:
-            return method
-
-        def lossy(*query: Any, **arguments: Any) -> Any:
-            self.calls += 1
-            answer = method(*query, **arguments)
-            if self.left:
-                self.left -= 1
-                raise DatabaseUnreachable("the line was cut")
-            return answer
-
-        return lossy
+        declared = getattr(Verbs, name, None)
+        if not isinstance(declared, Verb):
+            return getattr(self._client, name)
+        return lambda **arguments: self.execute(declared(**arguments))
 
 
 def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
     options = WorkerOptions(name="w", devices="none", prefetch=prefetch).resolved()
+    control = control_of(client)
+    if isinstance(client, LossyClient):
+        control.for_threads = client  # type: ignore[assignment]
     return register(
         client,
+        control,
         options,
         lanes=Lanes(1, 1, "light"),
         tasks=["command", "t"],
@@ -88,7 +98,11 @@ def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
     )
 
 
-def claimed(session: Session, source: ClaimSource) -> ActiveJob:
+def source_of(session: Session, keeper: LeaseKeeper | None = None) -> ClaimSource[Wakes]:
+    return ClaimSource(session, keeper or LeaseKeeper(session), PortHolder(0), Wakes())
+
+
+def claimed(session: Session, source: ClaimSource[Wakes]) -> ActiveJob:
     job = ActiveJob(source.take(1)[0])
     session.table.add(job)
     return job
@@ -111,7 +125,7 @@ class RecordedWork:
 def job_of(client: Client, tmp_path: Path) -> ActiveJob:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    return claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    return claimed(session, source_of(session))
 
 
 # Orders -----------------------------------------------------------------------------------------------------
@@ -132,7 +146,7 @@ def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
 ) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    source = source_of(session)
     rows = source.take(1)
     session.end("reaped")
     intake = Intake(session, Drain(0.0), device_sampler(detect("none"), {}), lambda: None)
@@ -201,7 +215,7 @@ def test_whoever_asks_first_for_an_event_or_the_key_of_a_job_gets_what_all_other
 ) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    claim = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0))).claim
+    claim = claimed(session, source_of(session)).claim
 
     def slowly(make: Callable[..., Any]) -> Callable[..., Any]:
         def making(*arguments: Any) -> Any:
@@ -241,7 +255,7 @@ def test_whoever_asks_first_for_an_event_or_the_key_of_a_job_gets_what_all_other
 def test_what_one_thread_of_a_handler_saw_of_the_stop_is_seen(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     context = InlineContext(session, job, None, lambda: None)
     assert not context.stopping
     job.tell_stop("drain", 0.0)
@@ -256,7 +270,7 @@ def test_what_one_thread_of_a_handler_saw_of_the_stop_is_seen(client: Client, tm
 def test_a_result_is_sent_as_it_was_when_the_handler_returned(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     reporter = Reporter(session)
     unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None)
     runner = InlineRunner(
@@ -282,7 +296,7 @@ def test_nobody_ends_a_process_that_a_watchdog_is_ending_with_a_code_of_its_own(
 ) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     codes: list[int] = []
     hard_exit = HardExit(session, Reporter(session), Deadman(kill_signal_too=False), codes.append)
     session.tripping = True
@@ -300,7 +314,7 @@ def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
     ids = client.submit(task="t", payloads=[{}, {}])
     lossy = LossyClient(client, "claim", times=2)
     session = session_of(lossy, tmp_path)
-    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    source = source_of(session)
     assert source.take(1) == []
     assert source.unsure
     assert source.take(1) == []
@@ -317,13 +331,13 @@ def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_i
 ) -> None:
     ids = client.submit(task="t", payloads=[{}, {}])
     session = session_of(client, tmp_path)
-    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    source = source_of(session)
     job = claimed(session, source)
     monkeypatch.setattr(session, "lapsing", lambda: True)
     assert source.take(1) == []
     assert source.wait_s > 0
     assert source.unsure, "it has not heard that there is nothing"
-    assert source.take_along([job], 1) is None
+    assert session.client.execute(source.taking_along([job], 1)) is None
     assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
     monkeypatch.setattr(session, "lapsing", lambda: False)
     client.complete(job_ids=[job.id], tokens=[job.token])
@@ -345,7 +359,7 @@ def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
     job_id = client.submit(task="t")[0]
     lossy = LossyClient(client, verb, times=2)
     session = session_of(lossy, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     act(Reporter(session), job)
     assert lossy.calls == 3
     assert client.job(id=job_id).state == state
@@ -371,7 +385,7 @@ def test_a_last_word_said_while_a_migration_rebuilds_the_code_is_said_again(
 ) -> None:  # fmt: skip
     job_id = client.submit(task="t")[0]
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     with client.connection() as owner:
         owner.execute(f"alter function gangq.{verb}({types}) rename to gone".encode())
         said = threading.Thread(target=act, args=(Reporter(session), job))
@@ -395,12 +409,12 @@ def test_the_end_of_an_incarnation_is_an_error_unless_the_worker_has_ended_it_it
     assert ("incarnation_ended" in caplog.messages) is not leaving
 
 
-def next_along(session: Session, source: ClaimSource, reporter: Reporter) -> list[int]:
+def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter) -> list[int]:
     """Let the next claim go along with reports, as a worker does; what was claimed so is in the list."""
     got: list[int] = []
 
     def along(finished: Any) -> Any:
-        answer = source.take_along(finished, 1)
+        answer = session.client.execute(source.taking_along(finished, 1))
         if answer is None:
             return None
         for row in answer[1]:
@@ -416,7 +430,7 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     ids = client.submit(task="t", payloads=[{}, {}])
     counted = LossyClient(client, "complete_and_claim", times=0)
     session = session_of(counted, tmp_path)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    source, reporter = source_of(session), Reporter(session)
     got = next_along(session, source, reporter)
     job = claimed(session, source)
     reporter.done(job, {"n": 1}, more_follow=True)
@@ -436,9 +450,8 @@ def test_what_is_done_while_others_wait_to_be_run_does_not_wait_for_them(
 ) -> None:
     ids = client.submit(task="t", payloads=[{}, {}])
     session = session_of(client, tmp_path, prefetch=2)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    source, reporter = source_of(session), Reporter(session)
     first, _second = (claimed(session, source) for _ in ids)
-    reporter.start()
     try:
         reporter.done(first, None, more_follow=True)
         eventually(lambda: client.job(id=first.id).state == "done", "its thread reports it")
@@ -452,7 +465,7 @@ def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_clai
     ids = client.submit(task="t", payloads=[{}, {}, {}])
     lossy = LossyClient(client, "complete_and_claim")
     session = session_of(lossy, tmp_path)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    source, reporter = source_of(session), Reporter(session)
     got = next_along(session, source, reporter)
     reporter.done(claimed(session, source), {"n": 1})
     assert (lossy.calls, got) == (1, [])
@@ -468,7 +481,7 @@ def test_a_result_that_is_refused_with_the_claim_leaves_a_note_and_keeps_the_cla
     client.set_queue(name="default", max_payload_bytes=2000)
     ids = client.submit(task="t", payloads=[{}, {}], max_attempts=1)
     session = session_of(client, tmp_path)
-    source, reporter = ClaimSource(session, LeaseKeeper(session), PortHolder(0)), Reporter(session)
+    source, reporter = source_of(session), Reporter(session)
     got = next_along(session, source, reporter)
     reporter.done(claimed(session, source), list(range(3000)))
     row = client.job(id=ids[0])
@@ -482,9 +495,9 @@ def test_an_ack_whose_reply_was_lost_is_repeated(client: Client, tmp_path: Path)
     lossy = LossyClient(client, "ack_preempted", times=1)
     session = session_of(lossy, tmp_path)
     keeper = LeaseKeeper(session)
-    job = claimed(session, ClaimSource(session, keeper, PortHolder(0)))
+    job = claimed(session, source_of(session, keeper))
     client.cancel(job_ids=[job_id])
-    keeper.beat()
+    session.control.wait(keeper.beat())
     assert job.stop_reason == "cancel"
     Reporter(session).stopped(job)
     assert (lossy.calls, client.job(id=job_id).state) == (2, "cancelled")
@@ -495,7 +508,7 @@ def test_our_own_stop_and_the_databases_at_once_end_in_an_acknowledgement(
 ) -> None:
     job_id = client.submit(task="t")[0]
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     job.tell_stop("drain", 1.0)
     client.cancel(job_ids=[job_id])
     Reporter(session).stopped(job)
@@ -529,7 +542,7 @@ def test_the_lease_counts_from_the_sending_of_the_answered_heartbeat(client: Cli
     client.configure(lease_s=60, lease_margin_s=10)
     session = session_of(client, tmp_path)
     before = boottime()
-    LeaseKeeper(session).beat()
+    session.control.wait(LeaseKeeper(session).beat())
     assert before + 50 <= session.kill_at <= boottime() + 50
     session.renewed(before - 20)  # An old answer that comes late takes nothing back.
     assert session.kill_at >= before + 50
@@ -541,14 +554,13 @@ def test_work_is_asked_to_stop_a_grace_before_it_would_be_killed_and_word_is_lef
     client.submit(task="t")
     client.configure(lease_s=6, lease_margin_s=3, grace_s=2, heartbeat_s=0.4)
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     work = RecordedWork()
     job.start(work)
-    LeaseWatch(session).start()
+    session.control.spawn(LeaseWatch(session).run(), "lease watch")
     eventually(lambda: job.stop_reason == "lease", "it is told", 3)
     assert boottime() >= session.kill_at - 2
     assert clean_stop_reason(tmp_path, session.incarnation, os.getuid()) == "lapsed"
-    session.closing.set()
 
 
 def test_word_left_is_taken_back_by_a_renewal(client: Client, tmp_path: Path) -> None:
@@ -565,7 +577,7 @@ def test_a_renewal_reaches_the_work_although_the_word_cannot_be_taken_back(
 ) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job, work = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0))), RecordedWork()
+    job, work = claimed(session, source_of(session)), RecordedWork()
     job.start(work)
     session.note("lapsed")
     (tmp_path / "lapsed").unlink()
@@ -580,11 +592,11 @@ def test_empty_claims_keep_their_distance_unless_work_is_kept_for_this_worker(
     client: Client, tmp_path: Path
 ) -> None:
     session = session_of(client, tmp_path)
-    source = ClaimSource(session, LeaseKeeper(session), PortHolder(0))
+    source = source_of(session)
 
     def waited() -> float:
         began = time.monotonic()
-        source.pace()
+        source.paced(source.wakes.wait_kept(source.pace_s))
         return time.monotonic() - began
 
     assert waited() < 0.04
@@ -616,11 +628,11 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     settled.set()
     settled.clear()
     for _ in range(5):
-        keeper.beat()
+        session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "running"  # The claim of one of its loops may still be answered.
     outstanding.clear()
     for _ in range(3):
-        keeper.beat()
+        session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "pending"
 
 
@@ -634,10 +646,10 @@ def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
     heard: list[str] = []
     handlers = {"wake": lambda: heard.append("wake"), "stop": lambda: heard.append("stop")}
     listener = Listener(session, ["default"], handlers)
-    listener.start()
+    session.control.spawn(listener.run(), "listener")
     eventually(lambda: heard, "it polls after it connected")
-    find = "select pid from pg_stat_activity where query ilike 'listen%%' or query like '%%pg_notify(%%'"
-    pids = [row["pid"] for row in db.execute(find).fetchall() if row["pid"] != db.info.backend_pid]
+    find = "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    pids = [row["pid"] for row in db.execute(find).fetchall()]
     heard.clear()
     db.execute("select pg_terminate_backend(p) from unnest(%s::int[]) p", (pids,))
     eventually(lambda: heard, "it polls after it reconnected")
@@ -656,12 +668,11 @@ def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
     eventually(lambda: heard, "it hears that somebody submitted")
     assert heard == ["wake"]
     assert not listener.deaf
-    listener.stop()
 
 
-def test_a_signal_is_counted_once_on_whichever_way_it_comes() -> None:
+def test_a_signal_is_counted_once_on_whichever_way_it_comes(client: Client) -> None:
     calls: list[int] = []
-    watch = SignalWatch(lambda: calls.append(1))
+    watch = SignalWatch(control_of(client), lambda: calls.append(1))
     watch.install()
     try:
         # One signal in a main thread that was in a library: its two halves arrive far apart.
@@ -679,9 +690,9 @@ def test_a_signal_is_counted_once_on_whichever_way_it_comes() -> None:
         watch.stop()
 
 
-def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back() -> None:
+def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back(client: Client) -> None:
     heard: list[int] = []
-    watch = SignalWatch(lambda: heard.append(1))
+    watch = SignalWatch(control_of(client), lambda: heard.append(1))
     watch.install()
     try:
         own = signal.getsignal(signal.SIGTERM)
@@ -703,9 +714,9 @@ def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back() -> None:
 def test_the_socket_answers_nobody_without_the_key_of_a_job(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     server = SocketServer(session, tmp_path / "s")
-    server.start()
+    session.control.wait(server.start())
     try:
         stranger = Link(str(server.path), "wrong")
         with pytest.raises(GangqError, match="no running job"):
@@ -729,7 +740,7 @@ def test_the_socket_answers_nobody_without_the_key_of_a_job(client: Client, tmp_
             assert b"InvalidInput" in raw.recv(4096)
         link.close()
     finally:
-        server.stop()
+        session.control.wait(server.stop())
 
 
 def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and_as_exit_code(
@@ -738,7 +749,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
     client.submit(task="t")
     away = LossyClient(client, "save_checkpoint", times=10**6)
     session = session_of(away, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     job.lost = "its lease was taken over"
     with pytest.raises(
         StaleToken, match=r"at step 5 is not known to be stored.*taken over.*Keep the older one"
@@ -746,7 +757,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
         InlineContext(session, job, None).save_checkpoint(5, b"abc")
     server = SocketServer(session, tmp_path / "s")
     server.announce(job, facts.as_wire(facts.job_info(job), None, (), None))
-    server.start()
+    session.control.wait(server.start())
     try:
         monkeypatch.setenv("GANGQ_SOCKET", str(server.path))
         monkeypatch.setenv("GANGQ_KEY", job.key)
@@ -759,7 +770,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
         away.left = 0
         assert CliRunner().invoke(main, ["checkpoint", "save", "7", "-"], input="abc").exit_code == 0
     finally:
-        server.stop()
+        session.control.wait(server.stop())
 
 
 def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_anew(
@@ -768,11 +779,11 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
     client.submit(task="t")
     away = LossyClient(client, "load_checkpoint", times=10**6)
     session = session_of(away, tmp_path)
-    job = claimed(session, ClaimSource(session, LeaseKeeper(session), PortHolder(0)))
+    job = claimed(session, source_of(session))
     job.gang = GangInfo(1, 1, 0, 2, 0, 0, 1, (), "h", 1)
     server = SocketServer(session, tmp_path / "s")
     server.announce(job, facts.as_wire(facts.job_info(job), job.gang, (), None))
-    server.start()
+    session.control.wait(server.start())
     try:
         with Link(str(server.path), job.key) as link:
             context = ChildContext(link)
@@ -783,7 +794,7 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
             with pytest.raises(Stopped, match="told to stop while it loaded its checkpoint"):
                 _ = context.checkpoint
     finally:
-        server.stop()
+        session.control.wait(server.stop())
 
 
 # Small things -----------------------------------------------------------------------------------------------

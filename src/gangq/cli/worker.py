@@ -121,7 +121,7 @@ class _OrVerb(click.Command):
     type=click.IntRange(1, 2),
     default=2,
     show_default=True,
-    help="To the database: one for calls, one that listens; with 1 it polls, once a second.",
+    help="To the database: one for what the main thread runs, one for all else; or 1 for everything.",
 )
 @click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
 @click.option(

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 
 from gangq.client.rows import BarrierMember
+from gangq.client.verb import Steps
+from gangq.client.verbs import Verbs
 from gangq.context import GangInfo, Peer
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
@@ -28,7 +30,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
     while not job.told and not session.ended.is_set():
         job.wake.clear()
         try:
-            members = who_is_who(session, job, ports)
+            members = session.client.execute(who_is_who(job, ports))
         except TRANSIENT as problem:
             log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
             members = []
@@ -47,18 +49,19 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
     return None
 
 
-def who_is_who(session: Session, job: ActiveJob, ports: PortHolder) -> list[BarrierMember]:
+def who_is_who(job: ActiveJob, ports: PortHolder) -> Steps[list[BarrierMember]]:
     """Ask for the members of the present epoch; as its rank 0, say where it is to be found if nobody knows.
 
     The rank 0 of a gang that shrank was claimed as another one, without a port.
     """
-    members: list[BarrierMember] = session.client.barrier(job_id=job.id, token=job.token)
+    members: list[BarrierMember] = yield Verbs.barrier(job_id=job.id, token=job.token)
     mine = next(member for member in members if member.job_id_of_rank == job.id)
     if mine.rank != 0 or mine.go or mine.master_addr is not None or mine.epoch == job.claim.epoch:
         return members
     port = ports.take()
     try:
-        return session.client.barrier(job_id=job.id, token=job.token, port=port)
+        found: list[BarrierMember] = yield Verbs.barrier(job_id=job.id, token=job.token, port=port)
+        return found
     except WrongState as problem:
         log.warning("port_taken", extra={**job.extra, "port": port, "error": str(problem)})
         return members

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gangq.client.rows import Claim
+from gangq.client.verb import Steps
+from gangq.client.verbs import Verbs
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
@@ -19,6 +23,7 @@ from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.client.rows import Outcome
+    from gangq.worker.control import Control
     from gangq.worker.jobs import ActiveJob
     from gangq.worker.lanes import Lane
 
@@ -33,7 +38,69 @@ PACE_S = 0.05
 """Empty claims come no closer together, however many notifications arrive: any login may send them."""
 
 
-class ClaimSource:
+class Wakes:
+    """What a claim loop waits for in a thread: that there may be something to claim, or work kept for this worker."""
+
+    def __init__(self) -> None:
+        self._some = threading.Event()
+        self._kept = threading.Event()
+
+    def set(self, kept: bool = False) -> None:
+        """There may be something. From any thread, as :meth:`clear`."""
+        if kept:
+            self._kept.set()
+        self._some.set()
+
+    def clear(self) -> None:
+        """Nothing of that."""
+        self._kept.clear()
+        self._some.clear()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something."""
+        self._some.wait(timeout_s)
+
+    def wait_kept(self, timeout_s: float) -> bool:
+        """Until there is work kept for this worker; False when the time is up first."""
+        return timeout_s > 0 and self._kept.wait(timeout_s)
+
+
+class LoopWakes:
+    """:class:`Wakes` for a claim loop that is a task of the control loop."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._some = asyncio.Event()
+        self._kept = asyncio.Event()
+
+    def set(self, kept: bool = False) -> None:
+        """There may be something. From any thread."""
+        if kept:
+            self._control.soon(self._kept.set)
+        self._control.soon(self._some.set)
+
+    def clear(self) -> None:
+        """Nothing of that."""
+        self._kept.clear()
+        self._some.clear()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until there may be something."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._some.wait(), timeout_s)
+
+    async def wait_kept(self, timeout_s: float) -> bool:
+        """Until there is work kept for this worker; False when the time is up first."""
+        if timeout_s > 0:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._kept.wait(), timeout_s)
+        return False
+
+
+W = TypeVar("W", Wakes, LoopWakes)
+
+
+class ClaimSource(Generic[W]):
     """Claims the jobs of a lane, or of both, for one loop of a session; used by one thread at a time.
 
     A claim whose answer was lost on the wire may have happened. So its request id is repeated until an answer
@@ -45,6 +112,7 @@ class ClaimSource:
         session: Session,
         keeper: LeaseKeeper,
         ports: PortHolder,
+        wakes: W,
         hears: Callable[[], bool] = lambda: True,
         *,
         lane: Lane | None = None,
@@ -60,8 +128,8 @@ class ClaimSource:
         self._session = session
         self._keeper = keeper
         self._claiming = keeper.new_claiming()
-        self.woken = session.new_wake_up()
-        """Set when there may be something to claim."""
+        self.wakes: W = wakes
+        session.on_wake(wakes.set)
         self._ports = ports
         self._request: uuid.UUID | None = None
         self._most = 1
@@ -69,17 +137,20 @@ class ClaimSource:
         self._late = False
         self._waits = backoff()
         self._empty_at = -PACE_S
-        self._kept = threading.Event()
         self._answering_kept = False
         self._believed = True
         self.wait_s = 0.0
-        """How long :meth:`take` suggests to wait for a wake-up before the next call."""
+        """How long to wait for a wake-up before the next call, as the last one suggests."""
 
     def take(self, most: int) -> list[Claim]:
-        """Claim up to ``most`` jobs; an empty list means: :meth:`wait`, and ask again.
+        """:meth:`taking`, carried out. For a thread."""
+        return self._session.client.execute(self.taking(most))
+
+    def taking(self, most: int) -> Steps[list[Claim]]:
+        """Claim up to ``most`` jobs; an empty list means: wait for :attr:`wakes`, ``wait_s`` at most, and ask again.
 
         The first empty answer puts this worker on the list of sleepers; a job submitted just before would
-        have notified nobody, so the wait after that one is short. Call :meth:`pace` before.
+        have notified nobody, so the wait after that one is short. Wait :attr:`pace_s` before.
         """
         self._late = self._session.lapsing()
         if self._late:
@@ -89,7 +160,7 @@ class ClaimSource:
             self.wait_s = next(self._waits)
             return []
         try:
-            rows = self._ask(most)
+            rows = yield from self._ask(most)
         except TRANSIENT as problem:
             self.wait_s = next(self._waits)
             log.warning("claim_failed", extra={"error": str(problem), "request": str(self._request)})
@@ -125,26 +196,24 @@ class ClaimSource:
                 self._believed = False
         return rows
 
-    def pace(self) -> None:
-        """Wait until the last empty answer is 50 ms old, or a notification says that work is kept for this worker.
-        From here on :meth:`wait` ends with what it is woken by.
+    @property
+    def pace_s(self) -> float:
+        """How long the last empty answer has to grow old, unless work is kept for this worker."""
+        return self._empty_at + PACE_S - time.monotonic()
 
-        One that was not true is believed again after the next claim that brought something.
+    def paced(self, kept: bool) -> None:
+        """The loop has waited :attr:`pace_s`, or less because work is ``kept`` here. From here on it is woken anew.
+
+        Where that was not true it is believed again after the next claim that brought something.
         """
-        left = self._empty_at + PACE_S - time.monotonic()
-        self._answering_kept = left > 0 and self._kept.wait(left)
-        self._kept.clear()
-        self.woken.clear()
+        self._answering_kept = kept
+        self.wakes.clear()
 
-    def wait(self) -> None:
-        """Wait until woken, ``wait_s`` at most."""
-        self.woken.wait(self.wait_s)
-
-    def take_along(
+    def taking_along(
         self, finished: Sequence[ActiveJob], most: int
-    ) -> tuple[Sequence[Outcome], Sequence[Claim]] | None:
+    ) -> Steps[tuple[Sequence[Outcome], Sequence[Claim]] | None]:
         """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
-        then the report has to be made alone, and :meth:`take` finds what may have been claimed.
+        then the report has to be made alone, and :meth:`taking` finds what may have been claimed.
         Where nothing is claimed this worker is one of the sleepers.
         """
         if self._request is not None or self._session.lapsing():
@@ -153,7 +222,7 @@ class ClaimSource:
         self._most = most
         self._claiming.set()
         try:
-            answer = self._session.client.complete_and_claim(
+            answer = yield Verbs.complete_and_claim(
                 incarnation=self._session.incarnation,
                 job_ids=[one.id for one in finished],
                 tokens=[one.token for one in finished],
@@ -196,15 +265,13 @@ class ClaimSource:
         """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
         if kept:
             self._asleep = False
-            if self._believed:
-                self._kept.set()
-        self.woken.set()
+        self.wakes.set(kept and self._believed)
 
-    def _ask(self, most: int) -> list[Claim]:
+    def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:
             self._request, self._most = uuid.uuid4(), most
         self._claiming.set()
-        rows: list[Claim] = self._session.client.claim(
+        rows: list[Claim] = yield Verbs.claim(
             incarnation=self._session.incarnation,
             request_id=self._request,
             max_jobs=self._most,
@@ -220,6 +287,6 @@ class ClaimSource:
                 self._ports.give(row.master_port)
 
     def settled(self) -> None:
-        """What :meth:`take` returned is in the job table now."""
+        """What was claimed is in the job table now."""
         if self._request is None:
             self._claiming.clear()

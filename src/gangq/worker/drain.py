@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from gangq.errors import GangqError
 from gangq.proc.clock import boottime
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
-from gangq.worker.retry import until_answered
+from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.drain")
@@ -39,44 +40,49 @@ class Drain:
         """
         return self.urgent.is_set() or (self.requested.is_set() and session.lapsed())
 
-    def run(self, session: Session, reporter: Reporter, waiting: deque[ActiveJob]) -> None:
-        """Wait for the request, then bring every job of this session to its end; for a thread of its own.
+    async def run(self, session: Session, reporter: Reporter, waiting: deque[ActiveJob]) -> None:
+        """Wait for the request, then bring every job of this session to its end, until cancelled.
 
         ``waiting`` are jobs claimed and not begun.
         """
-        while not self.requested.wait(_SLICE_S):
-            if session.closing.is_set():
-                return
+        while not self.requested.is_set():
+            await asyncio.sleep(_SLICE_S)
         log.info("draining", extra={"worker": session.name, "jobs": len(session.table)})
         session.wake()
-        announce_until = boottime() + _ANNOUNCE_S
-        try:
-            until_answered(
-                lambda: session.client.retire_worker(incarnation=session.incarnation, final=False),
-                "retire_worker",
-                lambda: session.ended.is_set() or self.urgent.is_set() or boottime() > announce_until,
-                self.urgent,
-            )
-        except GangqError as problem:
-            log.warning("drain_unannounced", extra={"error": str(problem)})
+        await self._announce(session)
         while waiting:
             try:
                 job = waiting.pop()
-            except IndexError:
+            except IndexError:  # The main thread takes from the other end.
                 break
             job.tell_stop("drain", 0.0)
             job.end_work()
-            reporter.stopped(job)
+            await asyncio.to_thread(reporter.stopped, job)
         left = self._timeout_s
-        while left > 0 and not self.urgent.is_set() and not session.closing.is_set():
-            if session.table.wait_empty(min(left, _SLICE_S)):
-                break
+        while left > 0 and not self.urgent.is_set() and len(session.table):
+            await asyncio.sleep(min(left, _SLICE_S))
             left -= _SLICE_S
         session.note("drained")
-        while not session.closing.is_set():
+        while True:
             # Again and again: a claim that was on its way when the drain began is told like the others.
             session.table.each(lambda job: job.tell_stop("drain", session.terms.grace_s))
             if self.urgent.is_set():
                 session.table.each(ActiveJob.hasten)
-            self.urgent.wait(_SLICE_S)
-            session.closing.wait(0.02)
+            await asyncio.sleep(_SLICE_S)
+
+    async def _announce(self, session: Session) -> None:
+        """Tell the database that this worker takes no more; it may be gone, so not for long."""
+        until = boottime() + _ANNOUNCE_S
+        waits = backoff()
+        while not session.ended.is_set() and not self.urgent.is_set():
+            try:
+                await session.control.client.retire_worker(incarnation=session.incarnation, final=False)
+                return
+            except TRANSIENT as problem:
+                if boottime() > until:
+                    log.warning("drain_unannounced", extra={"error": str(problem)})
+                    return
+                await asyncio.sleep(next(waits))
+            except GangqError as problem:
+                log.warning("drain_unannounced", extra={"error": str(problem)})
+                return

@@ -1,18 +1,19 @@
-"""The threads around one incarnation of a worker, and what its main thread does meanwhile."""
+"""The tasks around one incarnation of a worker, and what its main thread does meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gangq.app import App
 from gangq.gpu import Detection, DeviceSampler
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import host_record
-from gangq.worker.claims import ClaimSource
+from gangq.worker.claims import ClaimSource, LoopWakes, W, Wakes
+from gangq.worker.control import Control
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
@@ -35,8 +36,6 @@ from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
-_JOIN_S = 2.0
-
 
 @dataclass(frozen=True)
 class Process:
@@ -51,6 +50,7 @@ class Process:
     sampler: DeviceSampler
     ports: PortHolder
     drain: Drain
+    control: Control
     signals: SignalWatch
     liveness: Liveness
     surroundings: Surroundings
@@ -75,10 +75,8 @@ class Incarnation:
         self._keeper = LeaseKeeper(session, self._watching, self._epochs)
         self._maintenance = Maintenance(session)
         self._server = SocketServer(session, session.directory / host_record.SOCKET)
-        self._sources: list[ClaimSource] = []
-        self._listener: Listener | None = None
-        if process.options.connections > 1:
-            self._listener = Listener(session, list(process.options.queues), self._on_notification())
+        self._sources: list[ClaimSource[Any]] = []
+        self._listener = Listener(session, list(process.options.queues), self._on_notification())
         self._commands = CommandRunner(
             session,
             self._reporter,
@@ -96,39 +94,26 @@ class Incarnation:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """With all threads running; they are stopped at the end."""
-        session, drain = self._session, self._process.drain
-        drainer = threading.Thread(
-            target=drain.run,
-            args=(session, self._reporter, self._process.waiting),
-            name="gangq-drain",
-            daemon=True,
-        )
-        self._server.start()
-        self._keeper.start()
-        self._epochs.start()
-        LeaseWatch(session).start()
-        self._reporter.start()
-        if self._listener is not None:
-            self._listener.start()
-        self._maintenance.start()
-        drainer.start()
+        """With all tasks running; they are cancelled at the end."""
+        session, process, control = self._session, self._process, self._process.control
+        control.wait(self._server.start())
+        tasks = [
+            control.spawn(self._keeper.run(), "lease"),
+            control.spawn(LeaseWatch(session).run(), "lease watch"),
+            control.spawn(self._listener.run(), "listener"),
+            control.spawn(self._maintenance.run(), "tick"),
+            control.spawn(self._epochs.run(), "epochs"),
+            control.spawn(process.drain.run(session, self._reporter, process.waiting), "drain"),
+        ]
         try:
             yield
         finally:
             session.closing.set()
-            for part in (
-                self._keeper,
-                self._epochs,
-                self._reporter,
-                self._listener,
-                self._maintenance,
-                self._server,
-            ):
-                if part is not None:
-                    part.stop()
+            for task in tasks:
+                task.cancel()
+            control.wait(self._server.stop())
+            self._reporter.stop()
             self._commands.close()
-            drainer.join(_JOIN_S)
 
     def serve(self) -> None:
         """Claim and run jobs until the worker stops. For the main thread."""
@@ -138,21 +123,27 @@ class Incarnation:
         dispatcher = Dispatcher(
             process.app, process.target, len(process.detection.devices), self._commands, self._reporter
         )
-        left = NothingLeft(intake, process.lanes.slots > 0)
-        once: Callable[[], bool] = left if process.options.once else bool
-        if main is None:
-            both = self._source(process.lanes.of_children)
-            ChildLoop(intake, both, self._reporter, dispatcher, slots, once=once).run()
-            return
-        own = self._source(main)
+        left = NothingLeft(intake, process.lanes.slots > 0) if process.options.once else None
+        children: ChildLoop | None = None
+        own = None if main is None else self._source(main, Wakes())
         if slots:
-            other = self._source(process.lanes.of_children)
-            wake_main = own.woken.set if process.options.once else bool
-            left.children = ChildLoop(
-                intake, other, self._reporter, dispatcher, slots, found_nothing=wake_main
+            children = ChildLoop(
+                intake,
+                self._source(process.lanes.of_children, LoopWakes(process.control)),
+                self._reporter,
+                dispatcher,
+                slots,
+                left=left if own is None else None,
+                found_nothing=own.wakes.set if left and own else bool,
             )
-        with self._inline() as inline:
-            loop = MainLoop(
+        if own is None:
+            assert children is not None
+            process.control.wait(children.run())
+            return
+        if left is not None:
+            left.children = children
+        with self._inline() as inline, self._beside(children):
+            MainLoop(
                 intake,
                 own,
                 self._reporter,
@@ -161,16 +152,21 @@ class Incarnation:
                 process.signals,
                 process.waiting,
                 prefetch=process.options.prefetch if main == "light" else 1,
-                once=once,
-            )
-            if left.children is None:
-                loop.run()
-                return
-            left.children.start()
-            try:
-                loop.run()
-            finally:
-                left.children.stop()
+                left=left,
+            ).run()
+
+    @contextlib.contextmanager
+    def _beside(self, children: ChildLoop | None) -> Iterator[None]:
+        """With the other lane claimed for; what it has claimed is in the job table at the end."""
+        if children is None:
+            yield
+            return
+        running = self._process.control.spawn(children.run(), "claims")
+        try:
+            yield
+        finally:
+            children.stop()
+            running.result()
 
     @contextlib.contextmanager
     def _inline(self) -> Iterator[InlineRunner]:
@@ -198,11 +194,12 @@ class Incarnation:
 
     # -- claiming, and what wakes it -------------------------------------------------------------------------
 
-    def _source(self, lane: Lane | None) -> ClaimSource:
+    def _source(self, lane: Lane | None, wakes: W) -> ClaimSource[W]:
         source = ClaimSource(
             self._session,
             self._keeper,
             self._process.ports,
+            wakes,
             self._hears,
             lane=lane,
             sleeps=self._has_free_light_slot,
@@ -211,7 +208,7 @@ class Incarnation:
         return source
 
     def _hears(self) -> bool:
-        return self._listener is not None and not self._listener.deaf
+        return not self._listener.deaf
 
     def _has_free_light_slot(self) -> bool:
         jobs = self._session.table.snapshot()

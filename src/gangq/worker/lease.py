@@ -1,17 +1,17 @@
 """Keeping the lease, and acting on what the database answers.
 
-Two threads. :class:`LeaseKeeper` sends heartbeats; a call of his may hang as long as a cut line takes to be
-noticed. :class:`LeaseWatch` therefore makes no calls at all: it asks the work to stop when the lease could
-end before it is renewed. What kills work that does not stop is neither of them but a timer of the kernel (see
-:mod:`gangq.watchdogs.deadman` and the guardian), because both need the interpreter.
+Two tasks of the control loop. :class:`LeaseKeeper` sends heartbeats; such a call may hang as long as a cut
+connection takes to be noticed. :class:`LeaseWatch` therefore makes no calls at all: it asks the work to stop when
+the lease could end before it is renewed. What kills work that does not stop is neither of them but a timer of the
+kernel (see :mod:`gangq.watchdogs.deadman` and the guardian), because both need the interpreter.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import random
-import threading
-import time
 from typing import TYPE_CHECKING
 
 from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
@@ -65,11 +65,9 @@ class LeaseKeeper:
         self._session = session
         self._watching = watching
         self._epochs = epochs
-        self._now = threading.Event()
-        self._stop = threading.Event()
+        self._now = asyncio.Event()
         self._strange: dict[tuple[int, int], int] = {}
         self._claiming: list[Flag] = []
-        self._thread = threading.Thread(target=self._run, name="gangq-lease", daemon=True)
 
     def new_claiming(self) -> Flag:
         """Return a flag for one more claim loop, which raises it while an answer of ``claim`` is outstanding."""
@@ -77,33 +75,20 @@ class LeaseKeeper:
         self._claiming.append(flag)
         return flag
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
     def beat_now(self) -> None:
-        """Do not wait for the interval."""
-        self._now.set()
+        """Do not wait for the interval. From any thread."""
+        self._session.control.soon(self._now.set)
 
-    def stop(self) -> None:
-        """No more heartbeats. The thread ends when the call it is in does."""
-        self._stop.set()
-        self._now.set()
-
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Send heartbeats until the incarnation has ended or this is cancelled."""
         waits = backoff()
-        paced_at = 0.0
-        while not self._stop.is_set() and not self._session.ended.is_set():
+        while not self._session.ended.is_set():
             signs.alive()
-            # Any login may notify: orders that wait are fetched at once, but not all the time.
-            if self._stop.wait(max(0.0, paced_at - time.monotonic())):
-                return
-            paced_at = time.monotonic() + _PACE_S
             self._now.clear()
             try:
-                self.beat()
+                await self.beat()
                 if self._watching is not None:
-                    self._watching.limits.exchange()
+                    await self._watching.limits.exchange()
             except TRANSIENT as problem:
                 wait = next(waits)
                 log.warning(
@@ -120,9 +105,12 @@ class LeaseKeeper:
             else:
                 waits = backoff()
                 wait = self._session.terms.heartbeat_s * random.uniform(0.8, 1.0)
-            self._now.wait(wait)
+            # Any login may notify: orders that wait are fetched at once, but not all the time.
+            await asyncio.sleep(_PACE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._now.wait(), wait - _PACE_S)
 
-    def beat(self) -> None:
+    async def beat(self) -> None:
         """Send one heartbeat and act on the answer.
 
         Raises:
@@ -133,7 +121,7 @@ class LeaseKeeper:
         beats = [job.take_beat() for job in jobs]
         sent_at = boottime()
         try:
-            orders = self._session.client.heartbeat(
+            orders = await self._session.control.client.heartbeat(
                 incarnation=self._session.incarnation,
                 job_ids=[job.id for job in jobs],
                 tokens=[job.token for job in jobs],
@@ -158,7 +146,7 @@ class LeaseKeeper:
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
         self._strange = {} if any(flag.is_set() for flag in self._claiming) else strange
-        self._hand_back_strange()
+        await self._hand_back_strange()
 
     def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:
         if action == "lost":
@@ -168,7 +156,7 @@ class LeaseKeeper:
         elif action == "cancel":
             job.tell_stop("cancel", self._session.terms.grace_s)
 
-    def _hand_back_strange(self) -> None:
+    async def _hand_back_strange(self) -> None:
         """Claims that the database thinks we work on and we know nothing of: with no claim outstanding they
         are nobody's, and a lease renewed for ever would hold them for ever.
         """
@@ -178,11 +166,11 @@ class LeaseKeeper:
         log.error("unknown_claims", extra={"jobs": [job_id for job_id, _ in pairs]})
         for job_id, token in pairs:
             try:
-                self._session.client.release(
+                await self._session.control.client.release(
                     job_ids=[job_id], tokens=[token], reason="its worker knows nothing of this claim"
                 )
             except Busy:
-                continue  # Somebody's open transaction holds it: again after the next beat.
+                continue  # An open transaction holds it: again after the next beat.
             del self._strange[job_id, token]
 
 
@@ -191,15 +179,11 @@ class LeaseWatch:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._thread = threading.Thread(target=self._run, name="gangq-lease-watch", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread; it ends with its session."""
-        self._thread.start()
-
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Look until cancelled."""
         session = self._session
-        while not session.closing.is_set():
+        while True:
             signs.alive()
             left = session.kill_at - session.terms.grace_s - boottime()
             if left <= 0:
@@ -207,4 +191,4 @@ class LeaseWatch:
                 grace_s = max(0.0, session.kill_at - boottime())
                 session.table.each(lambda job, grace_s=grace_s: job.tell_stop("lease", grace_s))  # type: ignore[misc]
             # In slices: the wait itself stands still while the host sleeps, the lease does not.
-            session.closing.wait(min(max(left, _WATCH_S), 1.0))
+            await asyncio.sleep(min(max(left, _WATCH_S), 1.0))

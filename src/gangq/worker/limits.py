@@ -1,6 +1,6 @@
 """How long the jobs of each task may take, load and fall silent, as the database knows it.
 
-Asked for when a task's first job begins, kept, and asked for again once a minute by the lease keeper's thread. A
+Asked for when a task's first job begins, kept, and asked for again once a minute behind a heartbeat. A
 database that does not answer at once gives the defaults until it does.
 """
 
@@ -17,8 +17,8 @@ from gangq.watchdogs.trip import within
 
 if TYPE_CHECKING:
     from gangq.app import WatchOptions
-    from gangq.client import Client
-    from gangq.client.rows import Claim
+    from gangq.client.rows import Claim, WatchTerms
+    from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.limits")
 
@@ -51,10 +51,10 @@ _Key = tuple[str, str, str, bool]
 class LimitsTable:
     """The limits of every task this worker has met. Thread-safe."""
 
-    def __init__(self, client: Client, fresh_s: float = _FRESH_S) -> None:
+    def __init__(self, session: Session, fresh_s: float = _FRESH_S) -> None:
         """``fresh_s``: seconds after which a number is asked for again."""
         self._fresh_s = fresh_s
-        self._client = client
+        self._session = session
         self._lock = threading.Lock()
         self._known: dict[_Key, tuple[float, Limits]] = {}
         self._used_at: dict[_Key, float] = {}
@@ -88,15 +88,16 @@ class LimitsTable:
                 return
             self._gaps[key] = (longest_s, beats)
 
-    def exchange(self) -> None:
-        """Tell what was learned and ask anew what is older than a minute. Called now and then by a thread that
-        may wait for the database; its failures are this worker's next try, and nobody else's.
+    async def exchange(self) -> None:
+        """Tell what was learned and ask anew what is older than a minute. For the control loop, now and then. Where
+        the database does not answer, the next call tries again.
         """
+        client = self._session.control.client
         with self._lock:
             gaps = dict(self._gaps)
         for (task, device_class), (longest_s, beats) in gaps.items():
             try:
-                self._client.learn_gap(task=task, device_class=device_class, longest_s=longest_s, beats=beats)
+                await client.learn_gap(task=task, device_class=device_class, longest_s=longest_s, beats=beats)
             except InvalidInput as problem:
                 log.warning("gap_refused", extra={"task": task, "error": str(problem)})
             except GangqError as problem:
@@ -113,19 +114,21 @@ class LimitsTable:
                 self._used_at.pop(key, None)
                 self._known.pop(key, None)
             elif key in self._known and self._known[key][0] < now - self._fresh_s:
-                self._ask(key)
+                try:
+                    self._keep(key, await client.watch_terms(**_asked(key)))
+                except GangqError as problem:
+                    log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
 
     def _ask(self, key: _Key) -> Limits:
-        task, queue, device_class, with_devices = key
         try:
-            row = within(
-                _ASK_S,
-                lambda: self._client.watch_terms(task=task, device_class=device_class, queue=queue),
-                "gangq-limits",
-            )
+            row = within(_ASK_S, lambda: self._session.client.watch_terms(**_asked(key)), "gangq-limits")
         except GangqError as problem:
-            log.info("limits_unknown", extra={"task": task, "error": str(problem)})
+            log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
             row = None
+        return self._keep(key, row)
+
+    def _keep(self, key: _Key, row: WatchTerms | None) -> Limits:
+        with_devices = key[-1]
         if row is None:
             found = self._known.get(key, (0.0, _WITH_DEVICES if with_devices else Limits()))[1]
             self._known[key] = (0.0, found)
@@ -141,3 +144,8 @@ class LimitsTable:
         )
         self._known[key] = (boottime(), limits)
         return limits
+
+
+def _asked(key: _Key) -> dict[str, str]:
+    task, queue, device_class, _ = key
+    return {"task": task, "device_class": device_class, "queue": queue}

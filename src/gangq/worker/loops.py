@@ -1,10 +1,11 @@
 """The loops that claim jobs and have them run: one for the main thread's lane, one for what runs in children.
 
-The main thread may be inside a handler for hours, so the other lane has a claiming thread of its own.
+The main thread may be inside a handler for hours, so the control loop claims for the other lane.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -12,9 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gangq.client.verb import Steps
+from gangq.client.verbs import Verbs
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
-from gangq.worker.claims import ClaimSource
+from gangq.worker.claims import ClaimSource, LoopWakes, Wakes
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob
@@ -34,6 +37,8 @@ _DOUBT_S = 1.0
 _FULL_S = 1.0
 """The same, where all slots are taken, whether one has become free."""
 _FAULT_S = 1.0
+_CLAIMING_S = 0.01
+"""How long to wait for a report that claims for the same lane."""
 _DECIDED_S = 3.0
 """How long to wait for a pass that another worker runs."""
 
@@ -74,14 +79,14 @@ class Intake:
         """Whether to begin more."""
         return self.serving and not self.doubtful
 
-    def take(self, claims: ClaimSource, most: int) -> list[ActiveJob]:
+    def taking(self, claims: ClaimSource[Any], most: int) -> Steps[list[ActiveJob]]:
         """Claim up to ``most`` jobs."""
         if not self.claiming and not claims.unsure:
             claims.wait_s = _DOUBT_S
             return []
-        return self.add(claims, claims.take(most))
+        return self.add(claims, (yield from claims.taking(most)))
 
-    def add(self, claims: ClaimSource, rows: Sequence[Claim]) -> list[ActiveJob]:
+    def add(self, claims: ClaimSource[Any], rows: Sequence[Claim]) -> list[ActiveJob]:
         """What was claimed, in the job table now."""
         session = self.session
         jobs = [ActiveJob(claim) for claim in rows]
@@ -103,7 +108,7 @@ class MainLoop:
     def __init__(
         self,
         intake: Intake,
-        claims: ClaimSource,
+        claims: ClaimSource[Wakes],
         reporter: Reporter,
         dispatcher: Dispatcher,
         inline: InlineRunner,
@@ -111,10 +116,10 @@ class MainLoop:
         waiting: deque[ActiveJob],
         *,
         prefetch: int = 1,
-        once: Callable[[], bool] = bool,
+        left: NothingLeft | None = None,
     ) -> None:
-        """``waiting``: where jobs wait that are claimed and not begun, ``prefetch`` at most. ``once()``: whether the
-        worker ends when there is nothing to claim.
+        """``waiting``: where jobs wait that are claimed and not begun, ``prefetch`` at most. With ``left`` the worker
+        ends once nothing is left to claim.
         """
         self._intake = intake
         self._claims = claims
@@ -124,20 +129,21 @@ class MainLoop:
         self._signals = signals
         self._waiting = waiting
         self._prefetch = prefetch
-        self._once = once
+        self._left = left
         reporter.along = self._along
 
     def run(self) -> None:
         """Claim and run until the worker stops."""
         intake, claims, waiting = self._intake, self._claims, self._waiting
+        execute = intake.session.client.execute
         while intake.serving:
             signs.alive()
-            claims.pace()
-            jobs = intake.take(claims, self._prefetch)
+            claims.paced(claims.wakes.wait_kept(claims.pace_s))
+            jobs = execute(intake.taking(claims, self._prefetch))
             if not jobs:
-                if not claims.unsure and not intake.doubtful and self._once():
+                if not claims.unsure and not intake.doubtful and self._left and execute(self._left.look()):
                     return
-                claims.wait()
+                claims.wakes.wait(claims.wait_s)
                 continue
             waiting.extend(jobs)
             self._run_waiting()
@@ -159,7 +165,7 @@ class MainLoop:
     def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         if not self._intake.claiming:
             return None
-        answer = self._claims.take_along(finished, self._prefetch)
+        answer = self._intake.session.client.execute(self._claims.taking_along(finished, self._prefetch))
         if answer is None:
             return None
         self._waiting.extend(self._intake.add(self._claims, answer[1]))
@@ -167,20 +173,22 @@ class MainLoop:
 
 
 class ChildLoop:
-    """Claims for the lanes whose jobs run in child processes, and has a thread for each job that runs."""
+    """Claims for the lanes whose jobs run in child processes, and has a thread for each job that runs. A task of the
+    control loop.
+    """
 
     def __init__(
         self,
         intake: Intake,
-        claims: ClaimSource,
+        claims: ClaimSource[LoopWakes],
         reporter: Reporter,
         dispatcher: Dispatcher,
         slots: int,
         *,
-        once: Callable[[], bool] = bool,
+        left: NothingLeft | None = None,
         found_nothing: Callable[[], object] = lambda: None,
     ) -> None:
-        """``slots``: how many jobs at once. ``once()``: whether the worker ends when there is nothing to claim;
+        """``slots``: how many jobs at once. ``left``: the worker ends once nothing is left to claim;
         ``found_nothing()`` is called whenever it becomes :attr:`idle`.
         """
         self._intake = intake
@@ -188,59 +196,62 @@ class ChildLoop:
         self._reporter = reporter
         self._dispatcher = dispatcher
         self._slots = slots
-        self._once = once
+        self._left = left
         self._found_nothing = found_nothing
         self._claiming = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run_until_stopped, name="gangq-claims", daemon=True)
+        """Held while this lane is claimed for. Nobody waits for it."""
+        self._stopping = False
         self._asked = 0
         """How often it was told to look again."""
         self._idle_since: int | None = None
         """Nothing runs here, and a claim that began after it had been told so often found nothing."""
 
-    def start(self) -> None:
-        """Run the loop in a thread."""
-        self._thread.start()
-
     def stop(self) -> None:
-        """End the loop in the thread. What it has claimed is in the job table."""
-        self._stop.set()
-        self._claims.woken.set()
-        self._thread.join()
+        """Have :meth:`run` return. What it has claimed is in the job table then."""
+        self._stopping = True
+        self._claims.wakes.set()
 
-    def _run_until_stopped(self) -> None:
-        while not self._stop.is_set() and self._intake.serving:
+    async def run(self) -> None:
+        """Claim and start jobs until the worker stops."""
+        while self._intake.serving and not self._stopping:
             try:
-                self.run()
+                if await self._turn():
+                    return
             except Exception:
                 # The main thread may be inside a handler for hours: what goes wrong here must not end this lane.
                 log.exception("claims_fault")
-                self._stop.wait(_FAULT_S)
+                await asyncio.sleep(_FAULT_S)
 
-    def run(self) -> None:
-        """Claim and start jobs until the worker stops."""
-        claims = self._claims
-        while self._intake.serving:
-            signs.alive()
-            claims.pace()
-            if self._stop.is_set():
-                return
-            asked, self._idle_since = self._asked, None
-            with self._claiming:
-                free = self._free
-                jobs = self._intake.take(claims, free) if free > 0 else []
-            if free <= 0:
-                claims.woken.wait(_FULL_S)
-                continue
-            for job in jobs:
-                self._begin(job)
-            if not jobs:
-                if free == self._slots and not claims.unsure and not self._intake.doubtful:
-                    self._idle_since = asked
-                    if self._once():
-                        return
-                    self._found_nothing()
-                claims.wait()
+    async def _turn(self) -> bool:
+        """Claim once, start what was claimed, wait for more. True: nothing is left."""
+        claims, intake = self._claims, self._intake
+        signs.alive()
+        claims.paced(await claims.wakes.wait_kept(claims.pace_s))
+        if self._stopping:
+            return False
+        free = self._free
+        if free <= 0:
+            await claims.wakes.wait(_FULL_S)
+            return False
+        if not self._claiming.acquire(blocking=False):
+            await asyncio.sleep(_CLAIMING_S)
+            return False
+        execute = intake.session.control.client.execute
+        asked, self._idle_since = self._asked, None
+        try:
+            jobs = await execute(intake.taking(claims, self._free))
+        finally:
+            self._claiming.release()
+        for job in jobs:
+            self._begin(job)
+        if not jobs:
+            if free == self._slots and not claims.unsure and not intake.doubtful:
+                self._idle_since = asked
+                if self._left is not None and await execute(self._left.look()):
+                    return True
+                self._found_nothing()
+            await claims.wakes.wait(claims.wait_s)
+        return False
 
     @property
     def idle(self) -> bool:
@@ -250,7 +261,7 @@ class ChildLoop:
     def look_again(self) -> None:
         """Claim now, and only then be idle again."""
         self._asked += 1
-        self._claims.woken.set()
+        self._claims.wakes.set()
 
     @property
     def _free(self) -> int:
@@ -269,18 +280,19 @@ class ChildLoop:
         try:
             self._dispatcher.run(job, None, self._done)
         finally:
-            self._claims.woken.set()
+            self._claims.wakes.set()
 
     def _done(self, job: ActiveJob, result: Any) -> None:
         self._reporter.done_in_child(job, result, self._along)
 
     def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         # While this lane is being claimed for, which may take a while, the report goes out alone.
-        if not self._intake.claiming or self._stop.is_set() or not self._claiming.acquire(blocking=False):
+        if not self._intake.claiming or self._stopping or not self._claiming.acquire(blocking=False):
             return None
         try:
             free = self._free + len(finished)
-            answer = self._claims.take_along(finished, free) if free > 0 else None
+            along = self._claims.taking_along(finished, free)
+            answer = self._intake.session.client.execute(along) if free > 0 else None
             jobs = () if answer is None else self._intake.add(self._claims, answer[1])
         finally:
             self._claiming.release()
@@ -300,8 +312,8 @@ class NothingLeft:
         self.children: ChildLoop | None = None
         """The loop of the other lane."""
 
-    def __call__(self) -> bool:
-        """Ask when a claim has found nothing. True once both lanes have looked in vain since the last job ended, and
+    def look(self) -> Steps[bool]:
+        """For when a claim has found nothing. True once both lanes have looked in vain since the last job ended, and
         a pass has run since.
         """
         intake = self._intake
@@ -313,7 +325,7 @@ class NothingLeft:
             return False
         if self._looked_at == taken:
             return idle
-        if self._placed and not self._decided():
+        if self._placed and not (yield from self._decided()):
             return False
         self._looked_at = taken
         if self.children is not None:
@@ -321,13 +333,13 @@ class NothingLeft:
         intake.session.wake()
         return False
 
-    def _decided(self) -> bool:
+    def _decided(self) -> Steps[bool]:
         """Whether a tick has found nothing that waits to be placed, or has decided on it."""
         session, turn = self._intake.session, None
         until = time.monotonic() + _DECIDED_S
         while time.monotonic() < until and self._intake.serving:
             try:
-                report = session.client.tick(force=True, turn=turn)
+                report = yield Verbs.tick(force=True, turn=turn)
             except GangqError as problem:
                 log.info("tick_failed", extra={"error": str(problem)})
                 return False
@@ -336,5 +348,5 @@ class NothingLeft:
             if report.ran and not report.again and (report.decide or wait_s >= session.terms.tick_s):
                 return True
             turn = report.next_turn
-            time.sleep(min(wait_s, _DECIDED_S))
+            yield min(wait_s, _DECIDED_S)
         return False

@@ -1,10 +1,10 @@
 """A worker: registers, claims, runs, keeps its lease, and stops as asked.
 
-The main thread claims and runs the handlers of one lane, because a handler may need it (signals, GUI toolkits, CUDA).
-What the other lane runs is in child processes, and a thread claims for it. Beside these run daemon threads with one
-duty each: the lease, the listener, the tick, results, the socket, the drain. An incarnation is a
-:class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that nothing of it runs any
-more and registers anew.
+The main thread claims and runs the handlers of one lane, because a handler may need it (signals, GUI toolkits,
+CUDA). What the other lane runs is in child processes, and a thread claims for it. All else (the lease, the
+listener, the tick, the socket, the drain) is done by the control loop (:mod:`gangq.worker.control`). An incarnation
+is a :class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that nothing of it runs
+any more and registers anew.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import fitness, host_record
 from gangq.worker.child_main import app_target
+from gangq.worker.connections import MainClient
+from gangq.worker.control import Control
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.forks import ForkGuard
@@ -48,7 +50,6 @@ from gangq.worker.signals import SignalWatch
 log = logging.getLogger("gangq.worker")
 
 _SOCKET_PATH_MAX = 100
-_JOIN_S = 2.0
 _CONNECTION_S = 3.0
 _ANSWER_S = 30.0
 """How long an answer may take until the worker has registered."""
@@ -69,11 +70,11 @@ class Worker:
         """``target`` (``module:app``) is where child processes find the app [searched for when needed]."""
         self.app = app
         self.options = options.resolved()
-        self.client = client
+        self._control = Control(client)
         self._target = target
         self._environ = dict(os.environ) if environ is None else dict(environ)
         self._drain = Drain(self.options.drain_timeout_s)
-        self._signals = SignalWatch(self.stop)
+        self._signals = SignalWatch(self._control, self.stop)
         self._deadman: Deadman | None = None
         self._liveness = Liveness.of_environment(dump_file=_stderr())
         # Not imported for this: most workers have no private server.
@@ -83,6 +84,10 @@ class Worker:
         self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
         self.lanes = choose(self.options, len(self._detection.devices), app is not None, self._unreachable)
         """How many jobs run at once, and where."""
+        self.client = client
+        if self.options.connections == 1 or self.lanes.main is None:
+            client.close()
+            self.client = self._control.for_threads
         self._ports = PortHolder(min(self.lanes.slots, 16))
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
@@ -130,6 +135,7 @@ class Worker:
         devices = self._detection.devices if self.lanes.main == "placed" else ()
         shown = self._detection.visible_env(devices, environ=self._environ)
         former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
+        self._control.start()
         if in_main:
             self._signals.install()
         if self.lanes.main is not None:
@@ -157,6 +163,7 @@ class Worker:
             self._ports.close()
             if in_main:
                 self._signals.stop()
+            self._control.stop()
             shutil.rmtree(directory, ignore_errors=True)
             private.reopen(closed)
             if self._forks is not None:
@@ -178,6 +185,7 @@ class Worker:
             sampler=self._sampler,
             ports=self._ports,
             drain=self._drain,
+            control=self._control,
             signals=self._signals,
             liveness=self._liveness,
             surroundings=surroundings,
@@ -202,7 +210,7 @@ class Worker:
                 dsn=self.client.target.conninfo,
                 lease_s=session.terms.lease_s,
             )
-            self.client.timeout_s = session.terms.answer_s
+            self.client.timeout_s = self._control.timeout_s = session.terms.answer_s
             incarnation = Incarnation(process, session)
             with incarnation.running():
                 incarnation.serve()
@@ -230,6 +238,7 @@ class Worker:
             try:
                 return register(
                     self.client,
+                    self._control,
                     self.options,
                     lanes=self.lanes,
                     tasks=self.tasks,
@@ -326,11 +335,8 @@ def run_worker(
 
             conninfo = resolve_dsn(conninfo)
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
-        client = Client(
+        client = MainClient(
             conninfo,
-            # Its calls take turns: each is short, and a fleet of thousands needs as many connections as it has
-            # workers, twice that with those that listen.
-            max_size=1,
             timeout_s=_ANSWER_S,
             connect_s=_CONNECTION_S,
             application_name=f"gangq worker {chosen.name}"[:63],

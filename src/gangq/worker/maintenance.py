@@ -1,14 +1,15 @@
-"""Offering to run the tick.
+"""Offering to run the tick and the decision.
 
-Nobody is *the* scheduler: every worker has this thread, and the database lets one at a time do the work. It
-runs beside handlers, on the connection that claims and heartbeats use too, for one bounded call at a time.
+Nobody is *the* scheduler: every worker offers, and the database lets one at a time do the work, one bounded call
+after another.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import random
-import threading
 import time
 
 from gangq.errors import GangqError
@@ -25,44 +26,32 @@ _BUSY_MOST_S = 0.5
 
 
 class Maintenance:
-    """Runs the tick when notified, and on a jittered interval behind that."""
+    """Runs the tick when notified, and on a jittered interval behind that. A task of the control loop."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._asked = threading.Event()
-        self._stop = threading.Event()
+        self._asked = asyncio.Event()
         self._turn: int | None = None
         self._forced = False
         self._busy = backoff(PACE_S, _BUSY_MOST_S)
-        self._thread = threading.Thread(target=self._run, name="gangq-tick", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def ask(self) -> None:
-        """Something happened that a tick should look at."""
+        """Something happened that a tick should look at. For the control loop."""
         self._asked.set()
 
-    def stop(self) -> None:
-        """No more ticks. The thread ends when the call it is in does."""
-        self._stop.set()
-        self._asked.set()
-
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Tick until cancelled."""
         waits = backoff()
         wait = random.uniform(0.0, 0.1)
-        paced_at = 0.0
-        while not self._stop.is_set():
-            self._asked.wait(wait)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), wait)
             signs.alive()
-            if self._stop.wait(max(0.0, paced_at - time.monotonic())):
-                return
-            paced_at = time.monotonic() + PACE_S
+            began_at = time.monotonic()
             asked = self._asked.is_set()
             self._asked.clear()
             try:
-                wait = self._tick(asked)
+                wait = await self._tick(asked)
                 waits = backoff()
             except TRANSIENT as problem:
                 wait = next(waits)
@@ -73,13 +62,14 @@ class Maintenance:
             except Exception:
                 wait = next(waits)
                 log.exception("tick_fault")
+            await asyncio.sleep(began_at + PACE_S - time.monotonic())
 
-    def _tick(self, asked: bool) -> float:
+    async def _tick(self, asked: bool) -> float:
         """One call; returns how long to wait for the next."""
         # The run that was waited for may have begun before what is asked now: then another one has to.
         turn = None if asked else self._turn
         force = asked or self._forced
-        row = self._session.client.tick(force=force, turn=turn)
+        row = await self._session.control.client.tick(force=force, turn=turn)
         self._turn, self._forced = row.next_turn, force and row.next_turn is not None
         if self._turn is not None:
             return next(self._busy)

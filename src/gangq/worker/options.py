@@ -32,9 +32,9 @@ class WorkerOptions:
     use]; ``address`` [the host's name where that resolves] is where members of a gang reach this host; ``taints``
     (``key`` or ``key=value``) keep off every job that does not tolerate them; ``lease_s`` [the installation's] is
     its lease;
-    ``connections`` [2] is how many to the database it has: one for its calls, which take turns, and one that only
-    listens. With 1 it does not listen, but asks: for work once a second, for orders (cancel, preempt) with its
-    heartbeats. A watchdog that trips opens its own, only then;
+    ``connections`` [2] is how many to the database it has: one for claims and reports of the main thread, if that has
+    a lane, and one for all else. With 1 the main thread shares that one, and its short jobs take longer. A watchdog
+    that trips opens its own, only then;
     ``drain_timeout_s`` [0] is how long running jobs may go on when the worker is told to stop, before they
     are told to stop too; ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when
     nothing is left to claim.
@@ -79,7 +79,7 @@ class WorkerOptions:
             )
         if self.connections not in (1, 2):
             raise InvalidInput(
-                f"connections is {self.connections}: 2 (one of them listens), or 1 (then it polls once a second)"
+                f"connections is {self.connections}: 2 (one of them for the main thread), or 1 for everything"
             )
         if self.drain_timeout_s < 0:
             raise InvalidInput(f"drain_timeout_s is {self.drain_timeout_s}: seconds are not negative")

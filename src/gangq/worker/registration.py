@@ -30,6 +30,7 @@ from gangq.worker.whereabouts import whereabouts
 if TYPE_CHECKING:
     from gangq.client import Client
     from gangq.client.rows import Registration
+    from gangq.worker.control import Control
 
 log = logging.getLogger("gangq.worker.registration")
 
@@ -40,6 +41,7 @@ _ASK_AGAIN_S = 30.0
 
 def register(
     client: Client,
+    control: Control,
     options: WorkerOptions,
     *,
     lanes: Lanes,
@@ -123,6 +125,7 @@ def register(
         directory=directory,
         cgroups=cgroups,
         sent_at=sent_at,
+        control=control,
     )
 
 

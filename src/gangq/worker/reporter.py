@@ -67,8 +67,8 @@ Along = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
 class Reporter:
     """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken.
 
-    Jobs of one claim that are done in quick succession are reported together, with the next claim. A thread reports
-    those that wait for a slow one, within 20 ms.
+    Jobs of one claim that are done in quick succession are reported together, with the next claim. A thread, started
+    by the first that has to wait for another, reports those that wait for a slow one, within 20 ms.
     """
 
     def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
@@ -83,13 +83,9 @@ class Reporter:
         """How many batches have been sent."""
         self._called = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
+        self._thread: threading.Thread | None = None
         self.along: Along | None = None
         """How to report what is done together with the next claim, which saves a round trip and a commit."""
-
-    def start(self) -> None:
-        """Start the thread that flushes results of a batch while its next job runs."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Flush no more by itself."""
@@ -109,6 +105,9 @@ class Reporter:
             self._flush(self.along)
         elif not self._called.is_set():
             self._called.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
+                self._thread.start()
 
     def done_in_child(self, job: ActiveJob, result: Any, along: Along | None) -> None:
         """A job that ran beside the main thread is done. For the thread that ran it; waits for the answer."""

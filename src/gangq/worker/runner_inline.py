@@ -146,7 +146,10 @@ class InlineWork:
         with self._lock:
             if not self._active:
                 return
-        self._exit(ExitCode.LOST, reason, self._job)
+        # Not in this thread: it may be the control loop's, through which the exit hands back what has not begun.
+        threading.Thread(
+            target=self._exit, args=(ExitCode.LOST, reason, self._job), name="gangq-exit", daemon=True
+        ).start()
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """The lease was renewed."""

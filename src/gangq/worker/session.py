@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -15,6 +16,7 @@ from gangq.worker.jobs import JobTable
 if TYPE_CHECKING:
     from gangq.client import Client
     from gangq.client.rows import Registration
+    from gangq.worker.control import Control
 
 log = logging.getLogger("gangq.worker.session")
 
@@ -84,9 +86,13 @@ class Session:
         mark: str,
         directory: Path,
         sent_at: float,
+        control: Control,
         cgroups: str | None = None,
     ) -> None:
-        self.client = client
+        """``client`` is for the thread that makes this session; the calls of all others go through ``control``."""
+        self._client = client
+        self._owner = threading.get_ident()
+        self.control = control
         self.terms = terms
         self.name = name
         self.host = host
@@ -106,9 +112,14 @@ class Session:
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()
-        self._loops: list[threading.Event] = []
+        self._loops: list[Callable[[], object]] = []
         self._notes: set[str] = set()
         self._kill_at = sent_at + terms.lease_s - terms.margin_s
+
+    @property
+    def client(self) -> Client:
+        """What this thread calls the database with. Not for the control loop, which has :attr:`Control.client`."""
+        return self._client if threading.get_ident() == self._owner else self.control.for_threads
 
     @property
     def incarnation(self) -> int:
@@ -171,13 +182,11 @@ class Session:
         self.table.each(lambda job: job.lose(why))
         self.wake()
 
-    def new_wake_up(self) -> threading.Event:
-        """Return an event for one more claim loop, which :meth:`wake` sets."""
-        event = threading.Event()
-        self._loops.append(event)
-        return event
+    def on_wake(self, look: Callable[[], object]) -> None:
+        """``look()`` has one more claim loop look; it is called in any thread."""
+        self._loops.append(look)
 
     def wake(self) -> None:
         """There may be something to claim, or a slot has become free: every claim loop looks."""
-        for event in self._loops:
-            event.set()
+        for look in self._loops:
+            look()

@@ -1,10 +1,10 @@
 """SIGTERM and SIGINT, noticed even while the main thread is deep inside a library.
 
-A handler runs in the main thread, and Python runs its signal handlers there too: during a long call into C
-they would come too late. The C half of Python's signal handling writes to a pipe at once, whatever the main
-thread does, and a thread reads it. A handler that uses ``asyncio`` may redirect that pipe, so the Python half
-reports as well. Both are counted apart, because the second report of one signal may come long after the first
-(when the library call returns), and a second SIGTERM means something else than the first.
+A handler runs in the main thread, and Python runs its signal handlers there too: during a long call into C they
+would come too late. The C half of Python's signal handling writes to a pipe at once, whatever the main thread does,
+and the control loop reads it. A handler that uses ``asyncio`` may redirect that pipe, so the Python half reports as
+well. Both are counted apart, because the second report of one signal may come long after the first (when the
+library call returns), and a second SIGTERM means something else than the first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from gangq.worker.control import Control
 
 log = logging.getLogger("gangq.worker.signals")
 
@@ -30,10 +31,13 @@ _FROM_PYTHON = 0x80
 
 
 class SignalWatch:
-    """Calls ``on_stop()`` from its own thread for every SIGTERM or SIGINT."""
+    """Calls ``on_stop()`` in the control loop for every SIGTERM or SIGINT."""
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
+    def __init__(self, control: Control, on_stop: Callable[[], None]) -> None:
+        self._control = control
         self._on_stop = on_stop
+        self._counts = {False: 0, True: 0}
+        self._heard = 0
         self._pid = os.getpid()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -41,7 +45,6 @@ class SignalWatch:
         self._former_fd = -1
         # The bound method is made once: whether it is still the one installed is then a question of identity.
         self._installed = self._handler
-        self._thread = threading.Thread(target=self._run, name="gangq-signals", daemon=True)
 
     def install(self) -> None:
         """Take over the signals; in any other thread than the main one Python allows nothing of the kind."""
@@ -50,7 +53,7 @@ class SignalWatch:
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         # What a handler forks is not a worker: there, these signals mean what they always mean.
         os.register_at_fork(after_in_child=self._forked)
-        self._thread.start()
+        self._control.watch(self._read, self._arrived)
 
     def renew(self) -> None:
         """Take the signals and the pipe back from whatever ran in the main thread: frameworks install handlers
@@ -74,8 +77,9 @@ class SignalWatch:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
+        self._control.unwatch(self._read)
         os.close(self._write)
-        self._thread.join(5)
+        os.close(self._read)
 
     def _handler(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -90,15 +94,11 @@ class SignalWatch:
         for number in _WATCHED:
             signal.signal(number, signal.SIG_DFL)
 
-    def _run(self) -> None:
-        counts = {False: 0, True: 0}
-        heard = 0
-        while data := os.read(self._read, 64):
-            for byte in data:
-                if byte & ~_FROM_PYTHON in _WATCHED:
-                    counts[bool(byte & _FROM_PYTHON)] += 1
-            while heard < max(counts.values()):
-                heard += 1
-                log.info("signal", extra={"nth": heard})
-                self._on_stop()
-        os.close(self._read)
+    def _arrived(self) -> None:
+        for byte in os.read(self._read, 64):
+            if byte & ~_FROM_PYTHON in _WATCHED:
+                self._counts[bool(byte & _FROM_PYTHON)] += 1
+        while self._heard < max(self._counts.values()):
+            self._heard += 1
+            log.info("signal", extra={"nth": self._heard})
+            self._on_stop()

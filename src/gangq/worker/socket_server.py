@@ -1,19 +1,16 @@
 """The worker's side of ``GANGQ_SOCKET``: what a command may ask, and nothing more.
 
-A Unix socket in the worker's own 0700 directory. Each job has a random key; a request is about the job whose
-key it carries and can be about no other. A thread per connection, because an answer may have to wait for the
-database; a job that opens connections by the hundred is cut off alone.
+A Unix socket in the worker's own 0700 directory. Each job has a random key; a request is about the job whose key it
+carries and can be about no other. A job that opens connections by the hundred is cut off alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-import contextlib
 import json
 import logging
-import socket
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -35,8 +32,12 @@ _PER_JOB = 64
 _WITHOUT_KEY = 64
 """Connections that have not shown a key yet; for one more, the oldest of them is cut."""
 _FIRST_WORD_S = 2.0
-_PAUSE_S = 0.1
+_BACKLOG = 64
 _LINE_SLACK = 1 << 20
+_SMALL = 64 << 10
+"""A request of at most so many bytes is read in the control loop."""
+_SLOW = frozenset({"checkpoint", "load_checkpoint", "save_checkpoint", "submit"})
+"""Requests whose answer has to wait for the database."""
 
 
 class SocketServer:
@@ -47,12 +48,8 @@ class SocketServer:
         self.path = path
         self._facts: dict[int, dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
-        self._lock = threading.Lock()
-        self._without_key: dict[socket.socket, None] = {}
-        self._fewer = threading.Condition(self._lock)
-        self._closed = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._accept, name="gangq-socket", daemon=True)
+        self._without_key: dict[asyncio.StreamWriter, None] = {}
+        self._server: asyncio.Server | None = None
         self._ops: dict[str, Callable[[ActiveJob, dict[str, Any]], dict[str, Any]]] = {
             "beat": self._beat,
             "checkpoint": self._checkpoint,
@@ -66,33 +63,29 @@ class SocketServer:
             "submit": self._submit,
         }
 
-    def start(self) -> None:
-        """Listen from now on.
+    async def start(self) -> None:
+        """Listen from now on. For the control loop.
 
         Raises:
             OSError: the path is too long (about 100 bytes) or cannot be made.
         """
-        self._listener.bind(str(self.path))
-        self._listener.listen(128)
-        self._thread.start()
+        self._server = await asyncio.start_unix_server(
+            self._serve, str(self.path), limit=self._request_bytes, backlog=_BACKLOG
+        )
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stop listening; open connections end with their processes."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        if self._server is not None:
+            self._server.close()
         self.path.unlink(missing_ok=True)
 
     def announce(self, job: ActiveJob, facts: dict[str, Any]) -> None:
-        """What ``describe`` answers this job's processes."""
-        with self._lock:
-            self._facts[job.token] = facts
+        """What ``describe`` answers this job's processes. From any thread, as :meth:`withdraw`."""
+        self._facts[job.token] = facts
 
     def withdraw(self, job: ActiveJob) -> None:
         """The job has ended."""
-        with self._lock:
-            self._facts.pop(job.token, None)
+        self._facts.pop(job.token, None)
 
     @property
     def _request_bytes(self) -> int:
@@ -100,84 +93,87 @@ class SocketServer:
 
     # -- connections -----------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as problem:
-                # No descriptor left, most likely. Others come free, and jobs that beat must not find a deaf worker.
-                if not self._closed.wait(_PAUSE_S):
-                    log.warning("socket_not_accepted", extra={"error": str(problem)})
-                continue
-            with self._fewer:
-                self._without_key[connection] = None
-                while len(self._without_key) > _WITHOUT_KEY and not self._closed.is_set():
-                    with contextlib.suppress(OSError):
-                        next(iter(self._without_key)).shutdown(socket.SHUT_RDWR)
-                    self._fewer.wait(_PAUSE_S)
-            try:
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="gangq-socket-client", daemon=True
-                ).start()
-            except RuntimeError as problem:  # No thread left.
-                log.warning("socket_not_served", extra={"error": str(problem)})
-                connection.close()
-                self._known(connection)
-
-    def _known(self, connection: socket.socket) -> None:
-        """It has shown a key, or is closed."""
-        with self._fewer:
-            if connection in self._without_key:
-                del self._without_key[connection]
-                self._fewer.notify()
-
-    def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         counted: ActiveJob | None = None
+        self._without_key[writer] = None
+        if len(self._without_key) > _WITHOUT_KEY:
+            oldest = next(iter(self._without_key))
+            del self._without_key[oldest]
+            oldest.transport.abort()
         try:
-            with connection, connection.makefile("rb") as lines:
-                connection.settimeout(_FIRST_WORD_S)
-                most = self._request_bytes
-                while line := lines.readline(most):
-                    job, answer = self._answer(line, most)
-                    if job is not None and counted is None:
-                        with self._lock:
-                            if self._open[job.token] >= _PER_JOB:
-                                log.warning("socket_crowded", extra=job.extra)
-                                return
-                            self._open[job.token] += 1
-                        counted = job
-                        self._known(connection)
-                        connection.settimeout(None)
-                    connection.sendall(json.dumps(answer).encode() + b"\n")
-                    if job is None:
+            first: float | None = _FIRST_WORD_S
+            while True:
+                async with asyncio.timeout(first):
+                    line = await self._line(reader)
+                if line == b"":
+                    return
+                job, answer = await self._answer(line)
+                if job is not None and counted is None:
+                    if self._open[job.token] >= _PER_JOB:
+                        log.warning("socket_crowded", extra=job.extra)
                         return
-        except OSError:
+                    self._open[job.token] += 1
+                    counted, first = job, None
+                    self._without_key.pop(writer, None)
+                writer.write(answer)
+                await writer.drain()
+                if job is None:
+                    return
+        except (OSError, TimeoutError):
             return
         finally:
-            self._known(connection)
+            self._without_key.pop(writer, None)
             if counted is not None:
-                with self._lock:
-                    self._open[counted.token] -= 1
-                    if not self._open[counted.token]:
-                        del self._open[counted.token]
+                self._open[counted.token] -= 1
+                if not self._open[counted.token]:
+                    del self._open[counted.token]
+            writer.close()
 
-    def _answer(self, line: bytes, most: int) -> tuple[ActiveJob | None, dict[str, Any]]:
+    @staticmethod
+    async def _line(reader: asyncio.StreamReader) -> bytes | None:
+        """The next request; empty at the end, None where it is longer than any may be."""
         try:
-            request: dict[str, Any] = json.loads(line if len(line) < most else b"")
-            key, op = request["key"], request["op"]
+            return await reader.readuntil()
+        except asyncio.IncompleteReadError as end:
+            return end.partial
+        except asyncio.LimitOverrunError:
+            return None
+
+    async def _answer(self, line: bytes | None) -> tuple[ActiveJob | None, bytes]:
+        """Whose request it is, and the answer to it."""
+        small = line is None or len(line) <= _SMALL
+        job, request = self._read(line) if small else await asyncio.to_thread(self._read, line)
+        if job is None:
+            return None, _encoded(request)
+        op = request["op"]
+        if not small or (isinstance(op, str) and op in _SLOW):
+            return job, await asyncio.to_thread(self._carry_out, job, request)
+        return job, self._carry_out(job, request)
+
+    def _read(self, line: bytes | None) -> tuple[ActiveJob | None, dict[str, Any]]:
+        """Whose request it is and what it says; or nobody's, and a refusal."""
+        try:
+            request: dict[str, Any] = json.loads(line or b"")
+            key, _ = request["key"], request["op"]
             job = self._session.table.by_key(str(key))
         except (ValueError, TypeError, KeyError, RecursionError):
-            return None, _refusal(InvalidInput(f"not a request of at most {most} bytes: {line[:100]!r}"))
+            said, most = (line or b"")[:100], self._request_bytes
+            return None, _refusal(InvalidInput(f"not a request of at most {most} bytes: {said!r}"))
         if job is None:
             return None, _refusal(GangqError("no running job of this worker has that key: its claim is over"))
+        return job, request
+
+    def _carry_out(self, job: ActiveJob, request: dict[str, Any]) -> bytes:
+        op = request["op"]
         try:
             if op not in self._ops:
                 raise InvalidInput(f"unknown request {op!r}; known: {', '.join(sorted(self._ops))}")
-            return job, {"ok": True, **self._ops[op](job, request)}
+            answer = {"ok": True, **self._ops[op](job, request)}
         except GangqError as problem:
-            return job, _refusal(problem)
+            answer = _refusal(problem)
         except (KeyError, TypeError, ValueError) as problem:
-            return job, _refusal(InvalidInput(f"request {op!r} is incomplete or malformed: {problem!r}"))
+            answer = _refusal(InvalidInput(f"request {op!r} is incomplete or malformed: {problem!r}"))
+        return _encoded(answer)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -197,8 +193,7 @@ class SocketServer:
         return {}
 
     def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            told = dict(self._facts[job.token])
+        told = dict(self._facts[job.token])
         return {**told, **self._gang(job, _request), "request_bytes": self._request_bytes}
 
     def _gang(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
@@ -268,6 +263,10 @@ def _error(said: object) -> dict[str, Any]:
     error = {key: clean(value) if isinstance(value, str) else value for key, value in said.items()}
     dumps(error, "the error")
     return error
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"
 
 
 def _refusal(problem: GangqError) -> dict[str, Any]:

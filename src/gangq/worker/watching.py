@@ -57,7 +57,7 @@ class Watching:
     def __init__(self, session: Session, detection: Detection, sampler: DeviceSampler) -> None:
         self.session = session
         self.sampler = sampler
-        self.limits = LimitsTable(session.client)
+        self.limits = LimitsTable(session)
         self.calibration = Calibration()
         self._models = {device.uuid: device.model for device in detection.devices}
         self._readings_at = 0.0
