@@ -45,7 +45,7 @@ def test_the_version_is_printed_without_starting_anything(tmp_path: Path) -> Non
     assert not (tmp_path / "pg").exists()
 
 
-def test_the_command_line_loads_neither_workers_nor_rich_before_it_needs_them() -> None:
+def test_the_command_line_loads_no_workers_before_it_needs_them() -> None:
     code = "import sys, gangq.cli; print([m for m in sys.modules if m.split('.')[0] in ('rich', 'pynvml')"
     code += " or m.startswith(('gangq.worker', 'gangq.gpu', 'gangq.watchdogs'))])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -379,7 +379,7 @@ def test_a_reader_that_leaves_early_is_no_error(dsn: str, client: Client) -> Non
         assert process.stderr.read() == b""
 
 
-def test_a_terminal_gets_a_drawn_table_and_a_pipe_aligned_text(dsn: str) -> None:
+def test_a_terminal_gets_colours_and_a_pipe_none(dsn: str) -> None:
     ok(dsn, "submit", "[red]not markup[/red]")
     plain = ok(dsn, "ls").splitlines()
     assert plain[0].startswith("ID  STATE    TASK")
@@ -387,7 +387,8 @@ def test_a_terminal_gets_a_drawn_table_and_a_pipe_aligned_text(dsn: str) -> None
     assert "\x1b" not in "".join(plain)
     coloured = _on_a_terminal(dsn, "ls")
     assert "[red]not markup[/red]" in coloured
-    assert "─" in coloured
+    assert "\x1b[1mSTATE" in coloured
+    assert "\x1b" not in _on_a_terminal(dsn, "ls", NO_COLOR="1")
     assert "\x1b[31m" not in _on_a_terminal(dsn, "explain", "1", NO_COLOR="1")
     assert "\x1b[31m" in _on_a_terminal(dsn, "explain", "1")
 

@@ -21,8 +21,8 @@ from psycopg.conninfo import make_conninfo
 
 from gangq import schema
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.output import Column
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column
 from gangq.client import Client, core
 from gangq.errors import GangqError, NotAllowed
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from gangq.cli import output
-from gangq.cli.output import Column
 from gangq.cli.parsing import from_json, read_file
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column
 from gangq.client.encoding import counted
 from gangq.placement.board import Board
 from gangq.placement.decide import decide as decide_on
@@ -125,9 +125,9 @@ _COLUMNS = [
     Column("ask", lambda r: r.ask),
     Column("action", lambda r: r.action),
     Column("where", lambda r: " ".join(f"{worker}:{members}" for worker, members in r.where.items())),
-    Column("stops", lambda r: " ".join(r.stop)),
+    Column("stops", lambda r: " ".join(r.stop), rank=2),
     Column("why", lambda r: r.why),
-    Column("what would help", lambda r: r.unblocks),
+    Column("what would help", lambda r: r.unblocks, rank=1),
 ]
 
 

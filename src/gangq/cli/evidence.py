@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gangq.cli import output
-from gangq.cli.output import Column
+from gangq.cli.tables import Column, table
 from gangq.client.rows import EventRow, EvidenceRow
 
 KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
@@ -74,14 +74,14 @@ def history(events: Sequence[EventRow], seen: Sequence[EvidenceRow] | None) -> l
     columns = [
         Column("at", lambda e: output.instant(e.at)),
         Column("what", lambda e: e.kind, state=True),
-        Column("class", lambda e: _of(e, "class")),
-        Column("code", lambda e: _of(e, "code"), right=True),
+        Column("class", lambda e: _of(e, "class"), rank=2),
+        Column("code", lambda e: _of(e, "code"), right=True, rank=2),
         Column("worker", lambda e: e.worker),
-        Column("host", lambda e: _of(e, "host")),
-        Column("outcome", lambda e: _of(e, "outcome")),
+        Column("host", lambda e: _of(e, "host"), rank=3),
+        Column("outcome", lambda e: _of(e, "outcome"), rank=1),
         Column("reason", lambda e: said(e, evidence.get((e.at, e.kind)))),
     ]
-    output.table(found, columns)
+    table(found, columns)
     decided = [event for event in found if event.kind in _CONVICT]
     return decided[::-1] or [event for event in found if event.kind == "suspect"][-1:]
 
@@ -186,7 +186,7 @@ def _table(found: Sequence[Any]) -> None:
         return "?" if value is None else _value(name, value)
 
     columns = [_column(name, found, cell) for name in names]
-    output.table(found, columns)
+    table(found, columns)
 
 
 def _column(

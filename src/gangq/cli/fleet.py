@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from gangq.cli import queries
-from gangq.cli.output import Column, known, megabytes, seconds, when, words
+from gangq.cli.output import known, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.tables import Column
 from gangq.client.rows import DeviceRow, WorkerRow
 
 STALE_S = 60.0
@@ -45,19 +46,19 @@ def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]
         Column("state", _state, state=True),
         Column("host", lambda w: w.host),
         Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
-        Column("light", lambda w: f"{w.used_light}/{w.light}", right=True),
-        Column("gpus", lambda w: w.gpus, right=True),
+        Column("light", lambda w: f"{w.used_light}/{w.light}", right=True, rank=6),
+        Column("gpus", lambda w: w.gpus, right=True, rank=3),
         Column("gpu", lambda w: _busy(held.get(w.name, ()), now)),
-        Column("memory", lambda w: megabytes(w.memory_mb), right=True),
-        Column("cpus", lambda w: f"{w.cpus:g}", right=True),
-        Column("queues", lambda w: words(w.queues)),
-        Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()])),
+        Column("memory", lambda w: megabytes(w.memory_mb), right=True, rank=7),
+        Column("cpus", lambda w: f"{w.cpus:g}", right=True, rank=8),
+        Column("queues", lambda w: words(w.queues), rank=4),
+        Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()]), rank=7),
         Column("heard", lambda w: seconds(w.silent_s), right=True),
-        Column("lease left", lambda w: seconds(w.lease_left_s), right=True),
-        Column("beat", lambda w: _age(w.last_beat_at, now), right=True),
-        Column("steps/s", lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}", right=True),
-        Column("model", lambda w: w.model),
-        Column("pid", lambda w: w.pid, right=True),
+        Column("lease left", lambda w: seconds(w.lease_left_s), right=True, rank=6),
+        Column("beat", lambda w: _age(w.last_beat_at, now), right=True, rank=5),
+        Column("steps/s", lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}", right=True, rank=5),
+        Column("model", lambda w: w.model, rank=6),
+        Column("pid", lambda w: w.pid, right=True, rank=9),
         Column("why", why),
     ]
 
@@ -112,22 +113,22 @@ def _device_columns(now: datetime | None) -> list[Column]:
         Column("host", lambda d: d.host),
         Column("index", lambda d: d.index, right=True),
         Column("state", lambda d: d.state, state=True),
-        Column("health", lambda d: d.health, state=True),
-        Column("trips", lambda d: d.trips_day, right=True),
+        Column("health", lambda d: d.health, state=True, rank=2),
+        Column("trips", lambda d: d.trips_day, right=True, rank=3),
         Column("busy", lambda d: known(_of(d, "gpu_pct"), "%"), right=True),
-        Column("memory", _memory, right=True),
-        Column("temp", lambda d: known(_of(d, "temperature_c"), "C"), right=True),
-        Column("power", lambda d: known(_of(d, "power_w"), "W"), right=True),
-        Column("throttle", _throttle),
-        Column("read", lambda d: _age(d.read_at, now) or "never", right=True),
-        Column("vram", lambda d: megabytes(d.vram_mb), right=True),
-        Column("model", lambda d: d.model),
-        Column("source", lambda d: d.source),
-        Column("worker", lambda d: d.worker),
+        Column("memory", _memory, right=True, rank=7),
+        Column("temp", lambda d: known(_of(d, "temperature_c"), "C"), right=True, rank=5),
+        Column("power", lambda d: known(_of(d, "power_w"), "W"), right=True, rank=5),
+        Column("throttle", _throttle, rank=5),
+        Column("read", lambda d: _age(d.read_at, now) or "never", right=True, rank=4),
+        Column("vram", lambda d: megabytes(d.vram_mb), right=True, rank=6),
+        Column("model", lambda d: d.model, rank=6),
+        Column("source", lambda d: d.source, rank=8),
+        Column("worker", lambda d: d.worker, rank=1),
         Column("job", lambda d: d.job_id, right=True),
-        Column("since", lambda d: when(d.since)),
+        Column("since", lambda d: when(d.since), rank=6),
         Column("reason", lambda d: d.reason),
-        Column("uuid", lambda d: d.uuid),
+        Column("uuid", lambda d: d.uuid, rank=9),
     ]
 
 

@@ -13,9 +13,10 @@ import click
 
 from gangq.cli import evidence as seen
 from gangq.cli import output, parsing, queries
-from gangq.cli.output import Column, gang, megabytes, seconds, when, words
+from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.parsing import Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column, table
 from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
@@ -24,14 +25,14 @@ _JOBS = [
     Column("id", lambda j: j.id, right=True),
     Column("state", lambda j: j.state, state=True),
     Column("task", lambda j: j.task),
-    Column("queue", lambda j: j.queue),
-    Column("prio", lambda j: j.priority, right=True),
-    Column("gang", lambda j: gang(j.gang_id)),
-    Column("rank", lambda j: j.rank, right=True),
-    Column("worker", lambda j: j.worker),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True),
-    Column("submitted", lambda j: when(j.submitted_at)),
-    Column("ended", lambda j: when(j.finished_at)),
+    Column("queue", lambda j: j.queue, rank=3),
+    Column("prio", lambda j: j.priority, right=True, rank=4),
+    Column("gang", lambda j: gang(j.gang_id), rank=2),
+    Column("rank", lambda j: j.rank, right=True, rank=2),
+    Column("worker", lambda j: j.worker, rank=1),
+    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
+    Column("submitted", lambda j: when(j.submitted_at), rank=5),
+    Column("ended", lambda j: when(j.finished_at), rank=5),
     Column("what", lambda j: _what(j)),
 ]
 _MEMBERS = [
@@ -39,44 +40,46 @@ _MEMBERS = [
     Column("job", lambda j: j.id, right=True),
     Column("state", lambda j: j.state, state=True),
     Column("host", lambda j: j.host),
-    Column("worker", lambda j: j.worker),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True),
-    Column("crashes", lambda j: j.crashes, right=True),
+    Column("worker", lambda j: j.worker, rank=1),
+    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
+    Column("crashes", lambda j: j.crashes, right=True, rank=4),
     Column("what", lambda j: _what(j)),
 ]
 _GANGS = [
     Column("id", lambda g: gang(g.id), right=True),
     Column("state", lambda g: g.state, state=True),
-    Column("size", lambda g: g.size, right=True),
-    Column("epoch", lambda g: g.epoch, right=True),
+    Column("size", lambda g: g.size, right=True, rank=1),
+    Column("epoch", lambda g: g.epoch, right=True, rank=3),
     Column("task", lambda g: g.task),
-    Column("name", lambda g: g.name),
-    Column("queue", lambda g: g.queue),
-    Column("prio", lambda g: g.priority, right=True),
-    Column("hosts", lambda g: words(g.hosts)),
-    Column("submitted", lambda g: when(g.submitted_at)),
-    Column("ended", lambda g: when(g.finished_at)),
+    Column("name", lambda g: g.name, rank=2),
+    Column("queue", lambda g: g.queue, rank=3),
+    Column("prio", lambda g: g.priority, right=True, rank=4),
+    Column("hosts", lambda g: words(g.hosts), rank=2),
+    Column("submitted", lambda g: when(g.submitted_at), rank=5),
+    Column("ended", lambda g: when(g.finished_at), rank=5),
     Column("what", lambda g: g.reason or g.drain_cause or g.note),
 ]
 _DRAINS = [
     Column("gang", lambda d: gang(d.gang_id), right=True),
-    Column("epoch", lambda d: d.epoch, right=True),
+    Column("epoch", lambda d: d.epoch, right=True, rank=3),
     Column("cause", lambda d: d.cause),
-    Column("trigger job", lambda d: d.trigger_job, right=True),
-    Column("told", lambda d: d.moved, right=True),
-    Column("acked", lambda d: d.acked, right=True),
-    Column("forced", lambda d: d.forced, right=True),
+    Column("trigger job", lambda d: d.trigger_job, right=True, rank=3),
+    Column("told", lambda d: d.moved, right=True, rank=4),
+    Column("acked", lambda d: d.acked, right=True, rank=4),
+    Column("forced", lambda d: d.forced, right=True, rank=4),
     Column("outcome", lambda d: d.outcome or "draining", state=True),
-    Column("started", lambda d: when(d.started_at)),
-    Column("took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else ""),
+    Column("started", lambda d: when(d.started_at), rank=3),
+    Column(
+        "took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else "", rank=2
+    ),
 ]
 _TIMELINE = [
     Column("at", lambda t: output.instant(t.at)),
-    Column("epoch", lambda t: t.epoch, right=True),
+    Column("epoch", lambda t: t.epoch, right=True, rank=3),
     Column("what", lambda t: t.what),
     Column("job", lambda t: t.job_id, right=True),
-    Column("rank", lambda t: t.rank, right=True),
-    Column("worker", lambda t: t.worker),
+    Column("rank", lambda t: t.rank, right=True, rank=2),
+    Column("worker", lambda t: t.worker, rank=1),
     Column("reason", lambda t: t.reason),
 ]
 
@@ -190,7 +193,7 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
         return
     output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
     output.write()
-    output.table(members, _MEMBERS)
+    table(members, _MEMBERS)
     _show_history(timeline, drains)
     failed = culprit(members)
     if failed is not None:
@@ -236,10 +239,10 @@ def _show_trips(
 def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
     if timeline:
         output.write()
-        output.table(timeline, _TIMELINE)
+        table(timeline, _TIMELINE)
     if drains:
         output.write()
-        output.table(drains, _DRAINS)
+        table(drains, _DRAINS)
 
 
 @click.command()

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from gangq.cli.session import Session, common_options, json_option, pass_session
+from gangq.errors import GangqError
 
 
 def _one(device: str | None, worker: str | None) -> dict[str, Any]:
@@ -72,9 +73,12 @@ def demo(session: Session) -> None:
     error, and standard output gets {"exit_code"}.
     """
     # It starts servers and workers and trains a model: nothing that any other command should load.
-    from rich.console import Console
+    try:
+        from rich.console import Console
 
-    from gangq.cli import demo as show
+        from gangq.cli import demo as show
+    except ModuleNotFoundError as missing:
+        raise GangqError(f"the demo needs {missing.name}: pip install 'gangq[demo]'") from missing
 
     code = show.run(Console(stderr=True) if session.json else None)
     session.answer({"exit_code": code})

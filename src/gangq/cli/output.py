@@ -1,4 +1,4 @@
-"""How answers look: rich tables on a terminal, aligned text in a pipe, JSON for programs.
+"""How answers look: colours on a terminal, plain text in a pipe, JSON for programs.
 
 Names, reasons, errors and evidence come from others. Everything the command line prints goes through `write`, which
 takes from it what a terminal would obey; the output of jobs goes through `job_output`.
@@ -11,8 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -37,16 +36,6 @@ STATE_COLOURS = {
     "draining": "yellow",
     "cancelled": "magenta",
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: its title, and the cell's text of a row. `state`: coloured by its value."""
-
-    title: str
-    cell: Callable[[Any], object]
-    right: bool = False
-    state: bool = False
 
 
 class Coloured(str):
@@ -190,20 +179,9 @@ def coloured(text: str, colour: str | None) -> str:
     return Coloured(click.style(text, fg=colour)) if colour and colourful() else text
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
-    """Print a table: drawn on a terminal, aligned text with two spaces between columns elsewhere."""
-    cells = [[plain(column.cell(row)) for column in columns] for row in rows]
-    if sys.stdout.isatty():
-        _drawn(cells, columns)
-        return
-    lines = [[plain(column.title).upper() for column in columns], *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    for line in lines:
-        padded = (
-            text.rjust(width) if column.right else text.ljust(width)
-            for text, width, column in zip(line, widths, columns, strict=True)
-        )
-        write("  ".join(padded).rstrip())
+def bold(text: str) -> str:
+    """`text` in bold, where standard output may be coloured."""
+    return Coloured(click.style(text, bold=True)) if colourful() else text
 
 
 def pairs(items: Sequence[tuple[str, object]]) -> None:
@@ -221,28 +199,6 @@ def block(title: str, text: str, *, most: int | None = None) -> None:
     write(f"{title}:" if left <= 0 else f"{title} (the last {most} lines of {len(lines)}):")
     for line in lines[max(0, left) :]:
         write(f"  {plain(line)}")
-
-
-def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(
-            Text(plain(column.title)), justify="right" if column.right else "left", overflow="fold"
-        )
-    for line in cells:
-        drawn.add_row(
-            # Text, not markup: a task may be called "[red]".
-            *(
-                Text(text, style=STATE_COLOURS.get(text, "") if column.state else "")
-                for text, column in zip(line, columns, strict=True)
-            )
-        )
-    Console(highlight=False).print(drawn)
 
 
 def plain(value: object) -> str:

@@ -10,9 +10,10 @@ import click
 
 from gangq.cli import output, queries
 from gangq.cli.group import EXIT_REFUSED
-from gangq.cli.output import Column, gang, seconds
+from gangq.cli.output import gang, seconds
 from gangq.cli.parsing import Due, NewWorkers, WhichType, from_json, read_file, typed
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column
 from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
 
@@ -21,7 +22,7 @@ _REPLAYED = [
     Column("decisions", lambda r: r.decisions, right=True),
     Column("same", lambda r: {True: "yes", False: "no", None: "?"}[r.same]),
     Column("difference", lambda r: r.difference),
-    Column("digest", lambda r: r.digest),
+    Column("digest", lambda r: r.digest, rank=5),
 ]
 
 
@@ -110,12 +111,12 @@ def plan(
     columns = [
         Column("gang", lambda r: gang(r.gang_id) or "new", right=True),
         Column("task", lambda r: r.task),
-        Column("queue", lambda r: r.queue),
-        Column("prio", lambda r: r.priority, right=True),
-        Column("size", lambda r: r.size, right=True),
+        Column("queue", lambda r: r.queue, rank=2),
+        Column("prio", lambda r: r.priority, right=True, rank=3),
+        Column("size", lambda r: r.size, right=True, rank=1),
         *([Column("now", lambda r: _cell(r.before, r.starts_before, now))] if changes else []),
         Column("then" if changes else "next pass", lambda r: _cell(r.after, r.starts_after, now)),
-        Column("hosts", _hosts),
+        Column("hosts", _hosts, rank=2),
         Column("why", lambda r: r.why),
     ]
     session.rows(shown, columns, "nothing changes" if changes else "no gang waits")

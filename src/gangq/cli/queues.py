@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from gangq.cli.output import Column, seconds
+from gangq.cli.output import seconds
 from gangq.cli.parsing import Ceilings, Resources, Seconds
 from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.tables import Column
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
 from gangq.placement.order import ORDERS
@@ -19,15 +20,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COLUMNS = [
     Column("name", lambda q: q.name),
     Column("paused", lambda q: "paused" if q.paused else ""),
-    Column("policy", lambda q: q.policy),
-    Column("attempts", lambda q: q.max_attempts, right=True),
-    Column("crashes", lambda q: q.max_crashes, right=True),
-    Column("trips", lambda q: q.max_trips, right=True),
-    Column("backoff", lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}"),
-    Column("budget", lambda q: seconds(q.budget_s) or "-"),
-    Column("payload bytes", lambda q: q.max_payload_bytes, right=True),
-    Column("keep done", lambda q: q.retention_done),
-    Column("keep failed", lambda q: q.retention_failed),
+    Column("policy", lambda q: q.policy, rank=2),
+    Column("attempts", lambda q: q.max_attempts, right=True, rank=3),
+    Column("crashes", lambda q: q.max_crashes, right=True, rank=5),
+    Column("trips", lambda q: q.max_trips, right=True, rank=5),
+    Column("backoff", lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}", rank=4),
+    Column("budget", lambda q: seconds(q.budget_s) or "-", rank=3),
+    Column("payload bytes", lambda q: q.max_payload_bytes, right=True, rank=6),
+    Column("keep done", lambda q: q.retention_done, rank=6),
+    Column("keep failed", lambda q: q.retention_failed, rank=6),
 ]
 
 
@@ -84,7 +85,7 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     return [
         Column("queue", _name),
         Column("state", _state),
-        Column("policy", lambda q: q.policy),
+        Column("policy", lambda q: q.policy, rank=2),
         *(
             _resource(name, used)
             for name, used in resources.items()
@@ -94,7 +95,9 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
             "jobs", lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)), right=True
         ),
         Column("gangs", lambda q: _amounts(q.running_gangs, None, q.max_running_gangs), right=True),
-        Column("each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items())),
+        Column(
+            "each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()), rank=4
+        ),
         *([Column("others", lambda q: q.others)] if any(q.others != "owner" for q in queues) else []),
         *([Column("ceilings", _ceilings)] if any(q.ceilings for q in queues) else []),
         Column("waiting jobs", lambda q: q.waiting_jobs, right=True),

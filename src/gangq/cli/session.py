@@ -11,7 +11,7 @@ import click
 
 from gangq import private
 from gangq.cli import output
-from gangq.cli.output import Column
+from gangq.cli.tables import Column, table
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -113,7 +113,7 @@ class Session:
             for row in rows:
                 output.write(output.to_json(row))
         elif rows:
-            output.table(rows, columns)
+            table(rows, columns)
         else:
             say(nothing)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from gangq.cli.output import Column, seconds
+from gangq.cli.output import seconds
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.tables import Column
 from gangq.client.rows import TaskRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
@@ -18,16 +19,16 @@ _NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
 _COLUMNS = [
     Column("task", lambda t: t.task),
-    Column("declared", lambda t: _declared(t.declared)),
+    Column("declared", lambda t: _declared(t.declared), rank=1),
     Column("budget", lambda t: seconds(t.budget_s) or "-", right=True),
     Column("stall timeout", lambda t: _stall(t), right=True),
-    Column("load grace", lambda t: seconds(t.load_grace_s) or "-", right=True),
-    Column("health window", lambda t: seconds(t.health_window_s) or "-", right=True),
-    Column("long phase", lambda t: seconds(t.long_phase_s) or "-", right=True),
-    Column("notify only", lambda t: _classes(t.notify_only)),
+    Column("load grace", lambda t: seconds(t.load_grace_s) or "-", right=True, rank=3),
+    Column("health window", lambda t: seconds(t.health_window_s) or "-", right=True, rank=4),
+    Column("long phase", lambda t: seconds(t.long_phase_s) or "-", right=True, rank=5),
+    Column("notify only", lambda t: _classes(t.notify_only), rank=4),
     Column("devices", lambda t: "none" if t.device_class == "" else t.device_class),
-    Column("longest gap", lambda t: seconds(t.longest_gap_s), right=True),
-    Column("beats", lambda t: t.beats, right=True),
+    Column("longest gap", lambda t: seconds(t.longest_gap_s), right=True, rank=2),
+    Column("beats", lambda t: t.beats, right=True, rank=6),
 ]
 
 

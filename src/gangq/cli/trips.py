@@ -6,9 +6,10 @@ import click
 
 from gangq.cli import evidence as seen
 from gangq.cli import output, queries
-from gangq.cli.output import Column, gang, words
+from gangq.cli.output import gang, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column
 from gangq.client.rows import TripRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
 
@@ -20,14 +21,14 @@ COLUMNS = [
     Column("code", lambda t: code_and_word(t.code, t.class_)),
     Column("outcome", lambda t: t.outcome, state=True),
     Column("job", lambda t: t.job_id, right=True),
-    Column("gang", lambda t: gang(t.gang_id)),
-    Column("rank", lambda t: t.rank, right=True),
-    Column("task", lambda t: t.task),
-    Column("trips", lambda t: t.trips, right=True),
-    Column("worker", lambda t: t.worker),
-    Column("host", lambda t: t.host),
+    Column("gang", lambda t: gang(t.gang_id), rank=3),
+    Column("rank", lambda t: t.rank, right=True, rank=4),
+    Column("task", lambda t: t.task, rank=2),
+    Column("trips", lambda t: t.trips, right=True, rank=5),
+    Column("worker", lambda t: t.worker, rank=1),
+    Column("host", lambda t: t.host, rank=4),
     Column("reason", lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}"),
-    Column("devices", lambda t: words(t.devices)),
+    Column("devices", lambda t: words(t.devices), rank=6),
 ]
 
 

@@ -14,9 +14,10 @@ import click
 from click.core import ParameterSource
 
 from gangq.cli import parsing, queries
-from gangq.cli.output import Column, gang
+from gangq.cli.output import gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import Column
 from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.client.verbs import Verbs
