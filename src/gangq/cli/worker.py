@@ -190,7 +190,8 @@ def worker(
     handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
-    logging.getLogger("psycopg").setLevel(logging.WARNING)
+    for library in ("psycopg", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     # Not at the top: no other command needs watchdogs and device libraries.
     from gangq.worker.leave import end_soon
     from gangq.worker.main import run_worker

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -86,24 +86,16 @@ class WorkerOptions:
         host = names.check("host", self.host, "pass --host NAME") if self.host else names.host_name()
         name = self.name or default_name(host, os.environ)
         address = self.address or reachable_address(host)
-        return WorkerOptions(
+        return replace(
+            self,
             queues=tuple(self.queues),
             name=names.check("a worker's name", name, "pass --name NAME"),
             host=host,
-            slots=self.slots,
-            light=self.light,
-            prefetch=self.prefetch,
-            devices=self.devices,
             memory_mb=usable_memory_mb() if self.memory_mb is None else self.memory_mb,
             cpus=usable_cpus() if self.cpus is None else self.cpus,
             labels=dict(self.labels),
             taints=tuple(self.taints),
             address=names.check("a worker's address", address, "pass --address HOST"),
-            lease_s=self.lease_s,
-            connections=self.connections,
-            drain_timeout_s=self.drain_timeout_s,
-            commands=self.commands,
-            once=self.once,
         )
 
 
