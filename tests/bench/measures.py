@@ -33,6 +33,7 @@ class Sizes:
     gpu_pickups: int = 200
     gpu_jobs: int = 2_000
     gpu_short: int = 50
+    packing_s: float = 360.0
     gangs: int = 200
     hosts: int = 5_000
     pass_gangs: tuple[int, ...] = (1_000, 2_000, 3_000)
@@ -46,7 +47,7 @@ class Sizes:
 
 QUICK = Sizes(
     drain=5_000, drain_single=1_000, enqueue_single=1_000, pickups=40, per_job=1_000, per_job_single=300, gangs=50,
-    gpu_pickups=40, gpu_jobs=500, gpu_short=15,
+    gpu_pickups=40, gpu_jobs=500, gpu_short=15, packing_s=75.0,
     hosts=1_000, pass_gangs=(200,), passes=1, alone=10, backlog=10_000,
     replayed=600, replayed_by_sql=100,
     flat=QUICK_FLAT,

@@ -24,6 +24,7 @@ import heartbeats
 import held
 import idle
 import measures
+import packing
 import pass_times
 import per_job
 import pictures
@@ -57,6 +58,7 @@ MEASURES = (
     Measure("work", "WAL, statements, transactions, dead rows and buffers of a job", per_job.work),
     Measure("gpu", "one job that needs a GPU, on an idle worker", gpu_jobs.started_soon, ("gangq",)),
     Measure("gpus", "short jobs that need a GPU", gpu_jobs.follow_fast, ("gangq",)),
+    Measure("packing", "whole hosts that single jobs leave free", packing.whole_hosts, ("gangq",)),
     Measure("gang", "placing a gang on an idle fleet", gang.admission, ("gangq",)),
     Measure("claimed", "a gang from submission to its last claim", pass_times.claimed, ("gangq",)),
     Measure("alone", "a pass for one gang on a large fleet", pass_times.alone, ("gangq",)),
