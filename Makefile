@@ -9,7 +9,7 @@ COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/inter
 # What measures time, kills processes or mostly waits.
 WAITS := $(addprefix tests/process/test_process_,devices.py watchdogs.py gil.py frozen.py untold.py secrets.py) \
   tests/watchdogs/test_judged.py tests/process/test_supervisor_frozen.py tests/watchdogs/test_trip.py \
-  tests/watchdogs/test_voice.py tests/process/
+  tests/watchdogs/test_logqueue.py tests/process/
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

@@ -235,6 +235,11 @@ def find_current() -> Context | None:
     return context
 
 
+def runs_handler() -> bool:
+    """Whether a handler runs in this process now."""
+    return _of_process is not None
+
+
 def set_current(context: Context | None) -> None:
     """For the worker: make `context` the one that `current()` returns here; None when the handler has ended.
 

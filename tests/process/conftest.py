@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +44,17 @@ def mortal_floor(mortal: Server, tmp_path: Path) -> Iterator[Floor]:
         with floor_of(dsn, client, tmp_path) as made:
             yield made
     mortal.drop_database(name)
+
+
+@pytest.fixture
+def full_pipe(tmp_path: Path) -> Iterator[Path]:
+    """A pipe with a name, which takes nothing more and which nobody reads."""
+    place = tmp_path / "full"
+    os.mkfifo(place)
+    fd = os.open(place, os.O_RDWR | os.O_NONBLOCK)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(fd, b"x" * size)
+    yield place
+    os.close(fd)

@@ -5,7 +5,6 @@ With GANGQ_SOAK=1 all of it 34 times: 204 runs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -72,20 +71,6 @@ def test_a_frozen_worker_is_dead_on_time_and_its_job_runs_elsewhere(
     client.complete(job_ids=[job], tokens=[claim.token])
     assert client.job(id=job).state == "done"
     assert client.violations() == []
-
-
-@pytest.fixture
-def full_pipe(tmp_path: Path) -> Iterator[Path]:
-    """A pipe with a name, which takes nothing more and which nobody reads."""
-    place = tmp_path / "full"
-    os.mkfifo(place)
-    fd = os.open(place, os.O_RDWR | os.O_NONBLOCK)
-    for size in (4096, 1):
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(fd, b"x" * size)
-    yield place
-    os.close(fd)
 
 
 def test_nobody_reading_what_it_says_keeps_it_from_nothing(

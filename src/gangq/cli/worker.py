@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -38,7 +39,8 @@ class LogFormat(logging.Formatter):
         """One record. A traceback follows as text, or is a key of the object."""
         extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         at = datetime.fromtimestamp(record.created, UTC)
-        trace = self.formatException(record.exc_info) if record.exc_info else None
+        # Of a line that was queued (gangq.logqueue) only the text is left.
+        trace = record.exc_text or (self.formatException(record.exc_info) if record.exc_info else None)
         if self._as_json:
             fields = {
                 "at": at,
@@ -188,6 +190,9 @@ def worker(
         _become_supervisor(session, start_s)
     _take_secrets(session)
     handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
+    if session.json and isinstance(sys.stdout, io.TextIOWrapper):
+        # Before the first record: who changes it later waits for those that are being written.
+        sys.stdout.reconfigure(line_buffering=True)
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     for library in ("psycopg", "asyncio"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -242,7 +241,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         if not (verdict.idle or verdict.waiting) or beaten or tear or exempt:
             if job.suspected:
                 why = "a beat came" if beaten else verdict.why
-                self._voice.say(logging.INFO, "rearmed", {"reason": why})
+                self._log.info("rearmed", extra={"reason": why})
             self._afresh(job, sample)
             return
         if job.quiet_since is None:

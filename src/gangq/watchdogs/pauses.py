@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable
 
 from gangq.proc.clock import boottime
-from gangq.watchdogs.voice import voice
 
-says = voice("gangq.watchdogs.pauses")
+log = logging.getLogger("gangq.watchdogs.pauses")
 
 _LATE_FACTOR = 3.0
 _LEAST_LATE_S = 0.5
@@ -86,7 +85,7 @@ class PauseMeter:
         if pause:
             self.note(pause, "asleep" if slept >= late else "stopped or starved")
         if in_vain:
-            says.say(logging.WARNING, "late_for_the_gil", {"watchdog": self._name})
+            log.warning("late_for_the_gil", extra={"watchdog": self._name})
         return pause
 
     def _now(self) -> tuple[float, int, float]:
@@ -96,8 +95,7 @@ class PauseMeter:
         """Count a pause: all deadlines move by so many seconds."""
         self.total_s += seconds
         self.count += 1
-        says.say(
-            logging.WARNING,
+        log.warning(
             "pause",
-            {"watchdog": self._name, "pause_s": round(seconds, 1), "reason": why, "count": self.count},
+            extra={"watchdog": self._name, "pause_s": round(seconds, 1), "reason": why, "count": self.count},
         )

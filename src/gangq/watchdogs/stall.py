@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -252,7 +251,7 @@ class StallWatchdog(Watch[_Beaten]):
         if job.seen != last.number:
             if job.window:
                 silent_s = round(last.at - job.window[0].at, 1)
-                self._voice.say(logging.INFO, "beat_came", {"silence_s": silent_s})
+                self._log.info("beat_came", extra={"silence_s": silent_s})
             job.seen, job.next_s, job.window, job.rearmed = last.number, None, [], 0
         paused = self.pauses.total_s
         silence_s = now - last.at - (paused - last.paused)
@@ -335,10 +334,9 @@ class StallWatchdog(Watch[_Beaten]):
         for limit in (limits.overdue, limits.waited):
             if silence_s < limit < job.next_s:
                 job.next_s = limit
-        self._voice.say(
-            logging.INFO,
+        self._log.info(
             "rearmed",
-            {"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
+            extra={"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
         )
 
     def _convict(

@@ -25,6 +25,7 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gangq import logqueue
 from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Unsupported
 from gangq.proc.clock import boottime
 from gangq.watchdogs import evidence as evidence_of
@@ -34,13 +35,12 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.verdicts import Suspicion, Trip, error_of, sentence
-from gangq.watchdogs.voice import voice
 
 if TYPE_CHECKING:
     from gangq.client.core import Target
     from gangq.client.verb import Query
 
-says = voice("gangq.watchdogs.trip")
+log = logging.getLogger("gangq.watchdogs.trip")
 
 T = TypeVar("T")
 
@@ -124,13 +124,17 @@ class TripPath:
         with self._one:
             began = self._clock()
             deadline = began + self._deadline_s
-            self._arm(deadline, trip)
-            with self._gate:
+            unarmed = self._arm(deadline, trip)
+            with logqueue.running(*logqueue.WATCHDOGS), self._gate:
+                if unarmed is not None:
+                    # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would
+                    # not be caught.
+                    log.error("trip_without_timer", extra={"error": str(unarmed)})
                 called_off = False
                 try:
                     called_off = self._say(trip, job_id, token, evidence, log_tail, began)
                 except Exception as problem:
-                    says.say(logging.ERROR, "trip_fault", {"job": job_id, "error": repr(problem)})
+                    log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
                 if called_off:
                     self._put(None)
                     if self._deadman is not None:
@@ -138,7 +142,8 @@ class TripPath:
                     return False
                 children = self._children()
                 said = {"job": job_id, "code": int(trip.code), "reason": trip.message}
-                says.say(logging.CRITICAL, "leaving", said)
+                log.critical("leaving", extra=said)
+                logqueue.flush()
                 leave_with(children, int(trip.code), self._leave)
             return True
 
@@ -200,15 +205,15 @@ class TripPath:
 
     # -- the steps -------------------------------------------------------------------------------------------
 
-    def _arm(self, deadline: float, trip: Trip) -> None:
+    def _arm(self, deadline: float, trip: Trip) -> Exception | None:
+        """Have the kernel end this process at the deadline; returns why it will not."""
         try:
             if self._deadman is None:
                 self._deadman = Deadman()
             self._deadman.arm(deadline, int(trip.code))
         except (Unsupported, OSError) as problem:
-            # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would not
-            # be caught.
-            says.say(logging.ERROR, "trip_without_timer", {"error": str(problem)})
+            return problem
+        return None
 
     def _say(
         self,
@@ -248,11 +253,9 @@ class TripPath:
                 trip, job_id=job_id, token=token, evidence=collected, exit_in_s=exit_in_s, within_s=left
             )
         except (StaleToken, IncarnationEnded, NotFound) as problem:
-            says.say(logging.WARNING, "trip_of_a_lost_claim", {"job": job_id, "error": str(problem)})
+            log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
             return True
-        says.say(
-            logging.WARNING, "trip_told" if outcome else "trip_unheard", {"job": job_id, "outcome": outcome}
-        )
+        log.warning("trip_told" if outcome else "trip_unheard", extra={"job": job_id, "outcome": outcome})
         if outcome is not None:
             self._put({**until, "told": True})
         return outcome in _CALLED_OFF
@@ -265,7 +268,7 @@ class TripPath:
         try:
             within(_SHOW_S, lambda: keep(what), "gangq-goodbye")
         except Exception as problem:
-            says.say(logging.WARNING, "trip_not_kept", {"error": repr(problem)})
+            log.warning("trip_not_kept", extra={"error": repr(problem)})
 
     def _ask(self, query: Callable[[], Query[T]], within_s: float | None) -> T | None:
         limit = self._deadline_s if within_s is None else max(0.0, within_s)
@@ -278,7 +281,7 @@ class TripPath:
                 except GangqError as problem:
                     if not problem.retryable:
                         raise
-                    says.say(logging.WARNING, "database_silent", {"error": str(problem)})
+                    log.warning("database_silent", extra={"error": str(problem)})
                 if time.monotonic() + _RETRY_S >= until:
                     return None
                 time.sleep(_RETRY_S)
@@ -289,7 +292,7 @@ class TripPath:
             raise
         except Exception as problem:
             # A schema without the verb, a login without the right: nothing that trying again would change.
-            says.say(logging.ERROR, "database_refused", {"error": str(problem)})
+            log.error("database_refused", extra={"error": str(problem)})
             return None
 
     def _execute(self, query: Query[T]) -> T:
@@ -329,7 +332,7 @@ class TripPath:
             ignored = list(self._ignored()) if self._ignored is not None else []
             children = [pid for pid in Family().members({me}, ignored, self._clock()) if pid != me]
         except Exception as problem:
-            says.say(logging.WARNING, "children_left", {"error": repr(problem)})
+            log.warning("children_left", extra={"error": repr(problem)})
             return []
         ours: list[int] = []
         left: dict[int, str] = {}
@@ -343,9 +346,7 @@ class TripPath:
                 # It runs as somebody else.
                 left[pid] = str(problem)
         if left:
-            says.say(
-                logging.WARNING, "children_left", {"pids": sorted(left), "error": "; ".join(left.values())}
-            )
+            log.warning("children_left", extra={"pids": sorted(left), "error": "; ".join(left.values())})
         return ours
 
 
@@ -371,13 +372,14 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
     def last_words() -> None:
         said = sentence(trip, waits.of_handler().as_json())
         _show(f"{evidence_of.stacks()}\ngangq: {trip.cls} ({int(trip.code)}): {said}\n")
-        says.say(logging.CRITICAL, "leaving", {"code": int(trip.code), "reason": said})
+        log.critical("leaving", extra={"code": int(trip.code), "reason": said})
 
-    with Gate():
+    with logqueue.running(*logqueue.WATCHDOGS), Gate():
         try:
             within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
         except Exception as problem:
-            says.say(logging.ERROR, "trip_fault", {"error": repr(problem)})
+            log.error("trip_fault", extra={"error": repr(problem)})
+        logqueue.flush()
         leave(int(trip.code))
     return True
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from gangq import logqueue
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
@@ -25,13 +26,12 @@ from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now
 from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
-from gangq.watchdogs.voice import Voice, voice
 
 if TYPE_CHECKING:
     from typing import Self
 
 _FAULT_WAIT_S = 60.0
-_WORDS_KEPT = 100
+_SUSPICIONS_KEPT = 100
 
 J = TypeVar("J", bound="Watched")
 
@@ -83,13 +83,13 @@ class Watch(ABC, Generic[J]):
         self._poll_s = seconds("poll_s", poll_s, most=3600)
         self._on_trip = on_trip or leave_now
         self._on_suspect = on_suspect
-        self._voice = voice(f"gangq.watchdogs.{self._class}")
+        self._log = logging.getLogger(f"gangq.watchdogs.{self._class}")
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._job: J | None = None
         self._tripping: int | None = None
         self._thread: threading.Thread | None = None
-        self._mouth: _Mouth | None = None
+        self._suspicions: _SuspicionQueue | None = None
 
     # -- per job ---------------------------------------------------------------------------------------------
 
@@ -111,9 +111,9 @@ class Watch(ABC, Generic[J]):
         """Stop, and end the thread. Not needed at the end of a process: the thread is a daemon."""
         self.stop()
         self._closing.set()
-        thread, mouth = self._thread, self._mouth
-        if mouth is not None:
-            mouth.close()
+        thread, suspicions = self._thread, self._suspicions
+        if suspicions is not None:
+            suspicions.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(2 * self._poll_s)
 
@@ -164,20 +164,18 @@ class Watch(ABC, Generic[J]):
         cls = cls or self._class
         if self._on_suspect is not None:
             self._tell(self._on_suspect, Suspicion(cls, message, evidence, job.job))
-        self._voice.say(logging.WARNING, "suspect", {**_about(job), "class": cls, "reason": message})
+        self._log.warning("suspect", extra={**_about(job), "class": cls, "reason": message})
 
     def _tell(self, on_suspect: OnSuspect, suspicion: Suspicion) -> None:
-        if self._mouth is None:
+        if self._suspicions is None:
             try:
-                self._mouth = _Mouth(f"{self.name}-tell", on_suspect, self._voice)
+                self._suspicions = _SuspicionQueue(f"{self.name}-tell", on_suspect, self._log)
             except RuntimeError as problem:
                 # No thread is to be had. A suspicion untold is no reason to watch no more: that would be how a
                 # job that has used up all its pids cannot be ended.
-                self._voice.say(
-                    logging.WARNING, "suspicion_untold", {"class": suspicion.cls, "error": str(problem)}
-                )
+                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
                 return
-        self._mouth.say(suspicion)
+        self._suspicions.put(suspicion)
 
     def _trip(self, job: J, trip: Trip) -> None:
         """Carry out a trip of ``job``, unless the job is over; returns once it was called off."""
@@ -185,12 +183,9 @@ class Watch(ABC, Generic[J]):
             if self._job is not job:
                 return
             self._tripping = threading.get_ident()
-        # Not waited for: what the job hangs in may be the very log.
-        self._voice.say(
-            logging.CRITICAL,
+        self._log.critical(
             "trip",
-            {**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
-            wait=False,
+            extra={**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
         )
         carried_out = False
         try:
@@ -203,7 +198,7 @@ class Watch(ABC, Generic[J]):
                     self._job = None
                 self._settled.notify_all()
         if not carried_out:
-            self._voice.say(logging.WARNING, "trip_called_off", {**_about(job), "class": trip.cls})
+            self._log.warning("trip_called_off", extra={**_about(job), "class": trip.cls})
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -213,11 +208,22 @@ class Watch(ABC, Generic[J]):
                 raise GangqError(f"{self.name} is closed: make a new one for further jobs")
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                thread.start()
+                logqueue.start(*logqueue.WATCHDOGS)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    logqueue.stop()
+                    raise
                 # Only now: where none could be started, the next job has to try again.
                 self._thread = thread
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            logqueue.stop()
+
+    def _watch(self) -> None:
         faults = 0
         while not self._closing.is_set():
             signs.alive()
@@ -227,45 +233,43 @@ class Watch(ABC, Generic[J]):
             except Exception as problem:
                 # A sensor nobody foresaw must neither kill the job nor leave it unwatched.
                 faults += 1
-                self._voice.say(logging.ERROR, "watchdog_fault", {"faults": faults}, error=problem)
+                self._log.error("watchdog_fault", extra={"faults": faults}, exc_info=problem)
             self.pauses.wait(
                 self._wait, min(self._poll_s * 2 ** min(faults, 10), max(_FAULT_WAIT_S, self._poll_s))
             )
 
 
-class _Mouth:
+class _SuspicionQueue:
     """Passes suspicions on, in a thread of its own: who is told may be waiting for a database that hangs, and
     meanwhile the watchdog has to watch.
     """
 
-    def __init__(self, name: str, tell: OnSuspect, voice: Voice) -> None:
+    def __init__(self, name: str, tell: OnSuspect, log: logging.Logger) -> None:
         self._tell = tell
-        self._voice = voice
-        self._words: queue.Queue[Suspicion | None] = queue.Queue(_WORDS_KEPT)
+        self._log = log
+        self._due: queue.Queue[Suspicion | None] = queue.Queue(_SUSPICIONS_KEPT)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def say(self, suspicion: Suspicion) -> None:
+    def put(self, suspicion: Suspicion) -> None:
         """Pass it on when there is time; dropped where a hundred wait already."""
         try:
-            self._words.put_nowait(suspicion)
+            self._due.put_nowait(suspicion)
         except queue.Full:
-            self._voice.say(logging.WARNING, "suspicion_untold", {"class": suspicion.cls})
+            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
 
     def close(self) -> None:
         """End the thread once it has passed on what waits."""
         try:
-            self._words.put_nowait(None)
+            self._due.put_nowait(None)
         except queue.Full:
             return
 
     def _run(self) -> None:
-        while (suspicion := self._words.get()) is not None:
+        while (suspicion := self._due.get()) is not None:
             try:
                 self._tell(suspicion)
             except Exception as problem:
-                self._voice.say(
-                    logging.WARNING, "suspicion_untold", {"class": suspicion.cls, "error": str(problem)}
-                )
+                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
 
 
 def _about(job: Watched) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The end of a worker's process, whatever its handlers have left behind.
 
 The interpreter waits for every thread that is no daemon before it ends. A worker has retired by then: its
-process would stay for as long as such a thread runs, and do nothing.
+process would stay for as long as such a thread runs, and do nothing. It would also stay where a log line cannot be
+written: its thread holds the lock of a stream that the interpreter flushes at its end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+
+from gangq import logqueue
 
 log = logging.getLogger("gangq.worker.leave")
 
@@ -40,16 +43,22 @@ def end_soon(code: int, within_s: float = 3.0, leave: Callable[[int], None] = os
 
 
 def _left() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    """Threads that keep the process: those that are no daemon, and the one that still writes the worker's log."""
+
+    def keeps(thread: threading.Thread) -> bool:
+        return not thread.daemon or (thread.name == logqueue.THREAD_NAME and not logqueue.in_use())
+
+    return [t for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
 
 
 def _insist(code: int, within_s: float, leave: Callable[[int], None]) -> None:
     until = time.monotonic() + within_s
     for thread in _left():
         thread.join(max(0.0, until - time.monotonic()))
-    names = sorted(thread.name for thread in _left())
-    if not names:
+    left = _left()
+    if not left:
         return
+    names = sorted(thread.name for thread in left if not thread.daemon)
     try:
         # In a thread of its own: one that was left behind may hold the lock of what is flushed.
         words = threading.Thread(target=_last_words, args=(names,), name="gangq-goodbye", daemon=True)
@@ -60,14 +69,15 @@ def _insist(code: int, within_s: float, leave: Callable[[int], None]) -> None:
 
 
 def _last_words(names: list[str]) -> None:
-    log.warning(
-        "threads_left",
-        extra={
-            "threads": names,
-            "advice": "handlers have started these and not ended them: end them before the handler returns, "
-            "or make them daemon=True",
-        },
-    )
+    if names:
+        log.warning(
+            "threads_left",
+            extra={
+                "threads": names,
+                "advice": "handlers have started these and not ended them: end them before the handler returns, "
+                "or make them daemon=True",
+            },
+        )
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # A handler may have closed it, or put None there.

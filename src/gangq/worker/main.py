@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gangq import private
+from gangq import logqueue, private
 from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded
@@ -305,6 +305,7 @@ class Worker:
         return answered is not None
 
 
+@logqueue.running(*logqueue.WORKER)
 def run_worker(
     app: App | None = None,
     *,

@@ -74,8 +74,9 @@ class Capture:
             stream = getattr(sys, name)
             if stream is None:
                 continue
-            if isinstance(stream, io.TextIOWrapper):
-                # A pipe (systemd's journal) would get it late, and never where a watchdog ends the process.
+            if isinstance(stream, io.TextIOWrapper) and not stream.line_buffering:
+                # A pipe (systemd's journal) would get it late, and never where a watchdog ends the process. Standard
+                # error is line-buffered already. To flush it here would wait for the thread that logs.
                 stream.reconfigure(line_buffering=True)
             tee = self._tees[name] = Tee(stream, self)
             setattr(sys, name, tee)

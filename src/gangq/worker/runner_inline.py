@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gangq import logqueue
 from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
@@ -70,6 +71,7 @@ class HardExit:
         goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)
         goodbye.start()
         goodbye.join(_EVIDENCE_S)
+        logqueue.flush()
         self._leave(code)
 
     def _goodbye(self, job: ActiveJob) -> None:

@@ -33,7 +33,6 @@ from gangq.watchdogs import (
     waits,
 )
 from gangq.watchdogs.trip import within
-from gangq.watchdogs.voice import voice
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from gangq.worker.reporter import Reporter
     from gangq.worker.session import Session
 
-_voice = voice("gangq.worker.watching")
-"""Said by watchdogs' threads: a log that nobody reads must not keep them."""
+log = logging.getLogger("gangq.worker.watching")
 
 _READINGS_EVERY_S = 10.0
 _TELL_S = 2.0
@@ -114,7 +112,7 @@ class Watching:
             # A server that hangs must not keep hung work alive.
             return within(_TELL_S, tell, "gangq-suspect")
         except GangqError as problem:
-            _voice.say(logging.WARNING, "suspicion_untold", {**job.extra, "error": str(problem)})
+            log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
             return None
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
@@ -288,8 +286,7 @@ class CommandTrip:
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
-        said = {**job.extra, "code": int(trip.code), "reason": trip.message}
-        _voice.say(logging.CRITICAL, "command_tripped", said)
+        log.critical("command_tripped", extra={**job.extra, "code": int(trip.code), "reason": trip.message})
         return True
 
 

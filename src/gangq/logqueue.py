@@ -1,0 +1,249 @@
+"""One thread writes the log lines of all others, so that no other thread of a worker waits for who reads its log.
+
+Standard error may be a pipe that nobody reads any more. A write into it then never returns, and the thread that logs
+would stop: the one that renews the lease, a watchdog, an event loop. So a worker's lines go into a queue, and the
+thread ``gangq-log`` hands each of them to the handlers that would have got it. No thread waits for that one, but the
+end of the process does for a moment (:func:`flush`). When the queue is full, further lines are dropped, and the next
+line that is kept says how many, as ``lines_lost``.
+
+Where lines are queued:
+
+- A worker queues the lines of the library, of asyncio and of psycopg from its start to its end (:data:`WORKER`).
+- A watchdog without a worker queues its own lines (:data:`WATCHDOGS`) as long as its thread runs, and so does a trip:
+  they are for jobs that hang, and a job may hang in the log.
+- All else logs where it is called, as any library does. So does a fork of such a process: it has no ``gangq-log``.
+- What is logged in a handler's own threads is never queued: it is output of its job, in the order of its writes.
+
+An application's configuration of logging stays as it is. A line passes the levels and filters of its logger in the
+thread that logs it; the handlers are looked up when the line is written. Handlers of a logger below those named here
+are called where the line is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
+
+from gangq import context
+
+WATCHDOGS = ("gangq.watchdogs",)
+WORKER = (
+    *WATCHDOGS,
+    "gangq.client",
+    "gangq.embedded",
+    "gangq.gpu",
+    "gangq.schema",
+    "gangq.server",
+    "gangq.worker",
+    "asyncio",
+    "psycopg",
+)
+MOMENT_S = 0.2
+"""What the end of a process waits for its lines."""
+THREAD_NAME = "gangq-log"
+_OWN_THREADS = "gangq-"
+_LINES_KEPT = 1000
+_TRACEBACKS = logging.Formatter()
+
+
+class LogQueue:
+    """Writes the lines of some loggers in a thread of its own. Thread-safe. :meth:`put` takes no lock.
+
+    The main thread could hold such a lock while the trip path keeps it from going on (:mod:`gangq.watchdogs.gate`),
+    and the trip would wait for it. So two threads that drop a line at the same instant may count one.
+    """
+
+    def __init__(self, lines_kept: int = _LINES_KEPT) -> None:
+        """Raises RuntimeError when no thread can be started."""
+        self.lost = 0
+        """Lines dropped since the last one that was kept."""
+        self._lines_kept = lines_kept
+        # The handler of a signal may log while its thread is in put(): queue.Queue would wait for itself.
+        self._due: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._handlers: dict[str, _QueueHandler] = {}
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def attach(self, *loggers: str) -> None:
+        """Queue the lines of these loggers and of those below them."""
+        for name in loggers:
+            if name not in self._handlers:
+                self._handlers[name] = _QueueHandler(self, logging.getLogger(name))
+
+    def detach(self) -> None:
+        """Give the loggers back what they had."""
+        for handler in self._handlers.values():
+            handler.detach()
+        self._handlers.clear()
+
+    def put(self, record: logging.LogRecord, write: Callable[[logging.LogRecord], object]) -> None:
+        """Have the thread call ``write(record)``; drop the record when the queue is full."""
+        if self._due.qsize() >= self._lines_kept:
+            self.lost += 1
+            return
+        lost, self.lost = self.lost, 0
+        if lost:
+            vars(record)["lines_lost"] = lost
+        self._due.put(partial(write, record))
+
+    def flush(self, within_s: float = MOMENT_S) -> bool:
+        """Wait until all lines so far are written, for ``within_s`` seconds at most. False: they are not."""
+        written = threading.Event()
+        self._due.put(written.set)
+        return written.wait(within_s)
+
+    def close(self) -> None:
+        """End the thread once it has written all lines; wait a moment for that. Detach before."""
+        self._due.put(None)
+        self._thread.join(MOMENT_S)
+
+    def _run(self) -> None:
+        while (step := self._due.get()) is not None:
+            step()
+
+
+class _QueueHandler(QueueHandler):
+    """Stands in for the handlers of one logger and of those above it."""
+
+    def __init__(self, owner: LogQueue, logger: logging.Logger) -> None:
+        super().__init__(owner._due)
+        self._owner = owner
+        self._logger = logger
+        self._own, self._propagate = logger.handlers, logger.propagate
+        # In this order a line of this moment is written twice rather than not at all.
+        logger.handlers = [self]
+        logger.propagate = False
+
+    def detach(self) -> None:
+        logger = self._logger
+        if self in logger.handlers:  # Otherwise the application has configured this logger anew.
+            logger.propagate = self._propagate
+            logger.handlers = [*self._own, *(added for added in logger.handlers if added is not self)]
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Queue it, without the lock that other handlers take here; the lines of a handler are written at once."""
+        if context.runs_handler() and not threading.current_thread().name.startswith(_OWN_THREADS):
+            self._write(record)
+        else:
+            self.emit(record)
+        return True
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """A copy that holds text only: frames of a traceback would keep the memory of failed work."""
+        kept = copy.copy(record)
+        kept.msg, kept.args = record.getMessage(), None
+        if record.exc_info:
+            kept.exc_text = record.exc_text or _TRACEBACKS.formatException(record.exc_info)
+            kept.exc_info = None
+        return kept
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Drop it rather than wait."""
+        self._owner.put(record, self._write_queued)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a record whose text cannot be made. The usual complaint would go to standard error."""
+        del record
+        self._owner.lost += 1
+
+    def _write_queued(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception:
+            # This line is lost, and what it said of others. Those that follow are not.
+            self._owner.lost += 1 + vars(record).get("lines_lost", 0)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        handlers: list[logging.Handler | None] = [*self._own, *self._inherited()]
+        for handler in handlers or [logging.lastResort]:
+            if handler is not None and record.levelno >= handler.level:
+                handler.handle(record)
+
+    def _inherited(self) -> Iterator[logging.Handler]:
+        logger = self._logger.parent if self._propagate else None
+        while logger is not None:
+            yield from logger.handlers
+            logger = logger.parent if logger.propagate else None
+
+
+_lock = threading.Lock()
+_users = 0
+_queue: LogQueue | None = None
+
+
+def start(*loggers: str) -> None:
+    """Queue the lines of these loggers until as many calls of :func:`stop` have come.
+
+    A process has one queue, however many workers and watchdogs it has.
+
+    Raises:
+        RuntimeError: no thread can be started; nothing has changed.
+    """
+    global _queue, _users
+    with _lock:
+        if _queue is None:
+            _queue = LogQueue()
+        _queue.attach(*loggers)
+        _users += 1
+
+
+def stop() -> None:
+    """Take one :func:`start` back. The last one gives the loggers back what they had, and waits for a moment until
+    the lines are written.
+    """
+    global _queue, _users
+    with _lock:
+        queue = _queue
+        if queue is None:
+            return  # This is a fork, and it is its parent that has called start().
+        _users -= 1
+        if _users:
+            return
+        _queue = None
+        queue.detach()
+    queue.close()
+
+
+@contextlib.contextmanager
+def running(*loggers: str) -> Iterator[None]:
+    """:func:`start`, and :func:`stop` at the end. Where no thread can be started, nothing is queued."""
+    try:
+        start(*loggers)
+    except RuntimeError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        stop()
+
+
+def flush(within_s: float = MOMENT_S) -> bool:
+    """Before the end of this process: wait until all lines are written, for ``within_s`` seconds at most.
+
+    False: they are not. True also where nothing is queued.
+    """
+    queue = _queue
+    return queue is None or queue.flush(within_s)
+
+
+def in_use() -> bool:
+    """Whether this process queues lines now."""
+    return _queue is not None
+
+
+def _after_fork() -> None:
+    global _lock, _users, _queue
+    queue, _queue, _users, _lock = _queue, None, 0, threading.Lock()
+    if queue is not None:
+        queue.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork)
