@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gangq.client import Client
@@ -22,6 +22,8 @@ from gangq.worker.connections import ControlClient, ListeningClient
 log = logging.getLogger("gangq.worker.control")
 
 _STOP_S = 2.0
+_CALLS = 4
+"""Threads for what a task cannot await, at most."""
 
 T = TypeVar("T")
 
@@ -50,6 +52,7 @@ class Control:
         """Start the thread. Before that there is nothing to call."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_fault)
+        self._loop.set_default_executor(ThreadPoolExecutor(_CALLS, thread_name_prefix="gangq-call"))
         self._thread.start()
 
     def stop(self) -> None:
