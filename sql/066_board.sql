@@ -131,7 +131,7 @@ begin
       offset 0) f
     left join (
       select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb,
-        'withheld', h.device_id is not null or null) order by r.vram_mb, r.index, r.id) as devices
+        'link', r.link, 'withheld', h.device_id is not null or null) order by r.vram_mb, r.index, r.id) as devices
       from gangq.device_registry r
       left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);

@@ -270,7 +270,7 @@ comment on view gangq.preemptions is
   'devices.';
 
 create view gangq.devices as
-select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
+select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, l.index as link, i.name as worker,
   case
     when h.kind = 'quarantine' then 'quarantined'
     when h.kind in ('job', 'place') then 'held'
@@ -286,6 +286,7 @@ select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, i.name as worker,
   coalesce(t.trips, 0) as trips_day, d.data as reading, d.at as read_at
 from gangq.device_registry r
 left join gangq.incarnations i on i.id = r.offered_by
+left join gangq.device_registry l on l.uuid = r.link
 left join gangq.device_holds h on h.device_id = r.id
 left join gangq.device_readings d on d.device_id = r.id
 left join (
@@ -293,10 +294,11 @@ left join (
     on t.uuid = r.uuid;
 comment on view gangq.devices is
   'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). '
-  'health: ok, degraded (its latest reading shows it throttled, with memory errors, or its driver '
-  'asking for an action), exiting (withheld until the worker that tripped on it is proven gone), '
-  'or quarantined. trips_day: jobs that tripped on it within a day, as its quarantine counts them. '
-  'reading: the latest one a worker brought.';
+  'link: of the devices of its worker that NVLink or XGMI joins with it, the index of the first; '
+  'null: none, or nobody knows. health: ok, degraded (its latest reading shows it throttled, with '
+  'memory errors, or its driver asking for an action), exiting (withheld until the worker that '
+  'tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, '
+  'as its quarantine counts them. reading: the latest one a worker brought.';
 
 -- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails
 -- quotes what it sees.

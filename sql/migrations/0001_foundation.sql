@@ -418,6 +418,7 @@ create table gangq.device_registry (
   vram_mb integer not null check (vram_mb >= 0), -- Memory, MiB
   model text not null default '', -- Model name
   source text not null check (source in ('nvml', 'amdsmi', 'declared')), -- Who said so
+  link text, -- UUID of the first of those that NVLink or XGMI joins with it; null: none known
   -- Incarnation whose jobs may use it; null: none
   offered_by bigint references gangq.incarnations (id) on delete set null
 );

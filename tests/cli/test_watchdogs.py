@@ -333,6 +333,15 @@ def test_devices_show_their_latest_reading_its_age_and_a_question_mark_for_what_
     assert (found["GPU-w3"]["reading"], found["GPU-w3"]["read_at"]) == (None, None)
 
 
+def test_devices_show_which_ones_of_a_worker_are_joined(dsn: str, client: Client) -> None:
+    devices = [{"uuid": f"GPU-{n}", "index": n, "vram_mb": 24576, "source": "nvml"} for n in range(3)]
+    for device in devices[1:]:
+        device["link"] = "GPU-1"
+    client.register_worker(name="w1", host="h1", queues=["default"], devices=devices)
+    assert column(ok(dsn, "devices"), "LINK") == ["", "1", "1"]
+    assert [device["link"] for device in answers(dsn, "devices")] == [None, 1, 1]
+
+
 def test_devices_show_trips_and_why_they_are_withheld(dsn: str, fleet: Fleet) -> None:
     incarnation, claim = fleet.run("w1")
     fleet.trip(incarnation, claim, exit_in_s=5)

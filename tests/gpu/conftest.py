@@ -60,6 +60,7 @@ _SIZES = {
     "amdsmi_violation_status_t": 6016,
     "amdsmi_proc_info_t": 704,
     "amdsmi_evt_notification_data_t": 272,
+    "amdsmi_xgmi_info_t": 64,
 }
 """Structures of the binding as fake_amdsmi.c lays them out; they change from release to release."""
 

@@ -4,6 +4,7 @@
  *   driver  init=34  hang=1
  *   gpu     serial=0x...  name=...  total_mib=196592  hip_id=0  hip_uuid=GPU-...  lost=10  memory=2
  *           gfx=55  umc=20  used_mib=512  steps=1000  watts=150  celsius=45  megabits=8  ecc=0  prochot=1
+ *           hive=7
  *           pids=PID:ENGINE_MS;PID:ENGINE_MS  fail=activity:2;vram:7  hang=activity  event=SEQUENCE:TYPE
  *
  * init, lost, memory and the numbers of fail are amdsmi status codes; hip_id=-1 leaves the enumeration
@@ -29,7 +30,7 @@ struct pair { unsigned key, value; };
 
 struct card {
   char serial[32], name[96], hip_uuid[64], fail[256], hang[32];
-  uint64_t total_mib, steps, ecc;
+  uint64_t total_mib, steps, ecc, hive;
   uint32_t gfx, umc, used_mib, watts, celsius, megabits, prochot, pid_count, sequence, event_type;
   int hip_id, lost, memory;
   struct pair pids[ROWS];
@@ -92,6 +93,7 @@ struct process {
   char container[256];
   uint32_t occupancy, reserved3[11];
 };
+struct xgmi_info { uint8_t lanes; uint64_t hive, node; uint32_t index, reserved[9]; };
 struct notice { void *card; uint32_t type; char message[256]; };
 
 /* The binding passes its own structures: the fixture skips where the installed release's have other sizes. */
@@ -100,6 +102,7 @@ _Static_assert(sizeof(struct engine_usage) == 64 && sizeof(struct vram_usage) ==
 _Static_assert(sizeof(struct error_count) == 64 && sizeof(struct power_info) == 192, "layout");
 _Static_assert(sizeof(struct pcie_info) == 512 && sizeof(struct violations) == 6016, "layout");
 _Static_assert(sizeof(struct process) == 704 && sizeof(struct notice) == 272, "layout");
+_Static_assert(sizeof(struct xgmi_info) == 64, "layout");
 
 static struct card cards[16];
 static uint32_t card_count;
@@ -125,6 +128,7 @@ static void set(struct card *card, const char *key, const char *value) {
   if (!strcmp(key, "celsius")) card->celsius = number;
   if (!strcmp(key, "megabits")) card->megabits = number;
   if (!strcmp(key, "ecc")) card->ecc = number;
+  if (!strcmp(key, "hive")) card->hive = number;
   if (!strcmp(key, "prochot")) card->prochot = number;
   if (!strcmp(key, "event")) sscanf(value, "%u:%u", &card->sequence, &card->event_type);
   if (!strcmp(key, "pids"))
@@ -225,6 +229,12 @@ EXPORT int amdsmi_get_gpu_memory_total(struct card *card, uint32_t type, uint64_
 
 EXPORT int amdsmi_get_gpu_device_bdf(struct card *card, uint64_t *bdf) {
   *bdf = (uint64_t)(card - cards + 3) << 8;
+  return OK;
+}
+
+EXPORT int amdsmi_get_xgmi_info(struct card *card, struct xgmi_info *info) {
+  ENTER(card, "xgmi");
+  info->hive = card->hive;
   return OK;
 }
 

@@ -6,14 +6,15 @@
  *           used_mib=2048  util=37  memutil=5  samples=0/95/0  memsamples=1/2  temp=41  milliwatts=70000
  *           millijoules=9  kb=1000  reasons=8  ecc=0  recovery=1  recovery_code=3
  *           pids=PID:MIB;PID:MIB  procs=PID:PERCENT;...  fail=util:3;samples:13  hang=util
- *           slow_ms=600
+ *           slow_ms=600  nvlink=1/2
  *           event=SEQUENCE:TYPE:DATA:GPU_INSTANCE
  *   mig     uuid=MIG-...  name=...  total_mib=9856  instance=1  (belongs to the gpu line before it; uuid= is a hole)
  *
- * init, memory and the numbers of fail are NVML return codes; everything may be left out. The names in fail and
- * hang are those given to `enter` below; `all` means every one of them; a hang leaves the file FAKE_NVML.hung. The file is read again when it has been
- * replaced; an event is delivered when its sequence number has grown since the subscription. OLD_DRIVER leaves out what
- * drivers of some years ago did not have.
+ * init, memory and the numbers of fail are NVML return codes; nvlink are the cards that NVLink joins with this one,
+ * counted from 0; everything may be left out. The names in fail and hang are those given to `enter` below; `all`
+ * means every one of them; a hang leaves the file FAKE_NVML.hung. The file is read again when it has been replaced; an
+ * event is delivered when its sequence number has grown since the subscription. OLD_DRIVER leaves out what drivers of
+ * some years ago did not have.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -31,6 +32,8 @@ enum {
   OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMED_OUT = 10, LOST = 15
 };
 
+enum { P2P_NVLINK = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
+
 struct pair { unsigned key, value; };
 
 struct device {
@@ -40,6 +43,8 @@ struct device {
   unsigned instance, event_instance;
   int lost, memory, mig, slots, recovery_code, slow_ms, sample_count[2];
   struct pair pids[ROWS], procs[ROWS];
+  unsigned peers[ROWS];
+  int peer_count;
   struct device *slot[MIG_SLOTS], *card;
   /* These outlive a new script. */
   unsigned long long subscribed;
@@ -115,6 +120,7 @@ static void set(struct device *device, const char *key, const char *value) {
   if (!strcmp(key, "recovery_code")) device->recovery_code = atoi(value);
   if (!strcmp(key, "samples")) device->sample_count[0] = numbers(device->samples[0], value);
   if (!strcmp(key, "memsamples")) device->sample_count[1] = numbers(device->samples[1], value);
+  if (!strcmp(key, "nvlink")) device->peer_count = numbers(device->peers, value);
   if (!strcmp(key, "pids")) device->pid_count = pairs(device->pids, value);
   if (!strcmp(key, "procs")) device->proc_count = pairs(device->procs, value);
   if (!strcmp(key, "event")) {
@@ -273,6 +279,14 @@ EXPORT int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count
 EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(struct device *card, unsigned index, struct device **handle) {
   if (index >= (unsigned)card->slots || !card->slot[index]->uuid[0]) return NOT_FOUND;
   *handle = card->slot[index];
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetP2PStatus(struct device *device, struct device *other, unsigned capability, unsigned *status) {
+  ENTER(device, "p2p");
+  *status = P2P_NOT_SUPPORTED;
+  for (int i = 0; i < device->peer_count; i++)
+    if (capability == P2P_NVLINK && other == &gpus[device->peers[i]]) *status = P2P_OK;
   return OK;
 }
 

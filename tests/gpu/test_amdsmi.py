@@ -53,6 +53,28 @@ def test_partitions_of_one_card_are_devices_of_their_own_and_shown_by_index(fake
     assert found.visible_env(found.devices[1:])["ROCR_VISIBLE_DEVICES"] == f"1,GPU-{'b' * 16}"
 
 
+NOT_KNOWN = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("hives", "links"),
+    [([7, 7, 9, 9], "aacc"), ([7, 7, 7, 7], "aaaa"), ([0, 0, 9, 9], "--cc"), ([NOT_KNOWN, NOT_KNOWN], "--")],
+)
+def test_cards_of_one_xgmi_hive_have_one_link(fake_amdsmi: Script, hives: list[int], links: str) -> None:
+    host = [card(letter, n, hive=hive) for n, (letter, hive) in enumerate(zip("abcd", hives, strict=False))]
+    found = detect(environ=fake_amdsmi(*host))
+    assert [device.link for device in found.devices] == [
+        None if letter == "-" else f"GPU-{letter * 16}" for letter in links
+    ]
+
+
+def test_partitions_and_cards_that_do_not_say_their_hive_have_no_link(fake_amdsmi: Script) -> None:
+    host = (card("a", 0, hive=7), card("a", 1, hive=7), card("b", 2, hive=7))
+    assert [device.link for device in detect(environ=fake_amdsmi(*host)).devices] == [None] * 3
+    silent = [card(letter, n, hive=7, fail="xgmi:2") for n, letter in enumerate("ab")]
+    assert [device.link for device in detect(environ=fake_amdsmi(*silent)).devices] == [None] * 2
+
+
 def test_a_lost_card_is_left_out_with_a_warning_and_the_rest_are_kept(fake_amdsmi: Script) -> None:
     found = detect(environ=fake_amdsmi(card("a", 0, lost=10), card("b", 1, memory=7), card("c", 2)))
     assert uuids(found) == [f"GPU-{'c' * 16}"]

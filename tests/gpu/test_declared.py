@@ -91,4 +91,5 @@ def test_a_device_as_json_has_exactly_the_fields_that_registration_takes() -> No
         "model": "declared",
         "source": "declared",
         "mig": False,
+        "link": None,
     }

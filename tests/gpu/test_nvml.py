@@ -105,6 +105,51 @@ def test_a_card_that_knows_no_mig_is_a_whole_device(fake_nvml: Script) -> None:
     assert uuids(detect(environ=fake_nvml(gpu("a", mig=-1)))) == ["GPU-aaaaaaaa"]
 
 
+PAIRS = (gpu("a", nvlink="1"), gpu("b", nvlink="0"), gpu("c", nvlink="3"), gpu("d", nvlink="2"))
+SWITCH = tuple(gpu(letter, nvlink="0/1/2/3") for letter in "abcd")
+# As in a DGX-1: each card reaches the three beside it and one across.
+MESH = tuple(
+    gpu(letter, nvlink="/".join(str(m) for m in range(8) if m // 4 == n // 4 or m % 4 == n % 4))
+    for n, letter in enumerate("abcdefgh")
+)
+LINKED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+    (PAIRS, {}, "aacc"),
+    (SWITCH, {}, "aaaa"),
+    (MESH, {}, "aaaaeeee"),
+    ((gpu("a"), gpu("b"), gpu("c", nvlink="3"), gpu("d", nvlink="2")), {}, "--cc"),
+    # A worker that is given one card of each pair, or the second pair first.
+    (PAIRS, {"CUDA_VISIBLE_DEVICES": "0,2"}, "--"),
+    (PAIRS, {"CUDA_VISIBLE_DEVICES": "3,2,0"}, "dd-"),
+    # The driver does not support the question, or the binding does not know its error.
+    (tuple(gpu(letter, nvlink="0/1", fail="p2p:3") for letter in "ab"), {}, "--"),
+    (tuple(gpu(letter, nvlink="0/1", fail="p2p:998") for letter in "ab"), {}, "--"),
+    ((gpu("a", nvlink="1", lost=1), *PAIRS[1:]), {}, "-cc"),
+]
+
+
+@pytest.mark.parametrize(("host", "restriction", "links"), LINKED)
+def test_cards_that_nvlink_joins_each_with_each_have_one_link(
+    fake_nvml: Script, host: tuple[str, ...], restriction: dict[str, str], links: str
+) -> None:
+    found = detect(environ=fake_nvml(*host, **restriction))
+    assert [device.link for device in found.devices] == [
+        None if letter == "-" else f"GPU-{letter * 8}" for letter in links
+    ]
+
+
+def test_a_mig_instance_has_no_link_and_its_neighbours_keep_theirs(fake_nvml: Script) -> None:
+    found = detect(
+        environ=fake_nvml(
+            gpu("a", mig=1, nvlink="0/1/2"),
+            line("mig", uuid="MIG-1111", name="x", total_mib=1),
+            line("mig", uuid="MIG-2222", name="x", total_mib=1),
+            gpu("b", nvlink="0/1/2"),
+            gpu("c", nvlink="0/1/2"),
+        )
+    )
+    assert [device.link for device in found.devices] == [None, None, "GPU-bbbbbbbb", "GPU-bbbbbbbb"]
+
+
 RESTRICTED: list[tuple[dict[str, str], str]] = [
     ({}, "abc"),
     ({"CUDA_VISIBLE_DEVICES": "2,0"}, "ca"),

@@ -166,6 +166,63 @@ PICTURES = {
         h0 ..XA
         """,
     ),
+    "nor are two linked ones": (
+        """
+        h0 .... link=0011 vram=24,80,80,80
+        X 1x2
+        Y 1x2 vram=40
+        """,
+        """
+        h0 XXYY
+        """,
+    ),
+    "members with a GPU each on one worker choose as one with many does": (
+        """
+        h0 .A...... link=00112233
+        X 2
+        Y 3
+        """,
+        """
+        h0 YAXXYY..
+        """,
+    ),
+    "members with several GPUs choose one after another: each on as few links as can be": (
+        """
+        h0 ........ link=00001111
+        X 2x3
+        """,
+        """
+        h0 XXX.XXX.
+        """,
+    ),
+    "no job waits because a planned start keeps a pair that is idle until then": (
+        """
+        plans=1
+        h0 ..AAAA link=001111
+        A ends=100
+        X 2x2
+        Y 1x2 ends=1000
+        """,
+        """
+        h0 YYAAAA
+        X starts in 100 on h0
+        """,
+    ),
+    "nor because what ends before the planned start takes what others could use for longer": (
+        """
+        plans=1
+        h0 ...AA link=01122
+        A ends=100
+        X 1x4
+        y 1 ends=50
+        Z 1 ends=1000
+        """,
+        """
+        h0 Zy.AA
+        X starts in 100 on h0
+        y ends by 100
+        """,
+    ),
     "devices to be avoided are none": (
         """
         h0 ....
@@ -684,6 +741,20 @@ def test_planned_starts(picture: str) -> None:
 
 
 STOPS = {
+    "what victims and those that leave already give back is taken before what is idle until then": (
+        """
+        victims=1 grace=10
+        h0 ..baa
+        b leaving ends=5
+        X 1x4 prio=1
+        Y 1
+        """,
+        """
+        h0 .Ybaa
+        X stops a
+        X starts in 10 on h0
+        """,
+    ),
     "the lowest priority goes, and no more than is needed": (
         """
         victims=8

@@ -15,7 +15,7 @@ import pytest
 
 from gangq.placement.board import Ask, Board, Device, Hold, Kind, Needs, Queue, Role, Unit, Worker
 from gangq.placement.decide import decide
-from gangq.placement.decisions import Decision
+from gangq.placement.decisions import Decision, Seat
 from placement import boards
 from placement.boards import contiguous, decided, seat
 
@@ -276,6 +276,55 @@ def replace_seats(decision: Decision) -> tuple[object, ...]:
         decision.stop,
         decision.refused,
     )
+
+
+def with_links(board: Board, dice: random.Random) -> Board:
+    """The same with devices of several sizes on a worker, some of them joined."""
+    return replace(
+        board,
+        workers=tuple(
+            replace(
+                worker,
+                devices=tuple(
+                    replace(device, vram_mb=dice.choice([24, 80]), link=dice.choice(["", "x", "y", "z"]))
+                    for device in worker.devices
+                ),
+            )
+            for worker in board.workers
+        ),
+    )
+
+
+def by_size(decision: Decision, sizes: dict[int, int]) -> Decision:
+    """The same with the size of each device in its place."""
+
+    def sized(seat: Seat) -> Seat:
+        return replace(seat, devices=tuple(sorted(sizes[device] for device in seat.devices)))
+
+    seats = tuple(map(sized, decision.seats))
+    # When others need a seat that is only planned is no promise to anybody.
+    planned = tuple(replace(sized(seat), ends_by=None) for seat in decision.planned)
+    return replace(decision, seats=seats, planned=planned)
+
+
+@pytest.mark.parametrize(("seed", "dice"), dice_of(1))
+def test_links_change_nothing_but_which_of_equal_devices_is_taken(seed: int, dice: random.Random) -> None:
+    """The same starts, is planned, stops and waits as without them, on the same workers and devices of one size."""
+    chosen = 0
+    for n in range(400):
+        board = with_links(random_board(dice), dice)
+        unknown = replace(
+            board,
+            workers=tuple(
+                replace(worker, devices=tuple(replace(device, link="") for device in worker.devices))
+                for worker in board.workers
+            ),
+        )
+        sizes = {device.id: device.vram_mb for worker in board.workers for device in worker.devices}
+        linked, plain = decide(board), decide(unknown)
+        assert [by_size(one, sizes) for one in linked] == [by_size(one, sizes) for one in plain], (seed, n)
+        chosen += [one.seats for one in linked] != [one.seats for one in plain]
+    assert chosen > 20
 
 
 @pytest.mark.parametrize(("seed", "dice"), dice_of(1))

@@ -18,10 +18,11 @@ from gangq.placement.strategies import STRATEGIES, Choice, Pack, Strategy, Takes
 class WholePairs:
     """Two devices that are joined by NVLink, or none."""
 
-    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
+    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
         """The first pair."""
-        for device in good:
-            pair = [other for other in good if other.link and other.link == device.link]
+        free = [device for equal in good for device in equal]
+        for device in free:
+            pair = [other for other in free if other.link and other.link == device.link]
             if len(pair) >= count == 2:
                 return pair[:2]
         return None

@@ -100,7 +100,8 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
     """List the devices, who holds them, and how they do.
 
     A ? is what nobody knows: no driver says it, or no worker reads it. READ is how old the rest is, TRIPS how
-    many jobs tripped on the device within a day. With --json the columns of gangq.devices.
+    many jobs tripped on the device within a day. NVLink or XGMI joins the devices of a worker that have the same
+    LINK. With --json the columns of gangq.devices.
     """
     client = session.client()
     found = client.devices(host=host, state=state)
@@ -123,6 +124,7 @@ def _device_columns(now: datetime | None) -> list[Column]:
         Column("read", lambda d: _age(d.read_at, now) or "never", right=True, rank=4),
         Column("vram", lambda d: megabytes(d.vram_mb), right=True, rank=6),
         Column("model", lambda d: d.model, rank=6),
+        Column("link", lambda d: d.link, right=True, rank=4),
         Column("source", lambda d: d.source, rank=8),
         Column("worker", lambda d: d.worker, rank=1),
         Column("job", lambda d: d.job_id, right=True),

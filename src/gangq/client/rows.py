@@ -393,8 +393,9 @@ class WorkerRow(NamedTuple):
 class DeviceRow(NamedTuple):
     """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn.
 
-    `health`: ok, degraded, exiting (withheld until a worker that tripped is gone) or quarantined. `trips_day`
-    counts jobs that tripped on it within a day; `reading` is the latest one that a worker brought.
+    `link`: of the devices of its worker that NVLink or XGMI joins with it, the index of the first. `health`: ok,
+    degraded, exiting (withheld until a worker that tripped is gone) or quarantined. `trips_day` counts jobs that
+    tripped on it within a day; `reading` is the latest one that a worker brought.
     """
 
     uuid: str
@@ -403,6 +404,7 @@ class DeviceRow(NamedTuple):
     vram_mb: int
     model: str
     source: str
+    link: int | None
     worker: str | None
     state: str
     job_id: int | None

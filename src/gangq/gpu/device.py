@@ -16,7 +16,8 @@ class Device:
 
     `uuid` is the identity that the database keys on. `index` is only for people: it is unique within one
     detection and equals the driver's own index as long as no card before it is in MIG mode. `vram_mb` is in
-    MiB (2**20 bytes), as the driver counts it.
+    MiB (2**20 bytes), as the driver counts it. `link` names the devices that NVLink or XGMI joins, each with
+    each, by the UUID of the first of them; None: it is joined with none, or nobody knows.
     """
 
     index: int
@@ -25,6 +26,7 @@ class Device:
     model: str
     source: Source
     mig: bool = False
+    link: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the device as the plain object that `register_worker` takes."""

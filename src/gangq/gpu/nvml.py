@@ -11,6 +11,7 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
+from gangq.gpu.links import linked
 from gangq.gpu.memory import unified_memory
 from gangq.gpu.visible import Candidate, enforced_elsewhere, entries, restrict
 
@@ -50,11 +51,11 @@ class NvmlDriver:
             count = int(nvml.nvmlDeviceGetCount())
             if count == 0:
                 raise DriverUnavailable("the NVIDIA driver lists no card", absent=True)
-            candidates = self._candidates(nvml, count)
+            candidates = self._restricted(self._candidates(nvml, count), count)
+            return linked(candidates, lambda one, other: self._joined(nvml, one, other))
         finally:
             with contextlib.suppress(Exception):
                 nvml.nvmlShutdown()
-        return [candidate.device for candidate in self._restricted(candidates, count)]
 
     def visible_env(self, devices: Iterable[Device]) -> dict[str, str]:
         """Set CUDA_VISIBLE_DEVICES to UUIDs.
@@ -117,7 +118,7 @@ class NvmlDriver:
         handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         if not self._in_mig_mode(nvml, handle):
-            return [Candidate(self._device(nvml, handle, index, uuid, mig=False), ordinal, (uuid,))]
+            return [Candidate(self._device(nvml, handle, index, uuid, mig=False), ordinal, (uuid,), handle)]
         found: list[Candidate] = []
         for slot in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
             try:
@@ -151,6 +152,20 @@ class NvmlDriver:
             vram_mb, said = unified_memory(model, uuid)
             self.warnings.append(said)
         return Device(index, uuid, vram_mb, model, self.name, mig)
+
+    def _joined(self, nvml: Any, one: Candidate, other: Candidate) -> bool:
+        """Say whether NVLink joins two cards, by a bridge or through NVSwitch; False where nobody knows.
+
+        A MIG instance reaches nothing by NVLink.
+        """
+        if one.device.mig or other.device.mig:
+            return False
+        try:
+            status = nvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        # Not only NVMLError: see _candidates. The devices are of use without their links.
+        except Exception:
+            return False
+        return bool(status == nvml.NVML_P2P_STATUS_OK)
 
     def _in_mig_mode(self, nvml: Any, handle: Any) -> bool:
         try:

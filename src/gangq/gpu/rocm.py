@@ -14,6 +14,7 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
+from gangq.gpu.links import linked
 from gangq.gpu.memory import unified_memory
 from gangq.gpu.visible import Candidate, restrict
 
@@ -22,6 +23,7 @@ _LOADED = Path("/dev/kfd")
 _RUNTIME_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 # AMDSMI_STATUS_NOT_SUPPORTED
 _NOT_SUPPORTED = 2
+_NOT_KNOWN = 2**64 - 1
 
 
 class AmdsmiDriver:
@@ -40,11 +42,12 @@ class AmdsmiDriver:
         self.warnings = []
         smi = self.attach()
         try:
-            candidates = self.candidates(smi)
+            candidates = self._restricted(self.candidates(smi))
+            hives = {candidate.device.uuid: self._hive(smi, candidate) for candidate in candidates}
         finally:
             with contextlib.suppress(Exception):
                 smi.amdsmi_shut_down()
-        return [candidate.device for candidate in self._restricted(candidates)]
+        return linked(candidates, lambda one, other: hives[one.device.uuid] == hives[other.device.uuid] != 0)
 
     def visible_env(self, devices: Iterable[Device]) -> dict[str, str]:
         """Set ROCR_VISIBLE_DEVICES to runtime UUIDs (an index for a partition, which shares its card's UUID).
@@ -132,6 +135,21 @@ class AmdsmiDriver:
             vram_mb, said = unified_memory(model, uuid)
             self.warnings.append(said)
         return ordinal, Device(ordinal, uuid, vram_mb, model, self.name)
+
+    def _hive(self, smi: Any, candidate: Candidate) -> int:
+        """Return the number of the cards that XGMI joins with this one; 0 where there are none, or nobody knows.
+
+        Partitions have none: those of one card are not joined by XGMI, and amdsmi tells them the card's.
+        """
+        if "/" in candidate.device.uuid:
+            return 0
+        try:
+            hive = smi.amdsmi_get_xgmi_info(candidate.handle)["xgmi_hive_id"]
+        # The devices are of use without their links.
+        except Exception:
+            return 0
+        # Other releases say "N/A", and this is what the library writes for it.
+        return hive if isinstance(hive, int) and hive != _NOT_KNOWN else 0
 
     def _restricted(self, candidates: list[Candidate]) -> list[Candidate]:
         runtime = self._environ.get("ROCR_VISIBLE_DEVICES")

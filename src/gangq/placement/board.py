@@ -24,7 +24,8 @@ class Device:
     id: int
     vram_mb: int = 0
     link: str = ""
-    """Devices with the same name here are joined by NVLink; empty: not known."""
+    """Devices of a worker with the same name here are joined by NVLink or XGMI, each with each. Empty: with none, or
+    not known."""
     withheld: bool = False
     """Quarantined, or in doubt: nobody gets it."""
 

@@ -312,7 +312,7 @@ class Pass:
         """What runs where it should not is told to stop, if it could run elsewhere."""
         counts = counts_of(ask, self.kinds[ask.kind])
         held = self.displacer.holds(unit.id)
-        self.free.give(held, 0)
+        self.free.end(held, 0)
         seats = self.search.seats(ask, counts, len(self.free.starts), leaving=frozenset({unit.id}))
         if isinstance(seats, Refused):
             self.free.take(held, unit.ends_at)

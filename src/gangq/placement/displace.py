@@ -111,7 +111,7 @@ class Displacer:
         free = emptied.copy(starts=True)
         leaving = self._leaving() | {*candidates}
         for n, (at, unit) in enumerate(young):
-            free.give(self._holds[unit], self.units[unit].ends_at)
+            free.end(self._holds[unit], self.units[unit].ends_at)
             leaving |= {unit}
             if n + 1 < len(young) and (young[n + 1][0] == at or n > SEARCHES):
                 continue
@@ -188,7 +188,7 @@ class Displacer:
         """What is free once all that leaves already has gone."""
         free = self._search.free.copy(starts=True)
         for unit in self._leaving():
-            free.give(self._holds[unit], self.units[unit].ends_at)
+            free.end(self._holds[unit], self.units[unit].ends_at)
         return free
 
     def _all_gone(self, ask: Ask, owed: str) -> tuple[list[str], Free]:
@@ -205,7 +205,7 @@ class Displacer:
         if key not in self._known:
             candidates, free = self._candidates(ask, owed or None), self._without_leaving()
             for unit in candidates:
-                free.give(self._holds[unit], self.units[unit].ends_at)
+                free.end(self._holds[unit], self.units[unit].ends_at)
             self._known[key] = candidates, free
         return self._known[key]
 
@@ -224,7 +224,7 @@ class Displacer:
         if alone is None:
             return Refused("displace", have=self._left, of="units")
         for unit in alone:
-            search.free.give(self._holds[unit], self.units[unit].ends_at)
+            search.free.end(self._holds[unit], self.units[unit].ends_at)
             found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
                 return (unit,), found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
@@ -281,14 +282,24 @@ class Search:
                 seats[n] = [alike[worker] for worker in workers[n]]
                 continue
             seats[n] = []
-            for worker in workers[n]:
-                mine = free.setdefault(worker, self.free.free_devices(worker, layer))
-                good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
-                picked = STRATEGIES[kind.roles[n].strategy].choice.devices(good, needs.gpus)
-                if picked is None:
-                    return None
-                free[worker] = [device for device in mine if device not in picked]
-                seats[n].append(Taken(worker, tuple(picked), 1, needs.memory_mb, needs.millicpus))
+            for worker, members in groupby(workers[n]):
+                beside = len(list(members))
+                # Members of one GPU each talk to each other as the GPUs of one member do.
+                together = beside if needs.gpus == 1 else 1
+                for _ in range(beside // together):
+                    mine = free.setdefault(worker, self.free.free_devices(worker, layer))
+                    good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
+                    picked = STRATEGIES[kind.roles[n].strategy].choice.devices(
+                        self.free.equal(worker, good, layer), needs.gpus * together
+                    )
+                    if picked is None:
+                        return None
+                    gone = {device.id for device in picked}
+                    free[worker] = [device for device in mine if device.id not in gone]
+                    seats[n] += [
+                        Taken(worker, tuple(devices), 1, needs.memory_mb, needs.millicpus)
+                        for devices in (picked[m : m + needs.gpus] for m in range(0, len(picked), needs.gpus))
+                    ]
         return [seat for n in sorted(seats) for seat in seats[n]]
 
     # -- topology --------------------------------------------------------------------------------------------

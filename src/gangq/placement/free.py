@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from gangq.placement.board import Board, Device, Hold, Role
@@ -18,6 +19,7 @@ from gangq.placement.decisions import End
 
 WorkerState = tuple[int, int, int, int, tuple[int, ...]]
 """Its class, free slots, memory and processors, and the memory of each free device, smallest first."""
+_id = attrgetter("id")
 
 
 class Taken(NamedTuple):
@@ -97,8 +99,10 @@ class Free:
         """Of each worker the free slots, memory and processors; below 0 where a plan waits for what holds them."""
         self.slots = sum(worker.slots for worker in self.workers)
         """Free slots in all: there is room for no more members than that."""
-        self.rank: dict[int, int] = {}
-        """Of devices of one size the lowest rank is taken first; 0 unless said."""
+        self._ends = 0
+        """How often :meth:`end` was called."""
+        self._ended: dict[int, int] = {}
+        """Of devices that are free only once something has ended: the number of that :meth:`end`."""
         self._devices = self._all_devices()
         """Of each worker the free devices, by id."""
         self._owed = Counter[int]()
@@ -142,8 +146,16 @@ class Free:
         self._change(seats, ends_at, -1)
 
     def give(self, seats: Iterable[Taken], ends_at: float) -> None:
-        """Undo :meth:`take`, or the end of something that was to run until then."""
+        """Undo :meth:`take`."""
         self._change(seats, ends_at, 1)
+
+    def end(self, seats: Sequence[Taken], ends_at: float) -> None:
+        """As if what was to run until then had ended. Of devices of one size those of the last end are taken first:
+        what is idle until then is of use to others meanwhile.
+        """
+        self.give(seats, ends_at)
+        self._ends += 1
+        self._ended.update({device.id: self._ends for seat in seats for device in seat.devices})
 
     def _change(self, seats: Iterable[Taken], ends_at: float, sign: int) -> None:
         for taken in seats:
@@ -171,9 +183,6 @@ class Free:
                 # Held and planned for: whoever holds it gives it back to the plan.
                 self._owed[device.id] -= sign
 
-    def _smallest(self, device: Device) -> tuple[int, int, int]:
-        return device.vram_mb, self.rank.get(device.id, 0), device.id
-
     def plan(self, start: PlannedStart, then: Free) -> None:
         """Keep seats free from a moment on; ``then`` is what is free at that moment, these seats taken."""
         for earlier in self.starts:
@@ -193,7 +202,7 @@ class Free:
         self._settle()  # Once, and not in each copy of this.
         twin = object.__new__(Free)
         twin.__dict__.update(self.__dict__)
-        twin.rank = {}
+        twin._ended = {}
         twin._left = [list(left) for left in self._left]
         twin._devices = [devices.copy() for devices in self._devices]
         twin._owed = Counter(self._owed)
@@ -275,10 +284,20 @@ class Free:
         return self.workers[worker].class_id, slots, memory_mb, millicpus, vrams
 
     def free_devices(self, worker: int, layer: int) -> list[Device]:
-        """The devices behind :meth:`worker_state`, smallest first."""
+        """The devices behind :meth:`worker_state`."""
         kept = {d for start in self.starts[:layer] if worker in start.left for d in start.devices}
-        free = [device for device in self._devices[worker].values() if device.id not in kept]
-        return sorted(free, key=self._smallest)
+        return [device for device in self._devices[worker].values() if device.id not in kept]
+
+    def equal(self, worker: int, devices: Iterable[Device], layer: int) -> list[list[Device]]:
+        """Free devices of a worker in classes of equal ones, the smallest first; of one size those first that the
+        fewest others could use: of the last :meth:`end`, then what planned starts beyond this layer will take.
+        """
+        later = [start.devices for start in self.starts[layer:] if worker in start.left]
+        classes: dict[tuple[int, ...], list[Device]] = defaultdict(list)
+        for device in sorted(devices, key=_id):
+            spared = (device.id not in taken for taken in later)
+            classes[device.vram_mb, -self._ended.get(device.id, 0), *spared].append(device)
+        return [classes[key] for key in sorted(classes)]
 
     def needed_at(self, seat: Taken, layer: int) -> float | None:
         """When a planned start beyond this layer needs a seat that is about to be taken; None: never."""

@@ -119,9 +119,7 @@ def first_fit(
     for n, (at, unit, seats) in enumerate(moments):
         workers = {seat.worker for seat in seats if free.workers[seat.worker].open} if room else ()
         before = _room_on(free, workers, roles, layer)
-        # What ends last is taken first: what is idle until then is of use to others meanwhile.
-        free.rank.update({device.id: -n for seat in seats for device in seat.devices})
-        free.give(seats, at)
+        free.end(seats, at)
         gone.add(unit)
         after = _room_on(free, workers, roles, layer)
         if room:

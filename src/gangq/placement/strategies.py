@@ -15,44 +15,45 @@ Takes = list[tuple[int, int]]
 
 
 class Choice(Protocol):
-    """Which of the free devices of a worker one member gets."""
+    """Which of the free devices of a worker a member gets; members of one GPU each choose together."""
 
-    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
-        """So many of those that will do, which are given smallest first; None: these will not do."""
-
-
-class Smallest:
-    """The smallest that will do: large ones stay free for what needs them."""
-
-    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
-        """The first ones."""
-        return good[:count] if len(good) >= count else None
+    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
+        """So many of those that will do; None: these will not do. They are given in classes of equal ones
+        (:meth:`gangq.placement.free.Free.equal`): all of a class is to be taken before any of the next.
+        """
 
 
 class Linked:
-    """No larger ones than needed, and of those as few NVLink groups as possible; single ones come from groups that
-    are broken already. Where no links are known this is :class:`Smallest`.
+    """The smallest that will do: large ones stay free for what needs them. Of equal ones as few groups as possible
+    that NVLink or XGMI joins; single ones come from groups that are broken already.
+
+    Links decide between equal devices of one worker, and nothing more. Workers are chosen before, by their room, and
+    what is left over has the same room as without links: nothing waits for a link.
     """
 
-    def devices(self, good: Sequence[Device], count: int) -> Sequence[Device] | None:
-        """The tightest group that holds all, else whole groups, the largest first and the tightest last."""
-        if len(good) < count or not any(device.link for device in good):
-            return Smallest().devices(good, count)
-        groups: dict[str, list[Device]] = defaultdict(list)
-        for device in good:
-            if device.vram_mb <= good[count - 1].vram_mb:
-                groups[device.link or f"alone {device.id}"].append(device)
+    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
+        """One class after another; of the last one what is joined best."""
         taken: list[Device] = []
-        while len(taken) < count:
-            lacking = count - len(taken)
-            enough = [name for name in groups if len(groups[name]) >= lacking]
-            name = (
-                min(enough, key=lambda n: len(groups[n]))
-                if enough
-                else max(groups, key=lambda n: len(groups[n]))
-            )
-            taken += groups.pop(name)[:lacking]
-        return taken
+        for equal in good:
+            taken += _joined(equal, min(len(equal), count - len(taken)))
+        return taken if len(taken) == count else None
+
+
+def _joined(equal: Sequence[Device], count: int) -> Sequence[Device]:
+    """The tightest group that holds all, else whole groups, the largest first and the tightest last."""
+    if count == len(equal) or not any(device.link for device in equal):
+        return equal[:count]
+    groups: dict[str, list[Device]] = defaultdict(list)
+    for device in equal:
+        groups[device.link or f"alone {device.id}"].append(device)
+    taken: list[Device] = []
+    while lacking := count - len(taken):
+        enough = [name for name, group in groups.items() if len(group) >= lacking]
+        name = (
+            min(enough, key=lambda n: len(groups[n])) if enough else max(groups, key=lambda n: len(groups[n]))
+        )
+        taken += groups.pop(name)[:lacking]
+    return taken
 
 
 class Strategy(ABC):
