@@ -660,6 +660,40 @@ def test_the_async_client_gives_the_same_rows_and_errors(client: Client, dsn: st
 # Connections
 
 
+class _Counted(AsyncClient):
+    connections = 0
+
+    async def _connect(self, **more: Any) -> Any:
+        self.connections += 1
+        return await super()._connect(**more)
+
+
+def test_a_hundred_first_calls_at_once_try_the_server_once(client: Client, dsn: str) -> None:
+    async def attempt() -> tuple[int, int]:
+        async with _Counted(dsn) as aio:
+            await asyncio.gather(*(aio.submit(task="t") for _ in range(100)))
+        nobody = _Counted("host=127.0.0.1 port=9 dbname=jobs")
+        refused = await asyncio.gather(*(nobody.job(id=1) for _ in range(100)), return_exceptions=True)
+        assert {type(problem) for problem in refused} == {DatabaseUnreachable}
+        return aio.connections, nobody.connections
+
+    assert asyncio.run(attempt()) == (1, 1)
+    assert len(client.jobs(limit=200)) == 100
+
+
+def test_the_first_call_may_be_cancelled_while_others_wait_for_its_connection(dsn: str) -> None:
+    async def attempt() -> int:
+        async with AsyncClient(dsn) as aio:
+            calls = [asyncio.create_task(aio.submit(task="t")) for _ in range(5)]
+            await asyncio.sleep(0)
+            calls[0].cancel()
+            done = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(done[0], asyncio.CancelledError)
+            return len(await aio.jobs())
+
+    assert asyncio.run(attempt()) == 4
+
+
 def test_a_call_survives_a_connection_that_the_server_ended(
     client: Client, db: psycopg.Connection[Any]
 ) -> None:

@@ -63,7 +63,7 @@ class AsyncClient(Verbs, BaseClient):
     """
 
     _pool: AsyncConnectionPool[AsyncConnection] | None
-    _opening: asyncio.Lock
+    _opening: asyncio.Task[AsyncConnectionPool[AsyncConnection]] | None
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -174,19 +174,23 @@ class AsyncClient(Verbs, BaseClient):
     async def _open(self) -> AsyncConnectionPool[AsyncConnection]:
         home = (os.getpid(), asyncio.get_running_loop())
         if self._home != home:
-            self._pool, self._home, self._opening = None, home, asyncio.Lock()
+            self._pool, self._home, self._opening = None, home, None
         if self._pool is not None:
             return self._pool
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._opened())
+        # All calls that begin meanwhile wait for this one attempt; the cancelling of one of them ends it for none.
+        return await asyncio.shield(self._opening)
+
+    async def _opened(self) -> AsyncConnectionPool[AsyncConnection]:
         # The pool would try in the background until the timeout and then not say why.
         await (await self._connect()).close()
-        async with self._opening:
-            if self._pool is None:
-                pool = AsyncConnectionPool(connection_class=AsyncConnection, open=False, **self._pool_args)
-                # With its first connection made a call has no reason to begin another. The pool's workers take the
-                # cancelling of such a one for an error and go on, and asyncio.run() would wait for them for ever.
-                await pool.open(wait=True, timeout=pool.timeout)
-                self._pool = pool
-            return self._pool
+        pool = AsyncConnectionPool(connection_class=AsyncConnection, open=False, **self._pool_args)
+        # With its first connection made a call has no reason to begin another. The pool's workers take the
+        # cancelling of such a one for an error and go on, and asyncio.run() would wait for them for ever.
+        await pool.open(wait=True, timeout=pool.timeout)
+        self._pool = pool
+        return pool
 
     async def _connect(self, **more: Any) -> AsyncConnection:
         try:

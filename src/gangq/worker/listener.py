@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import psycopg
 
 from gangq.client.core import Deadline
+from gangq.client.verb import Query
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
 from gangq.worker.retry import backoff
@@ -27,8 +28,11 @@ _PROBE_S = 10.0
 _SELF_TEST_S = 2.0
 _STEADY_S = 30.0
 _TEST_AGAIN_S = 60.0
-_HELLO = "hello"
 WAKE_CHANNEL = "gangq_wake"
+
+
+def _notify(channel: str) -> Query[None]:
+    return Query("notify", "select pg_notify(%(channel)s, '')", {"channel": channel}, lambda _: None)
 
 
 class Listener:
@@ -44,7 +48,6 @@ class Listener:
         self._channel = f"gangq_{session.incarnation}"
         self._queues = frozenset(queues)
         self._handlers = handlers
-        self._hello = asyncio.Event()
         self.deaf = False
         """True when LISTEN is accepted and nothing arrives: a transaction pooler stands in between."""
 
@@ -68,13 +71,8 @@ class Listener:
     async def _listen(self) -> None:
         """Returns once another connection has taken the place of this one, or where nothing is heard."""
         client = self._client
-        await client.listen(self._channel, WAKE_CHANNEL)
-        number = client.number
-        for payload in self._handlers:
-            self._handle(payload)
-        self.deaf = not await self._hears_hello()
+        self.deaf = not await self._is_heard()
         if self.deaf:
-            # Of no use to anybody, and it stays on the pooler's connection, which is most likely this one still.
             await client.listen()
             log.warning(
                 "listener_deaf",
@@ -85,6 +83,10 @@ class Listener:
                 },
             )
             return
+        await client.listen(self._channel, WAKE_CHANNEL)
+        number = client.number
+        for payload in self._handlers:
+            self._handle(payload)
         log.info("listening", extra={"channel": self._channel})
         while client.number == number:
             with contextlib.suppress(TimeoutError):
@@ -93,26 +95,29 @@ class Listener:
             # A half-open connection looks like silence; only asking tells the two apart.
             await client.read()
 
-    async def _hears_hello(self) -> bool:
-        self._hello.clear()
-        # From another connection: a pooler in transaction mode delivers to a connection what it sends itself.
+    async def _is_heard(self) -> bool:
+        """Whether a connection that only listens hears what the other sends.
+
+        One that works meanwhile proves nothing: a pooler in transaction mode delivers along with an answer.
+        """
+        channel = f"{self._channel}_probe"
         async with await self._client.connect_listener() as other:
             other.deadline = Deadline(self._session.terms.answer_s)
-            await other.execute("select pg_notify(%s, %s)", (self._channel, _HELLO))
-        until = time.monotonic() + _SELF_TEST_S
-        while not self._hello.is_set() and (left := until - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._client.news.wait(), left)
-            await self._client.read()
-        return self._hello.is_set()
+            await other.execute(f'listen "{channel}"'.encode())
+            await self._client.execute(_notify(channel))
+            other.deadline = None
+            async for _ in other.notifies(timeout=_SELF_TEST_S, stop_after=1):
+                return True
+            # It would stay on the pooler's connection, which is most likely this one still.
+            other.deadline = Deadline(self._session.terms.answer_s)
+            await other.execute(b"unlisten *")
+        return False
 
     def _heard(self, channel: str, payload: str) -> None:
         if channel == WAKE_CHANNEL:
             if payload in self._queues:
                 self._handle("wake")
         elif channel == self._channel:
-            if payload == _HELLO:
-                self._hello.set()
             self._handle(payload)
 
     def _handle(self, payload: str) -> None:
