@@ -7,6 +7,13 @@
 
 -- Moves jobs out of live_jobs into history: single jobs to the state given, gang members with the
 -- state they have. Pairs whose token is not the present one stay.
+-- Why each step stands before the next one:
+-- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
+--    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
+-- 2. Learn the run times. This step could stand anywhere.
+-- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+--    settle_dependents counts on that. settle reads the history that step 1 wrote.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
   retain_as text default null, out left_ids bigint[], out vacant integer
@@ -26,6 +33,7 @@ declare
   marker text;
 begin
   vacant := 0;
+  -- 1.
   marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
@@ -71,18 +79,20 @@ begin
   if left_ids = '{}' then
     return;
   end if;
+  -- 2.
   if ran is not null and at_once then
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
+  -- 3.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than
-  -- four writes that find nothing. If the ids are far apart the look would read rows of unrelated
-  -- jobs.
+  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- than four writes that find nothing. If the ids are far apart the look would read rows of
+  -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)
     or exists (select 1 from gangq.progress p where p.job_id between lowest and highest)
     or exists (select 1 from gangq.checkpoints c where c.job_id between lowest and highest)

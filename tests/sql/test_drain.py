@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from drive import INVALID, MISSING, STALE, WRONG_STATE, Claim, Gang, Q, Worker, ack_all, gpus, refused
 
@@ -358,6 +359,15 @@ def test_cancelling_a_running_solo_job_goes_through_told_and_ack(q: Q) -> None:
     assert [row["state"] for row in q.call("cancel", job_ids=[job])] == ["cancelled"], (
         "a third time is harmless"
     )
+
+
+def test_a_cancel_wakes_the_worker_of_a_running_solo_job(q: Q, dsn: str) -> None:
+    job = q.submit()
+    claim = q.worker().take()
+    with psycopg.connect(dsn, autocommit=True) as listening:
+        listening.execute(f"listen gangq_{claim.incarnation}")
+        q.call("cancel", job_ids=[job])
+        assert [n.payload for n in listening.notifies(timeout=2, stop_after=1)] == ["stop"]
 
 
 def test_a_solo_job_that_finishes_while_being_cancelled_is_done(q: Q) -> None:
