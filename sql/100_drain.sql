@@ -2,7 +2,7 @@
 -- lets it go on without the members it lost (lose_members, shrink_gang). Then cancel and retry.
 -- Member: running -> preempting (told to stop) -> preempted (proven stopped) -> blocked; one that
 -- is lost is proven stopped at once. Gang: running -> draining -> blocked, or it ends.
--- Who pays, and which causes are losses: 078_charges.sql.
+-- Who pays for which cause, and which are losses: gangq.causes (078).
 -- Locks: gangs by id, jobs by id; internal functions are called under the lock of the gang and all
 -- its members. retry locks the ending that it starts from (history or gang_history), then the
 -- settings, shared. Never a worker row.
@@ -61,18 +61,6 @@ comment on function gangq.drain is
   'that pay what a culprit pays; null: the culprits; ''{}'': no member, and the gang pays all the '
   'same. final: a failure that is not retryable.';
 
-create function gangq.charge_member(
-  j gangq.live_jobs, pays bigint[], cause text, final boolean,
-  out attempts integer, out crashes integer, out trips integer, out stops integer
-) language sql immutable as $$
-  select m.*
-  from gangq.charges_for(cause) c
-  cross join gangq.charge_job(j, case when j.id = any (pays) then c.culprit else c.sibling end,
-    final) m
-$$;
-comment on function gangq.charge_member is
-  'Internal. The counters of a member after this end of its gang, for which the members pays pay.';
-
 create function gangq.stop_culprits(
   g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean
 ) returns gangq.live_gangs language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -86,7 +74,7 @@ begin
   delete from gangq.device_holds h where h.job_id = any (culprits);
   update gangq.live_gangs x
   set (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
-    select * from gangq.charge_gang(x, (gangq.charges_for(stop_culprits.cause)).gang))
+    select * from gangq.charge_gang(x, (gangq.cause_named(stop_culprits.cause)).gang))
   where x.id = g.id
   returning x.* into g;
   return g;
@@ -156,19 +144,18 @@ create function gangq.must_drain(
 ) returns boolean language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  charges record := gangq.charges_for(must_drain.cause);
+  c record := gangq.cause_named(must_drain.cause);
 begin
   return g.go_at is null  -- its barrier has not opened
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
-    or not charges.loss
+    or c.ending = 'asked'
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
-    or gangq.spends_gang(g, charges.gang)  -- its budget is spent, or that of a culprit
+    or gangq.spends_gang(g, c.gang)  -- its budget is spent, or that of a culprit
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
       select from gangq.live_jobs j
-      where j.id = any (culprits) and gangq.spends_job(j,
-        case when j.id = any (pays) then charges.culprit else charges.sibling end))
+      where j.id = any (culprits) and j.id = any (pays) and gangq.spends_job(j, c.member))
     or not exists (  -- no other member would go on
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done')
@@ -426,14 +413,12 @@ create function gangq.drained_for_good(g gangq.live_gangs) returns text
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
   max_stops integer := (select c.max_stops from gangq.settings c);
+  c record := gangq.cause_named(g.drain_cause);
 begin
-  if g.failure_policy = 'fail' and gangq.is_fault(g.drain_cause) then
+  if g.failure_policy = 'fail' and c.ending = 'fault' then
     return (
       select format('rank %s %s%s, and the gang''s failure policy is fail',
-        coalesce(j.epoch_rank, j.rank),
-        case g.drain_cause when 'fail' then 'failed' when 'crash' then 'lost its worker'
-          when 'trip' then 'tripped a watchdog' else 'ended (' || g.drain_cause || ')' end,
-        ': ' || left(j.error ->> 'message', 200))
+        coalesce(j.epoch_rank, j.rank), c.words, ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;
   return coalesce((
@@ -442,8 +427,9 @@ begin
           then format('was already %s when the gang drained (%s)', j.state, g.drain_cause)
         when j.attempts >= j.max_attempts
           then 'spent its ' || gangq.counted(j.max_attempts, 'attempt')
-        when j.crashes > j.max_crashes then 'lost its worker ' || gangq.counted(j.crashes, 'time')
-        else 'tripped a watchdog ' || gangq.counted(j.trips, 'time') end
+        when j.crashes > j.max_crashes
+          then (gangq.cause_named('crash')).words || ' ' || gangq.counted(j.crashes, 'time')
+        else (gangq.cause_named('trip')).words || ' ' || gangq.counted(j.trips, 'time') end
       from gangq.live_jobs j
       where j.gang_id = g.id and (j.state in ('done', 'failed')
         or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)

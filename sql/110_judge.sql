@@ -233,12 +233,8 @@ begin
   perform gangq.lose_members(g.id, gone, cause,
     case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
-    case cause
-      when 'placement_miss' then 'a worker ended before it claimed its member'
-      when 'crash' then 'a member''s worker was lost'
-      when 'worker_lost' then 'a member''s worker stopped over another job'
-      else 'a member''s worker stopped' end,
-    t);
+    format('a member %s%s', (gangq.cause_named(cause)).words,
+      case cause when 'placement_miss' then ': its worker ended' end), t);
   return freed + cardinality(gone);
 end $$;
 comment on function gangq.free_orphaned_members is

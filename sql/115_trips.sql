@@ -714,7 +714,7 @@ begin
     data := data || jsonb_build_object('gang', sentence);
   end if;
   if j.state = 'running' and culprit is not distinct from j.id then
-    charge := (gangq.charges_for('trip')).culprit;
+    charge := (gangq.cause_named('trip')).member;
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'

@@ -70,7 +70,7 @@ MUTATIONS = [
      "test_finish"),
     ("stopped", "kind => nullif(how, 'ack')", "kind => null", "test_judge"),
     ("stopped", "when 'move' then 'move'", "when 'move' then 'release'", "test_cordons"),
-    ("must_drain", "or not charges.loss", "", "test_failure_policies"),
+    ("must_drain", "or c.ending = 'asked'", "", "test_failure_policies"),
     ("leave", "and j.token is not distinct from l.token", "", "test_finish"),
     ("leave", "when 'done' then j.gang_id is null and j.state in ('running', 'preempting')",
      "when 'done' then j.state in ('running', 'preempting')", "test_finish test_claim"),
