@@ -15,7 +15,8 @@
 --           the policy fail ends the gang. asked: anything but a loss
 --   words   what is said of a member
 --
--- The cause of a lost host is crash: the database cannot tell a host from its worker.
+-- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
+-- host from its worker.
 create view gangq.causes as
 select *
 from (values
@@ -24,7 +25,7 @@ from (values
   ('crash',          'reap',    'crash',   'crash',          'fault', 'lost its worker'),
   ('trip',           'trip',    'trip',    'trip',           'fault', 'tripped a watchdog'),
   ('never_started',  null,      'nothing', 'never_started',  'loss',  'ended before it began'),
-  ('worker_lost',    'release', 'nothing', 'nothing',        'loss',  'stopped over another job'),
+  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'stopped over another job'),
   ('release',        'release', 'stop',    'nothing',        'asked', 'was handed back'),
   ('preempt',        null,      'stop',    'preemption',     'asked', 'was displaced'),
   ('move',           'release', 'nothing', 'nothing',        'asked', 'was moved off its host'),
@@ -131,8 +132,9 @@ comment on function gangq.cause_charged is
   'barrier has not opened.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
-  select case when i.exit_code is not null then 'worker_lost'
+  select case when i.exit_code is not null then 'other_job'
     when i.state = 'dead' then 'crash' else 'release' end
 $$;
 comment on function gangq.cause_of_loss is
-  'Internal. How what an ended worker held ends: it tripped over another job, was lost or retired.';
+  'Internal. The cause with which the jobs of an ended worker end: other_job if it tripped over '
+  'another job, crash if it was lost, release if it retired.';

@@ -219,7 +219,7 @@ begin
   select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'), case
     when count(*) = 0 then 'placement_miss'
     when bool_or(gangq.cause_of_loss(o.worker) = 'crash') then 'crash'
-    when bool_and(gangq.cause_of_loss(o.worker) = 'worker_lost') then 'worker_lost'
+    when bool_and(gangq.cause_of_loss(o.worker) = 'other_job') then 'other_job'
     else 'release' end
   into gone, cause
   from gangq.orphans(t) o
@@ -262,10 +262,10 @@ begin
   perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
     reason => 'its worker ended');
   perform gangq.end_attempt(j,
-    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'worker_lost'
+    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'other_job'
       else cause end, null,
     format('worker %s %s', worker.name, case
-      when cause = 'worker_lost' then format('stopped over another job (%s)', worker.exit_code)
+      when cause = 'other_job' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'
       else 'was retired' end),
     t);

@@ -524,7 +524,7 @@ def test_members_of_another_gang_on_that_worker_are_handed_back_uncharged(q: Q) 
     q.later(5)
     q.tick()
     assert gang.state == "draining"
-    assert gang.live["drain_cause"] == "worker_lost"
+    assert gang.live["drain_cause"] == "other_job"
     next(m for m in members if m.incarnation == second.incarnation).ack()
     assert (gang.state, gang.live["crashes"], gang.live["attempts"]) == ("blocked", 0, 0)
 
