@@ -223,7 +223,8 @@ begin
   return true;
 end $$;
 comment on function gangq.stop_unit is
-  'Internal. Tells a gang, a single job or a surplus member to stop, uncharged, with an event.';
+  'Internal. Tells a gang, a single job or a surplus member to stop, with an event. how: preempt '
+  'or move, the cause of its end.';
 
 create function gangq.apply_move(d jsonb, digest text, t timestamptz) returns text
 language plpgsql as $$

@@ -510,8 +510,8 @@ begin
 end $$;
 comment on function gangq.rollback_stale is
   'Internal. Ends reservations past their deadline, or on workers that take nothing any more: '
-  'rolled back, or drained uncharged when some members wait at the barrier. Drains a running gang '
-  'that has missed a member for its whole timeout.';
+  'rolled back, or drained when some members wait at the barrier, which costs the gang a placement '
+  'miss and no attempt. Drains a running gang that has missed a member for its whole timeout.';
 
 -- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
 -- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency

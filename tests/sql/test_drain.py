@@ -216,7 +216,7 @@ def test_a_rendezvous_port_that_was_taken_re_opens_the_barrier_uncharged(q: Q) -
     gang.restart(*workers)
 
 
-def test_a_members_release_charges_nobody_and_counts_a_stop(q: Q) -> None:
+def test_a_members_release_gives_its_attempt_back_and_counts_a_stop(q: Q) -> None:
     gang, _, claims = running(q, 2)
     assert claims[0].release() == "released"
     claims[1].ack()
@@ -289,7 +289,7 @@ def test_the_events_of_a_drain_name_gang_and_epoch_and_make_one_row_in_drains(q:
 # preempt_gang and complete_drain ----------------------------------------------------------------------------
 
 
-def test_a_preempted_gang_is_not_charged_and_runs_again_at_once(q: Q) -> None:
+def test_a_preempted_gang_keeps_its_attempts_and_runs_again_at_once(q: Q) -> None:
     gang, workers, claims = running(q, 2)
     assert q.one("preempt_gang", gang_id=gang.id, reason="maintenance") is True
     assert q.one("preempt_gang", gang_id=gang.id) is False, "it drains already"
