@@ -88,7 +88,7 @@ MUTATIONS = [
     ("usable", "d.vram >= (s).vram_mb", "true", "test_places"),
     ("no_room", "when hit is not null then", "when false then", "test_places test_limits"),
     ("apply", "l.runs + 1 - apply.part = apply.pass", "l.runs >= apply.pass", "test_apply"),
-    ("apply_places", "and z.job_id is null and", "and", "test_places test_apply"),
+    ("renew_places", "not vacant or z.job_id is null", "true", "test_places test_apply"),
     ("may_not_stop", "not between 1 and most", "< 0", "test_apply test_preemption"),
     ("may_not_stop", "if not (select q.preempts", "if false and (select q.preempts", "test_apply test_preemption"),
     ("may_not_stop", "j.stops < c.max_stops", "true", "test_apply test_preemption"),
