@@ -6,7 +6,7 @@
 -- Where the states of a job are known, for a change of one of them:
 --   here                    which follows which
 --   0001_foundation         is_sound: what each needs in its columns; the partial indexes
---   078_charges             what the end of an attempt costs, which ends are losses
+--   078_charges             causes: what the end of an attempt costs, which ends are losses
 --   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
 --   118_moves               stop_solo: running to preempting
 --   030_submit              births
@@ -16,49 +16,45 @@
 --   130_views               violations: what must never be seen
 
 delete from gangq.transitions;
-insert into gangq.transitions (old_state, new_state, verb, role, charges)
-select split_part(p.pair, '>', 1), split_part(p.pair, '>', 2), v.verb, v.role, v.charges
+insert into gangq.transitions (old_state, new_state, verb, role)
+select split_part(p.pair, '>', 1), split_part(p.pair, '>', 2), v.verb, v.role
 from (values
-  ('submit', 'gangq_submitter', 'nothing', '>pending >scheduled >waiting'),
-  ('submit_gang', 'gangq_submitter', 'nothing', '>blocked >waiting'),
-  ('retry', 'gangq_submitter', 'nothing', '>pending >blocked'),
-  ('complete', 'gangq_worker', 'nothing',
+  ('submit', 'gangq_submitter', '>pending >scheduled >waiting'),
+  ('submit_gang', 'gangq_submitter', '>blocked >waiting'),
+  ('retry', 'gangq_submitter', '>pending >blocked'),
+  ('complete', 'gangq_worker',
     'waiting>pending waiting>scheduled waiting>blocked blocked>cancelled running>done '
-    'preempting>done'),
-  ('cancel', 'gangq_submitter', 'nothing',
-    'waiting>cancelled scheduled>cancelled pending>cancelled blocked>cancelled running>preempting'),
-  ('promote_due', 'gangq_worker', 'nothing', 'scheduled>pending'),
-  ('report_dead', 'gangq_worker', 'nothing', 'scheduled>pending'),
-  ('claim', 'gangq_worker', 'attempt', 'pending>running reserved>running'),
-  ('complete_and_claim', 'gangq_worker', 'attempt', 'pending>running reserved>running'),
-  ('reserve_gang', 'gangq_worker', 'nothing', 'blocked>reserved'),
-  ('reserve_members', 'gangq_worker', 'nothing', 'blocked>reserved'),
-  ('complete_drain', 'gangq_worker', 'nothing',
+    'preempting>done running>preempting'),
+  ('cancel', 'gangq_submitter',
+    'waiting>cancelled scheduled>cancelled pending>cancelled blocked>cancelled '
+    'running>preempting'),
+  ('promote_due', 'gangq_worker', 'scheduled>pending'),
+  ('report_dead', 'gangq_worker', 'scheduled>pending'),
+  ('claim', 'gangq_worker', 'pending>running reserved>running'),
+  ('complete_and_claim', 'gangq_worker',
+    'pending>running reserved>running running>done preempting>done'),
+  ('reserve_gang', 'gangq_worker', 'blocked>reserved'),
+  ('reserve_members', 'gangq_worker', 'blocked>reserved'),
+  ('complete_drain', 'gangq_worker',
     'blocked>failed preempted>blocked preempted>failed preempted>cancelled'),
-  ('time_out', 'gangq_worker', 'nothing', 'blocked>failed blocked>pending'),
-  ('rollback_gang', 'gangq_worker', 'nothing', 'reserved>blocked'),
-  ('preempt_gang', 'gangq_worker', 'nothing', 'reserved>blocked'),
-  ('complete_and_claim', 'gangq_worker', 'nothing', 'running>done preempting>done'),
-  ('fail', 'gangq_worker', 'nothing',
-    'running>scheduled running>failed running>preempted preempted>blocked'),
-  ('requeue', 'gangq_worker', 'trip', 'running>pending running>failed running>preempted'),
-  ('trip', 'gangq_worker', 'trip',
-    'running>pending running>scheduled running>failed running>preempted'),
-  ('release', 'gangq_worker', 'stop', 'running>pending running>preempted running>failed'),
-  ('reap_expired', 'gangq_worker', 'crash', 'running>pending running>failed running>preempted'),
-  ('preempt_gang', 'gangq_worker', 'refund', 'running>preempting'),
-  ('shrink_gang', 'gangq_admin', 'refund', 'running>preempting'),
-  ('complete', 'gangq_worker', 'refund', 'running>preempting'),
-  ('displace_job', 'gangq_admin', 'nothing', 'running>preempting'),
-  ('ack_preempted', 'gangq_worker', 'nothing',
+  ('time_out', 'gangq_worker', 'blocked>failed blocked>pending'),
+  ('rollback_gang', 'gangq_worker', 'reserved>blocked'),
+  ('preempt_gang', 'gangq_worker', 'reserved>blocked running>preempting'),
+  ('fail', 'gangq_worker', 'running>scheduled running>failed running>preempted preempted>blocked'),
+  ('requeue', 'gangq_worker',
+    'running>pending running>failed running>preempted preempted>blocked'),
+  ('trip', 'gangq_worker',
+    'running>pending running>scheduled running>failed running>preempted preempting>scheduled '
     'preempting>preempted preempting>cancelled preempted>blocked'),
-  ('reap_expired', 'gangq_worker', 'nothing',
-    'preempting>preempted preempting>cancelled preempted>blocked'),
-  ('ack_preempted', 'gangq_worker', 'stop', 'preempting>pending'),
-  ('trip', 'gangq_worker', 'stop', 'preempting>scheduled'),
-  ('trip', 'gangq_worker', 'nothing',
-    'preempting>preempted preempting>cancelled preempted>blocked'),
-  ('requeue', 'gangq_worker', 'nothing', 'preempted>blocked')) as v(verb, role, charges, pairs)
+  ('release', 'gangq_worker', 'running>pending running>preempted running>failed'),
+  ('reap_expired', 'gangq_worker',
+    'running>pending running>failed running>preempted preempting>preempted preempting>cancelled '
+    'preempted>blocked'),
+  ('shrink_gang', 'gangq_admin', 'running>preempting'),
+  ('displace_job', 'gangq_admin', 'running>preempting'),
+  ('ack_preempted', 'gangq_worker',
+    'preempting>preempted preempting>cancelled preempted>blocked preempting>pending')
+) as v(verb, role, pairs)
 cross join string_to_table(v.pairs, ' ') as p(pair);
 
 -- Submissions and claims are frequent: the conditions of the triggers let a correct one pass

@@ -2,35 +2,38 @@
 -- the same kind, and a pass judges kinds instead of gangs.
 -- Takes no locks.
 
--- Shapes are never deleted. This view finds those with a pending job by skipping from one to the
--- next in the index of claims, instead of reading every shape.
+-- Shapes and kinds are never deleted. These two views find those of which something waits by
+-- skipping from one to the next in an index, instead of reading all of them. They are two because
+-- the end of a placed job asks only for the first: one view of both would have it read the gangs.
 create view gangq.pending_shapes as
 with recursive pending(shape_id) as (
   (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
   union all
-  select (
+  select x.shape_id
+  from pending p
+  cross join lateral (
     select j.shape_id from gangq.live_jobs j
     where j.state = 'pending' and j.shape_id > p.shape_id
-    order by j.shape_id limit 1)
-  from pending p
-  where p.shape_id is not null
+    order by j.shape_id limit 1) x
 )
-select p.shape_id from pending p where p.shape_id is not null;
+select p.shape_id from pending p;
 comment on view gangq.pending_shapes is 'Internal. The shapes that have a pending job.';
 
 create view gangq.blocked_kinds as
-with recursive blocked(kind_id) as (
-  (select g.kind_id from gangq.live_gangs g where g.state = 'blocked' order by g.kind_id limit 1)
+with recursive blocked(kind_id, timeout_at) as (
+  (select g.kind_id, g.timeout_at from gangq.live_gangs g
+  where g.state = 'blocked' order by g.kind_id, g.timeout_at limit 1)
   union all
-  select (
-    select g.kind_id from gangq.live_gangs g
-    where g.state = 'blocked' and g.kind_id > b.kind_id
-    order by g.kind_id limit 1)
+  select x.kind_id, x.timeout_at
   from blocked b
-  where b.kind_id is not null
+  cross join lateral (
+    select g.kind_id, g.timeout_at from gangq.live_gangs g
+    where g.state = 'blocked' and g.kind_id > b.kind_id
+    order by g.kind_id, g.timeout_at limit 1) x
 )
-select b.kind_id from blocked b where b.kind_id is not null;
-comment on view gangq.blocked_kinds is 'Internal. The kinds that have a blocked gang.';
+select b.kind_id, b.timeout_at from blocked b;
+comment on view gangq.blocked_kinds is
+  'Internal. The kinds that have a blocked gang, and when the first of these times out.';
 
 -- There is no unique key, for the reason given at keep_shape.
 create function gangq.intern_kind(

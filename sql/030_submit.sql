@@ -584,6 +584,14 @@ comment on type gangq.gang_spec is
   'each need, its queue, options and priority, the longest budget of a member (null: none is set), '
   'and how many members it has at least and at most.';
 
+-- Why each step stands before the next one:
+-- 1. Refuse what is too large, before it is copied into each of up to 100 roles.
+-- 2. Fill in what the gang's task declares, before the options are copied into m.
+-- 3. Read the roles. Each gets its payloads after its shape, which is made from all that the role
+--    has by then; and its default after the check that nothing is given twice.
+-- 4. Check what the roles have together.
+-- 5. Open the queue with the payloads, which are known by now to be lists of the right length.
+-- 6. Find the longest budget, for which the queue has to be known.
 create function gangq.read_gang(a gangq.arguments, o gangq.gang_options) returns gangq.gang_spec
 language plpgsql stable as $$
 declare
@@ -602,10 +610,11 @@ declare
   why text;
   hint text;
 begin
+  -- 1.
   perform gangq.check_moment('due_at', a.due_at);
   perform gangq.refuse_larger('the name of a gang', octet_length(o.name), 1000);
   perform gangq.refuse_larger('what members of the gang need', pg_column_size(gang), 262144);
-  -- What is the gang's is as its own task is declared, or its first role's.
+  -- 2. Without a task of its own the gang has what its first role's task declares.
   select x.* into d from gangq.task_options x
   where x.task = coalesce(a.task, roles -> 0 ->> 'task');
   o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
@@ -613,6 +622,7 @@ begin
   o.max_trips := coalesce(o.max_trips, d.max_trips);
   m.options := o;
   m.priority := coalesce(a.priority, d.priority, 0);
+  -- 3.
   for role, n in
     select e.role, e.n from jsonb_array_elements(roles) with ordinality as e(role, n)
   loop
@@ -639,14 +649,17 @@ begin
     all_roles[n] := r;
     names := names || r.name::text;
   end loop;
+  -- 4.
   perform gangq.check_gang(a, o, all_roles);
+  -- 5.
   m.queue := gangq.open_queue(coalesce(a.queue, d.queue, 'default'), array(
     select x.payload from unnest(all_roles) x where num_nonnulls(x.payloads, o.payloads) = 0
     union all
     select p.payload
     from (select x.payloads from unnest(all_roles) x union all select o.payloads) e(list)
     cross join lateral jsonb_array_elements(e.list) as p(payload)));
-  -- A role without one runs under the installation's.
+  -- 6. Null where neither a role nor the queue has a budget. Otherwise a role without one counts
+  -- with the installation's.
   select sum(x.min), sum(x.count), case when count(coalesce(x.budget_s, (m.queue).budget_s)) > 0
     then max(coalesce(x.budget_s, (m.queue).budget_s,
       case when x.gpus > 0 then c.budget_gpu_s else c.budget_s end)) end

@@ -501,8 +501,8 @@ end $$;
 comment on function gangq.retire_worker is
   'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final '
   'true: it is gone, and says so itself, so all it had started is dead; jobs it still held are '
-  'free at once, uncharged. Repeats are harmless. Raises GQ002, 42501 (another login registered '
-  'it).';
+  'free at once. No attempt is charged, each counts a stop (max_stops). Repeats are harmless. '
+  'Raises GQ002, 42501 (another login registered it).';
 
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$

@@ -158,25 +158,15 @@ comment on function gangq.timed_out is
   'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
   'there is could hold its kind, empty if some could; null: not asked yet.';
 
--- Kinds are found by skipping from one to the next in their index.
 create function gangq.overdue_kinds(t timestamptz, most integer) returns integer[]
 language plpgsql stable as $$
 begin
   return array(
-    with recursive kinds(id, first) as (
-      (select x.kind_id, x.timeout_at from gangq.live_gangs x
-      where x.state = 'blocked' order by x.kind_id, x.timeout_at limit 1)
-      union all
-      select y.kind_id, y.timeout_at
-      from kinds p cross join lateral (
-        select x.kind_id, x.timeout_at from gangq.live_gangs x
-        where x.state = 'blocked' and x.kind_id > p.id order by x.kind_id, x.timeout_at limit 1) y
-    )
-    select z.id from kinds z
-    where z.first <= t and not exists (
+    select k.kind_id from gangq.blocked_kinds k
+    where k.timeout_at <= t and not exists (
       select 1 from gangq.verdicts v
-      where v.kind_id = z.id and v.ask = '' and gangq.holds_back(v.gate))
-    order by z.first limit most);
+      where v.kind_id = k.kind_id and v.ask = '' and gangq.holds_back(v.gate))
+    order by k.timeout_at limit most);
 end $$;
 comment on function gangq.overdue_kinds is
   'Internal. The eligible kinds with a gang whose timeout is over, the longest overdue first.';

@@ -223,7 +223,8 @@ begin
   return true;
 end $$;
 comment on function gangq.stop_unit is
-  'Internal. Tells a gang, a single job or a surplus member to stop, uncharged, with an event.';
+  'Internal. Tells a gang, a single job or a surplus member to stop, with an event. how: preempt '
+  'or move, the cause of its end.';
 
 create function gangq.apply_move(d jsonb, digest text, t timestamptz) returns text
 language plpgsql as $$
@@ -394,8 +395,39 @@ comment on function gangq.guarantee_broken is
 
 -- Places ------------------------------------------------------------------------------------------
 
+-- Open places that stay: vacant ones that are seats of a decision, and those in which a job runs and
+-- the next of its kind may follow (refills). Only vacant ones have a moment by which what fills
+-- them has to end. What is still open for long enough, as decided, is not written.
+create function gangq.renew_places(decisions jsonb, list text, t timestamptz) returns void
+language plpgsql set plan_cache_mode = force_generic_plan as $$
+declare
+  vacant constant boolean := list = 'seats';
+begin
+  with kept as materialized (
+    select (r.value ->> 'place')::bigint as place, x.value ->> 'ask' as ask,
+      coalesce((r.value ->> 'min_priority')::integer, -1000) as min_priority,
+      coalesce((r.value ->> 'refills')::boolean, not vacant) as refills,
+      to_timestamp((r.value ->> 'ends_by')::float8) as ends_by
+    from jsonb_array_elements(decisions) as x(value)
+    cross join lateral jsonb_array_elements(x.value -> list) as r(value)
+  )
+  update gangq.places p set until = gangq.place_until(t), refills = k.refills,
+    min_priority = k.min_priority, ends_by = case when vacant then k.ends_by else p.ends_by end
+  from kept k cross join gangq.settings c
+  where p.id = k.place and p.id = any (array(
+      select z.id
+      from kept y join gangq.places z on z.id = y.place and y.ask like 'k' || z.shape_id || '/%'
+      where not vacant or z.job_id is null
+      order by z.id for update of z skip locked))
+    and (p.until < t + make_interval(secs => c.tick_s * 1.5)
+      or (p.refills, p.min_priority) <> (k.refills, k.min_priority)
+      or vacant and p.ends_by is distinct from k.ends_by);
+end $$;
+comment on function gangq.renew_places is
+  'Internal. Renews the places that these decisions name in this list of theirs: seats or refills.';
+
 -- Each seat by itself: what is taken meanwhile is left out, and the rest is opened.
-create function gangq.apply_places(a gangq.asker, seats jsonb, t timestamptz) returns text
+create function gangq.apply_places(a gangq.asker, d jsonb, t timestamptz) returns text
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -406,25 +438,18 @@ declare
   left_out text;
 begin
   select z.* into s from gangq.shapes z where z.id = -(a).kind_id;
+  perform gangq.renew_places(jsonb_build_array(d), 'seats', t);
   for seat in
     select x.incarnation, x.devices, (y.value ->> 'place')::bigint as place,
       to_timestamp((y.value ->> 'ends_by')::float8) as ends_by,
       coalesce((y.value ->> 'min_priority')::integer, -1000) as min_priority,
       coalesce((y.value ->> 'refills')::boolean, false) as refills
-    from gangq.seats_of(a, seats) x
-    join jsonb_array_elements(seats) with ordinality as y(value, n) on y.n = x.n
+    from gangq.seats_of(a, d -> 'seats') x
+    join jsonb_array_elements(d -> 'seats') with ordinality as y(value, n) on y.n = x.n
     order by x.n
   loop
     perform gangq.check_moment('ends_by', seat.ends_by);
-    if seat.place is not null then
-      update gangq.places p set until = gangq.place_until(t), ends_by = seat.ends_by,
-        min_priority = seat.min_priority, refills = seat.refills
-      where p.id = any (array(
-        select z.id from gangq.places z
-        where z.id = seat.place and z.job_id is null and z.shape_id = s.id
-        for update skip locked));
-      continue;
-    end if;
+    continue when seat.place is not null;
     -- lock_decided has locked it, unless another session held it for too long.
     select i.* into me
     from gangq.incarnations i where i.id = seat.incarnation for no key update skip locked;
@@ -439,29 +464,8 @@ begin
   return coalesce(left_out, 'done');
 end $$;
 comment on function gangq.apply_places is
-  'Internal. Opens a place for each seat of a decision about single jobs, or renews the one that '
-  'it is already: done; or why one of them could not be opened.';
-
--- A place whose time runs out is written; the others stay as they are.
-create function gangq.apply_refills(decisions jsonb, t timestamptz) returns void
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-begin
-  with kept as materialized (
-    select (r.value ->> 'place')::bigint as place, x.value ->> 'ask' as ask,
-      coalesce((r.value ->> 'min_priority')::integer, -1000) as min_priority
-    from jsonb_array_elements(decisions) as x(value)
-    cross join lateral jsonb_array_elements(x.value -> 'refills') as r(value)
-  )
-  update gangq.places p set until = gangq.place_until(t), refills = true,
-    min_priority = k.min_priority
-  from kept k cross join gangq.settings c
-  where p.id = k.place and p.id = any (array(
-      select z.id
-      from kept y join gangq.places z on z.id = y.place and y.ask like 'k' || z.shape_id || '/%'
-      order by z.id for update of z skip locked))
-    and (p.until < t + make_interval(secs => c.tick_s * 1.5) or p.min_priority <> k.min_priority);
-end $$;
-comment on function gangq.apply_refills is 'Internal. Renews places that jobs may go on using.';
+  'Internal. Opens a place for each seat of a decision about single jobs, and renews those that are '
+  'open already: done; or why one of them could not be opened.';
 
 -- The pass ----------------------------------------------------------------------------------------
 
@@ -683,7 +687,7 @@ begin
   select x.* into g from gangq.live_gangs x where x.id = a.gang_id;
   case
     when action = 'start' and a.gang_id is null then
-      return gangq.apply_places(a, d -> 'seats', t);
+      return gangq.apply_places(a, d, t);
     when action = 'start' then
       return gangq.apply_start(g, a, d -> 'seats', digest, t);
     when action in ('plan', 'stop') and g.state <> 'blocked' then
@@ -742,7 +746,7 @@ begin
   mine := gangq.lock_decided(apply.decisions);
   -- First, so that this very pass may use what they held.
   perform gangq.close_places(apply.closes);
-  perform gangq.apply_refills(apply.decisions, t);
+  perform gangq.renew_places(apply.decisions, 'refills', t);
   for d in
     select x.value from jsonb_array_elements(apply.decisions) with ordinality as x(value, n)
     where x.value ->> 'action' <> 'wait' order by x.n

@@ -205,6 +205,20 @@ comment on function gangq.claim_facts is
   'Internal. What a claim has to know of its worker: repeated: it holds what this request claimed; '
   'light: how many light jobs it holds; held_from: the first token of what it holds.';
 
+-- Why each step stands before the next one:
+-- 1. Refuse what no claim can ask for, before anything is locked.
+-- 2. Lock gangs, their members, then the worker: the order of all locks. From here on the claims of
+--    one worker follow each other.
+-- 3. Read the clock and the facts after the lock. So they include what the worker's previous claim
+--    has committed, and a lease that ended while this one waited.
+-- 4. Refuse a worker whose lease has ended, before anything is written.
+-- 5. A request that is repeated gets what it had claimed, and nothing is taken for it again.
+-- 6. Take members first, because their gang waits at its barrier; then jobs for places, because
+--    places hold devices; then light jobs, of which there may be any number. Each gets what the
+--    former have left of max_jobs.
+-- 7. Note that the worker sleeps only after it has looked for light jobs and got nothing at all. A
+--    job whose submission did not see the note is found by its next claim, after this commit.
+-- 8. Note what later claims read from the worker's row.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
@@ -221,21 +235,24 @@ declare
   claimed bigint;
   free bigint;
 begin
-  -- Asked here before the function that refuses is called: the call costs more than the question.
+  -- 1. Asked before the function that refuses is called: the call costs more than the question.
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
     or (max_jobs between 1 and 1000) is not true or model is not null
     or lane not in ('placed', 'light')
   then
     perform gangq.check_claim(max_jobs, model, lane);
   end if;
+  -- 2.
   if take.lane is distinct from 'light' and exists (
     select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null)
   then
     members := gangq.lock_reserved(take.incarnation, take.max_jobs, patient);
   end if;
   me := gangq.lock_claimer(take.incarnation, patient);
+  -- 3.
   t := gangq.now();
   select f.* into room from gangq.claim_facts(me, take.request_id, t) f;
+  -- 4.
   if me.id is null or not room.leased and not patient then
     return;
   elsif not room.leased then
@@ -247,6 +264,7 @@ begin
   if take.lane is distinct from 'light' and take.model is distinct from me.model then
     update gangq.incarnations i set model = take.model where i.id = me.id;
   end if;
+  -- 5.
   if room.repeated then
     return query
     select c.* from gangq.claimed(array(
@@ -257,6 +275,7 @@ begin
       return;
     end if;
   end if;
+  -- 6.
   starts := me.state = 'live' and me.quarantined is null;
   takes := starts and not room.cordoned;
   if starts and members <> '{}' then
@@ -287,6 +306,7 @@ begin
       me, take.request_id, free::integer, room.shape_ids, room.base, t) l;
     get diagnostics free = row_count;
     claimed := claimed + free;
+    -- 7.
     if claimed > 0 and room.asleep then
       perform gangq.forget_sleeper(me.id);
     elsif claimed = 0 and take.sleep and not room.asleep then
@@ -294,9 +314,9 @@ begin
       on conflict (incarnation) do nothing;
     end if;
   end if;
-  -- While a snapshot elsewhere is held, the index keeps an entry for each job that this worker has
-  -- finished. held_from is the lowest token that the worker may still hold: claims read the index
-  -- from there. It is moved by 256 tokens (2^24) at least.
+  -- 8. While a snapshot elsewhere is held, the index keeps an entry for each job that this worker
+  -- has finished. held_from is the lowest token that the worker may still hold: claims read the
+  -- index from there. It is moved by 256 tokens (2^24) at least.
   if me.worked_at is null and claimed > 0 or room.held_from > me.held_from + 16777216 then
     update gangq.incarnations i
     set worked_at = coalesce(i.worked_at, t), held_from = room.held_from

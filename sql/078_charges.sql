@@ -1,55 +1,53 @@
--- Who is charged when an attempt ends, and which ends are losses. This is the one place of the
--- rule: every end reads it. To change who pays for a cause, change its row of charges_for. A new
--- cause also needs is_fault here, its event in end_attempt (080), its words in drained_for_good
--- (100). The cause of a lost host is crash: the database cannot tell a host from its worker.
+-- Who is charged when an attempt ends. gangq.causes is the one place of the rule, which every end
+-- reads: who pays for a cause is changed in its row. How long a gang backs off after it: resumes_at
+-- (100).
 -- Takes no locks and changes nothing.
 --
--- An attempt is counted at the claim. A charge is one word:
---   attempt    the attempt stays counted
---   crash      the attempt is given back, a crash is counted
---   trip       the attempt is given back, a trip is counted
---   stop       the attempt is given back, a stop is counted
---   nothing    the attempt is given back
--- A gang has counters of its own: attempt, crash, trip, never_started, placement_miss, preemption,
--- nothing.
--- A loss takes a member from a gang that did not want to stop: the failure policy says whether the
--- others run on. It is the member's fault when the member is charged.
+--   event   what the end of a single job is written as; retry instead of fail while it has attempts
+--   member  what a member or a single job pays. When the end was asked for, each member that runs
+--           pays it; otherwise only the culprits do. An attempt is counted at the claim:
+--             attempt              it stays counted
+--             crash, trip, stop    it is given back, and one of these is counted
+--             nothing              it is given back
+--   gang    what its gang pays, which has counters of its own
+--   ending  loss: it takes a member from a gang that did not want to stop, and the failure policy
+--           says whether the others run on. fault: a loss that also counts as the member's fault:
+--           the policy fail ends the gang. asked: anything but a loss
+--   words   what is said of a member
+--
+-- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
+-- host from its worker.
+create view gangq.causes as
+select *
+from (values
+ -- cause            event      member     gang              ending   words
+  ('fail',           'fail',    'attempt', 'attempt',        'fault', 'failed'),
+  ('crash',          'reap',    'crash',   'crash',          'fault', 'lost its worker'),
+  ('trip',           'trip',    'trip',    'trip',           'fault', 'tripped a watchdog'),
+  ('never_started',  null,      'nothing', 'never_started',  'loss',  'ended before it began'),
+  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'stopped over another job'),
+  ('release',        'release', 'stop',    'nothing',        'asked', 'was handed back'),
+  ('preempt',        null,      'stop',    'preemption',     'asked', 'was displaced'),
+  ('move',           'release', 'nothing', 'nothing',        'asked', 'was moved off its host'),
+  ('cancel',         null,      'nothing', 'nothing',        'asked', 'was cancelled'),
+  ('completed',      null,      'nothing', 'nothing',        'asked', 'was not needed any more'),
+  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'waited for a lost one'),
+  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'was not claimed')
+) as c(cause, event, member, gang, ending, words);
+comment on view gangq.causes is
+  'Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: '
+  'what the end of a single job is written as. ending: fault, loss or asked.';
 
-create function gangq.charges_for(
-  cause text, out culprit text, out sibling text, out gang text, out loss boolean
+create function gangq.cause_named(
+  cause text, out event text, out member text, out gang text, out ending text, out words text
 ) language plpgsql immutable as $$
 #variable_conflict use_column
 begin
-  select c.culprit, c.sibling, c.gang, c.loss into culprit, sibling, gang, loss
-  from (values
-   -- cause            culprit    sibling    gang              loss
-    ('fail',           'attempt', 'nothing', 'attempt',        true),  -- the task failed
-    ('crash',          'crash',   'nothing', 'crash',          true),  -- worker or host was lost
-    ('trip',           'trip',    'nothing', 'trip',           true),  -- a watchdog stopped it
-    ('never_started',  'nothing', 'nothing', 'never_started',  true),  -- before the barrier opened
-    ('worker_lost',    'nothing', 'nothing', 'nothing',        true),  -- tripped over another job
-    ('release',        'stop',    'stop',    'nothing',        false),  -- its worker handed it back
-    ('preempt',        'stop',    'stop',    'preemption',     false),  -- for other work
-    ('move',           'nothing', 'nothing', 'nothing',        false),  -- its host is drained
-    ('cancel',         'nothing', 'nothing', 'nothing',        false),
-    ('completed',      'nothing', 'nothing', 'nothing',        false),  -- the rest is not needed
-    ('no_replacement', 'nothing', 'nothing', 'nothing',        false),  -- a lost member waits on
-    ('placement_miss', 'nothing', 'nothing', 'placement_miss', false)  -- not claimed in time
-  ) as c(cause, culprit, sibling, gang, loss)
-  where c.cause = charges_for.cause;
-  if culprit is null then
-    perform gangq.refuse('GQ001', format('%L is no cause of an end', charges_for.cause),
-      'The causes are listed in gangq.charges_for.');
-  end if;
+  select c.event, c.member, c.gang, c.ending, c.words into strict event, member, gang, ending, words
+  from gangq.causes c
+  where c.cause = cause_named.cause;
 end $$;
-comment on function gangq.charges_for is
-  'Internal. What this cause costs the culprit (a single job is its own), each running sibling and '
-  'the gang, and whether it is a loss. Raises GQ001 for an unknown cause.';
-
-create function gangq.is_fault(cause text) returns boolean language sql immutable as $$
-  select c.loss and c.culprit <> 'nothing' from gangq.charges_for(cause) c
-$$;
-comment on function gangq.is_fault is 'Internal. A loss that a member is charged for.';
+comment on function gangq.cause_named is 'Internal. The row of this cause.';
 
 create function gangq.charge_job(
   j gangq.live_jobs, charge text, final boolean default false,
@@ -65,6 +63,18 @@ create function gangq.charge_job(
 $$;
 comment on function gangq.charge_job is
   'Internal. The counters of a job after this charge. final: all its attempts are spent.';
+
+create function gangq.charge_member(
+  j gangq.live_jobs, pays bigint[], cause text, final boolean,
+  out attempts integer, out crashes integer, out trips integer, out stops integer
+) language sql immutable as $$
+  select m.*
+  from gangq.cause_named(cause) c
+  cross join gangq.charge_job(j,
+    case when j.id = any (pays) or c.ending = 'asked' then c.member else 'nothing' end, final) m
+$$;
+comment on function gangq.charge_member is
+  'Internal. The counters of a member after this end of its gang, for which the members pays pay.';
 
 create function gangq.charge_gang(
   g gangq.live_gangs, charge text, out attempts integer, out crashes integer, out trips integer,
@@ -107,7 +117,7 @@ comment on function gangq.spends_gang is 'Internal. As spends_job, for a gang.';
 create function gangq.cause_charged(g gangq.live_gangs, culprits bigint[], cause text) returns text
 language sql stable as $$
   select case
-    when gangq.is_fault(cause) and (
+    when (gangq.cause_named(cause)).ending = 'fault' and (
       g.go_at is null
       or culprits <> '{}' and not exists (
         select 1 from gangq.live_jobs j
@@ -122,8 +132,9 @@ comment on function gangq.cause_charged is
   'barrier has not opened.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
-  select case when i.exit_code is not null then 'worker_lost'
+  select case when i.exit_code is not null then 'other_job'
     when i.state = 'dead' then 'crash' else 'release' end
 $$;
 comment on function gangq.cause_of_loss is
-  'Internal. How what an ended worker held ends: it tripped over another job, was lost or retired.';
+  'Internal. The cause with which the jobs of an ended worker end: other_job if it tripped over '
+  'another job, crash if it was lost, release if it retired.';

@@ -1,12 +1,19 @@
 -- A job ends, or is handed back. complete and complete_and_claim go through finish. fail, requeue,
 -- release and ack_preempted go through report, which lets one attempt end: a single job's here
 -- (end_attempt), a member's in 100_drain. leave is the one door into history.
--- Who pays, and which causes are losses: 078_charges.sql.
+-- Who pays for which cause: gangq.causes (078).
 -- Locks: gangs by id, jobs by id; complete_and_claim also the row 'wake' of lock_rows, with skip
 -- locked. Never a worker row: those who give capacity back must not meet those who take it.
 
 -- Moves jobs out of live_jobs into history: single jobs to the state given, gang members with the
 -- state they have. Pairs whose token is not the present one stay.
+-- Why each step stands before the next one:
+-- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
+--    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
+-- 2. Learn the run times. This step could stand anywhere.
+-- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+--    settle_dependents counts on that. settle reads the history that step 1 wrote.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
   retain_as text default null, out left_ids bigint[], out vacant integer
@@ -26,6 +33,7 @@ declare
   marker text;
 begin
   vacant := 0;
+  -- 1.
   marker := set_config('gangq.leaving', 'with history', true);
   with leaving as (
     -- Ordered: rows are locked as they are deleted, and everybody locks jobs by id.
@@ -71,18 +79,20 @@ begin
   if left_ids = '{}' then
     return;
   end if;
+  -- 2.
   if ran is not null and at_once then
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
+  -- 3.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- Most jobs leave nothing of these, nor do those submitted beside them: one look costs less than
-  -- four writes that find nothing. If the ids are far apart the look would read rows of unrelated
-  -- jobs.
+  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- than four writes that find nothing. If the ids are far apart the look would read rows of
+  -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)
     or exists (select 1 from gangq.progress p where p.job_id between lowest and highest)
     or exists (select 1 from gangq.checkpoints c where c.job_id between lowest and highest)
@@ -510,7 +520,8 @@ begin
     perform gangq.log_event(t, 'trip', j.gang_id,
       (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
       j.incarnation, error ->> 'type',
-      gangq.for_events(error) || jsonb_build_object('trips', j.trips + 1));
+      gangq.for_events(error) || jsonb_build_object('trips',
+        (gangq.charge_job(j, (gangq.cause_named(cause)).member)).trips));
   end if;
   if j.gang_id is not null then
     perform gangq.lose_members(j.gang_id, array[j.id], cause, error, reason, t, final);
@@ -529,7 +540,7 @@ begin
 end $$;
 comment on function gangq.report is
   'Internal. The one door of fail, requeue, release and ack_preempted: the attempt of this token '
-  'has ended without success. cause: of charges_for; null: only a stop that was asked for. front: '
+  'has ended without success. cause: of gangq.causes; null: only a stop that was asked for. front: '
   'a single job goes to the front of its priority. final: it does not run again. Returns the '
   'state, repeated, or (strict => false) stale.';
 
@@ -540,21 +551,22 @@ create function gangq.end_attempt(
   due_at timestamptz default null, final boolean default false, kind text default null
 ) returns text language plpgsql as $$
 declare
-  charge text := (gangq.charges_for(cause)).culprit;
+  c record := gangq.cause_named(cause);
+  charge text := c.member;
   spent boolean := final or gangq.spends_job(j, charge);
   next_state text := case
     when spent then case j.state when 'running' then 'failed' else 'cancelled' end
     when due_at is not null then 'scheduled' else 'pending' end;
 begin
   error := case
-    when cause = 'crash' then jsonb_build_object(
-      'type', 'WorkerLost', 'message', reason, 'crashes', j.crashes + 1)
+    when c.event = 'reap' then jsonb_build_object('type', 'WorkerLost', 'message', reason,
+      'crashes', (gangq.charge_job(j, charge)).crashes)
     when spent and charge = 'stop' then jsonb_build_object('type', 'StoppedTooOften', 'message',
       'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
     else error end;
-  if cause <> 'trip' then  -- its event has more to tell, and is written before
-    perform gangq.log_event(t, coalesce(kind, case cause when 'crash' then 'reap'
-        when 'fail' then case when spent then 'fail' else 'retry' end else 'release' end),
+  if c.event <> 'trip' then  -- its event has more to tell, and is written before
+    perform gangq.log_event(t, coalesce(kind,
+        case when c.event = 'fail' and not spent then 'retry' else c.event end),
       job_id => j.id, token => j.token, incarnation => j.incarnation, reason => reason,
       data => case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
         'attempts', j.attempts, 'retryable', case when spent then not final end,

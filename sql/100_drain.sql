@@ -2,11 +2,16 @@
 -- lets it go on without the members it lost (lose_members, shrink_gang). Then cancel and retry.
 -- Member: running -> preempting (told to stop) -> preempted (proven stopped) -> blocked; one that
 -- is lost is proven stopped at once. Gang: running -> draining -> blocked, or it ends.
--- Who pays, and which causes are losses: 078_charges.sql.
+-- Who pays for which cause, and which are losses: gangq.causes (078).
 -- Locks: gangs by id, jobs by id; internal functions are called under the lock of the gang and all
 -- its members. retry locks the ending that it starts from (history or gang_history), then the
 -- settings, shared. Never a worker row.
 
+-- Why each step stands before the next one:
+-- 1. The culprits are stopped and charged while they still run. Step 2 would tell them to stop.
+-- 2. Members that run are told to stop, those that are only reserved give their places back.
+-- 3. The gang drains.
+-- 4. complete_drain finds a gang that drains, and ends the drain if nothing runs any more.
 create function gangq.drain(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz,
   final boolean default false, charged bigint[] default null
@@ -17,9 +22,10 @@ declare
   pays bigint[] := coalesce(drain.charged, culprits);
   told bigint[];
 begin
+  -- 1.
   select x.* into g from gangq.live_gangs x where x.id = drain.gang_id;
-  cause := gangq.cause_charged(g, culprits, drain.cause);
   perform gangq.stop_culprits(g, culprits, pays, cause, drain.error, final);
+  -- 2.
   with stopping as (
     update gangq.live_jobs j set state = 'preempting', told_at = t,
       stop_reason = case cause when 'cancel' then 'cancel' else 'drain' end,
@@ -36,6 +42,7 @@ begin
     returning j.id
   )
   delete from gangq.device_holds h using unreserved u where h.job_id = u.id;
+  -- 3.
   update gangq.live_gangs x set state = 'draining', drain_started_at = t, drain_cause = cause,
     drain_trigger = coalesce(pays[1], culprits[1]), deadline_at = null, missing_since = null,
     not_before = null, master_host = null, master_addr = null, master_port = null
@@ -45,25 +52,14 @@ begin
     data => jsonb_build_object('cause', cause, 'culprits', culprits,
       'told', coalesce(cardinality(told), 0), 'error', gangq.for_events(drain.error)));
   perform gangq.wake(told, 'stop');
+  -- 4.
   perform gangq.complete_drain(g.id);
 end $$;
 comment on function gangq.drain is
   'Internal. Takes a reserved or running gang down. culprits: members that are proven stopped; all '
-  'others that run are told to stop. charged: the members that pay what a culprit pays; null: the '
-  'culprits; ''{}'': no member, and the gang pays all the same. final: a failure that is not '
-  'retryable.';
-
-create function gangq.charge_member(
-  j gangq.live_jobs, pays bigint[], cause text, final boolean,
-  out attempts integer, out crashes integer, out trips integer, out stops integer
-) language sql immutable as $$
-  select m.*
-  from gangq.charges_for(cause) c
-  cross join gangq.charge_job(j, case when j.id = any (pays) then c.culprit else c.sibling end,
-    final) m
-$$;
-comment on function gangq.charge_member is
-  'Internal. The counters of a member after this end of its gang, for which the members pays pay.';
+  'others that run are told to stop. cause: as it is charged (cause_charged). charged: the members '
+  'that pay what a culprit pays; null: the culprits; ''{}'': no member, and the gang pays all the '
+  'same. final: a failure that is not retryable.';
 
 create function gangq.stop_culprits(
   g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean
@@ -78,7 +74,7 @@ begin
   delete from gangq.device_holds h where h.job_id = any (culprits);
   update gangq.live_gangs x
   set (attempts, crashes, trips, never_started, placement_misses, preemptions) = (
-    select * from gangq.charge_gang(x, (gangq.charges_for(stop_culprits.cause)).gang))
+    select * from gangq.charge_gang(x, (gangq.cause_named(stop_culprits.cause)).gang))
   where x.id = g.id
   returning x.* into g;
   return g;
@@ -86,6 +82,11 @@ end $$;
 comment on function gangq.stop_culprits is
   'Internal. The culprits are preempted; they and the gang are charged. Returns the gang.';
 
+-- Why each step stands before the next one:
+-- 1. must_drain asks whether this loss is one too many, so it has not been counted yet.
+-- 2. The culprits are charged. Step 4 reads the counters of the gang that this returns.
+-- 3. They are preempted and then blocked, because a running job cannot become blocked at once.
+-- 4. The gang goes on without them (shrink), or waits for places for them (restart_member).
 create function gangq.lose_members(
   gang_id bigint, culprits bigint[], cause text, error jsonb, reason text, t timestamptz,
   final boolean default false, charged bigint[] default null
@@ -96,15 +97,19 @@ declare
   pays bigint[] := coalesce(lose_members.charged, culprits);
   why jsonb;
 begin
+  -- 1.
   select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id;
   cause := gangq.cause_charged(g, culprits, cause);
   if gangq.must_drain(g, culprits, pays, cause, final) then
     perform gangq.drain(g.id, culprits, cause, error, reason, t, final, lose_members.charged);
     return;
   end if;
+  -- 2.
   g := gangq.stop_culprits(g, culprits, pays, cause, error, final);
+  -- 3.
   update gangq.live_jobs j set state = 'blocked'
   where j.id = any (culprits) and j.state = 'preempted';
+  -- 4.
   why := jsonb_build_object('cause', cause, 'error', gangq.for_events(error));
   if g.failure_policy = 'shrink' then
     perform gangq.go_on_without(g, culprits, why, reason, t);
@@ -139,19 +144,18 @@ create function gangq.must_drain(
 ) returns boolean language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  charges record := gangq.charges_for(must_drain.cause);
+  c record := gangq.cause_named(must_drain.cause);
 begin
   return g.go_at is null  -- its barrier has not opened
     or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
-    or not charges.loss
+    or c.ending = 'asked'
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
-    or gangq.spends_gang(g, charges.gang)  -- its budget is spent, or that of a culprit
+    or gangq.spends_gang(g, c.gang)  -- its budget is spent, or that of a culprit
     or final and must_drain.cause = 'fail' and culprits <> '{}'
     or exists (
       select from gangq.live_jobs j
-      where j.id = any (culprits) and gangq.spends_job(j,
-        case when j.id = any (pays) then charges.culprit else charges.sibling end))
+      where j.id = any (culprits) and j.id = any (pays) and gangq.spends_job(j, c.member))
     or not exists (  -- no other member would go on
       select 1 from gangq.live_jobs j
       where j.gang_id = g.id and j.id <> all (culprits) and j.state in ('running', 'done')
@@ -409,14 +413,12 @@ create function gangq.drained_for_good(g gangq.live_gangs) returns text
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
   max_stops integer := (select c.max_stops from gangq.settings c);
+  c record := gangq.cause_named(g.drain_cause);
 begin
-  if g.failure_policy = 'fail' and gangq.is_fault(g.drain_cause) then
+  if g.failure_policy = 'fail' and c.ending = 'fault' then
     return (
       select format('rank %s %s%s, and the gang''s failure policy is fail',
-        coalesce(j.epoch_rank, j.rank),
-        case g.drain_cause when 'fail' then 'failed' when 'crash' then 'lost its worker'
-          when 'trip' then 'tripped a watchdog' else 'ended (' || g.drain_cause || ')' end,
-        ': ' || left(j.error ->> 'message', 200))
+        coalesce(j.epoch_rank, j.rank), c.words, ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;
   return coalesce((
@@ -425,8 +427,9 @@ begin
           then format('was already %s when the gang drained (%s)', j.state, g.drain_cause)
         when j.attempts >= j.max_attempts
           then 'spent its ' || gangq.counted(j.max_attempts, 'attempt')
-        when j.crashes > j.max_crashes then 'lost its worker ' || gangq.counted(j.crashes, 'time')
-        else 'tripped a watchdog ' || gangq.counted(j.trips, 'time') end
+        when j.crashes > j.max_crashes
+          then (gangq.cause_named('crash')).words || ' ' || gangq.counted(j.crashes, 'time')
+        else (gangq.cause_named('trip')).words || ' ' || gangq.counted(j.trips, 'time') end
       from gangq.live_jobs j
       where j.gang_id = g.id and (j.state in ('done', 'failed')
         or j.attempts >= j.max_attempts or j.crashes > j.max_crashes or j.trips > j.max_trips)
@@ -538,6 +541,13 @@ end $$;
 comment on function gangq.check_known is
   'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
+-- Why each step stands before the next one:
+-- 1. Lock first: what is checked and shown below cannot change any more.
+-- 2. Read the clock under the locks, or an ending could be dated before the retry that it ends.
+-- 3. Cancel the gangs. cancelling is set before the drain, because complete_drain reads it.
+-- 4. Cancel the jobs. Those that run are woken before they are told to stop, while the rows still
+--    say which run. All that need not stop leave.
+-- 5. Answer with the states that they have now.
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql
@@ -550,13 +560,15 @@ declare
   g gangq.live_gangs;
 begin
   perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
+  -- 1.
   batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
   perform gangq.check_known(cancel_all.job_ids, cancel_all.gang_ids);
   perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
     format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
   from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
-  -- Read under the locks: an ending must not be dated before the retry that it ends.
+  -- 2.
   t := gangq.now();
+  -- 3.
   for g in select x.* from gangq.live_gangs x where x.id = any (batch.gangs) order by x.id loop
     perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_all.reason);
     update gangq.live_gangs x set cancelling = true where x.id = g.id;
@@ -565,10 +577,11 @@ begin
     elsif g.state in ('waiting', 'blocked') then
       perform gangq.end_gang(g.id, 'cancelled', cancel_all.reason, t);
     end if;
-    -- Of a gang that drained already, and members that had left the epoch.
+    -- Of a gang that drained already, or members that had left the epoch (shrink_gang).
     update gangq.live_jobs x set stop_reason = 'cancel'
     where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
   end loop;
+  -- 4.
   perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token,
       reason => cancel_all.reason),
     case when j.state = 'running' then gangq.wake(array[j.incarnation], 'stop') end
@@ -582,6 +595,7 @@ begin
     perform gangq.leave(waiting, '{}', 'cancelled', '{}',
       jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
   end if;
+  -- 5.
   return query
   select null::bigint, c.id, case when c.id = any (batch.left_gangs) then 'left'
     else (select x.state from gangq.gangs x where x.id = c.id) end
@@ -738,6 +752,10 @@ comment on function gangq.retry_gang is
   'Internal, for retry. Makes a gang live again from its latest ending, with the caller as its '
   'submitter. Returns how many members it has; null: another transaction holds the ending.';
 
+-- Why each step stands before the next one:
+-- 1. One statement locks the endings, notes them in retried and makes the jobs live: see retry.
+-- 2. The queue and the priority are checked on the live rows. A refusal undoes step 1.
+-- 3. Events and wakes are for what is allowed.
 create function gangq.retry_jobs(
   job_ids bigint[], gang_id bigint, most integer, t timestamptz
 ) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -746,6 +764,7 @@ declare
   taken bigint[];
   base bigint := (select b.base from gangq.id_base() b);
 begin
+  -- 1.
   with free as (
     select h.job_id, h.finished_at
     from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
@@ -781,6 +800,7 @@ begin
     returning id
   )
   select coalesce(array_agg(l.id), '{}') into taken from live l;
+  -- 2.
   perform gangq.refuse_draining(q.name, s.queue)
   from gangq.live_jobs j
   join gangq.shapes s on s.id = j.shape_id
@@ -792,6 +812,7 @@ begin
     select distinct s.queue, j.priority
     from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
     where j.id = any (taken)) r;
+  -- 3.
   perform gangq.log_event(t, 'retry', job_id => j.id, reason => 'retried by ' || gangq.caller())
   from gangq.live_jobs j where j.id = any (taken) and j.gang_id is null order by j.id;
   perform gangq.wake_lane(r.shape_id, r.jobs, 'commit')

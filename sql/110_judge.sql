@@ -219,7 +219,7 @@ begin
   select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'), case
     when count(*) = 0 then 'placement_miss'
     when bool_or(gangq.cause_of_loss(o.worker) = 'crash') then 'crash'
-    when bool_and(gangq.cause_of_loss(o.worker) = 'worker_lost') then 'worker_lost'
+    when bool_and(gangq.cause_of_loss(o.worker) = 'other_job') then 'other_job'
     else 'release' end
   into gone, cause
   from gangq.orphans(t) o
@@ -233,12 +233,8 @@ begin
   perform gangq.lose_members(g.id, gone, cause,
     case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
-    case cause
-      when 'placement_miss' then 'a worker ended before it claimed its member'
-      when 'crash' then 'a member''s worker was lost'
-      when 'worker_lost' then 'a member''s worker stopped over another job'
-      else 'a member''s worker stopped' end,
-    t);
+    format('a member %s%s', (gangq.cause_named(cause)).words,
+      case cause when 'placement_miss' then ': its worker ended' end), t);
   return freed + cardinality(gone);
 end $$;
 comment on function gangq.free_orphaned_members is
@@ -266,10 +262,10 @@ begin
   perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
     reason => 'its worker ended');
   perform gangq.end_attempt(j,
-    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'worker_lost'
+    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'other_job'
       else cause end, null,
     format('worker %s %s', worker.name, case
-      when cause = 'worker_lost' then format('stopped over another job (%s)', worker.exit_code)
+      when cause = 'other_job' then format('stopped over another job (%s)', worker.exit_code)
       when worker.state = 'dead' then 'was lost'
       else 'was retired' end),
     t);
@@ -514,8 +510,8 @@ begin
 end $$;
 comment on function gangq.rollback_stale is
   'Internal. Ends reservations past their deadline, or on workers that take nothing any more: '
-  'rolled back, or drained uncharged when some members wait at the barrier. Drains a running gang '
-  'that has missed a member for its whole timeout.';
+  'rolled back, or drained when some members wait at the barrier, which costs the gang a placement '
+  'miss and no attempt. Drains a running gang that has missed a member for its whole timeout.';
 
 -- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
 -- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency

@@ -669,6 +669,19 @@ comment on function gangq.trip is
   'ask suspect before killing it. When its class only notifies it is ended and charged all the '
   'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
+-- Why each step stands before the next one:
+-- 1. Decide who is charged, what becomes of the job and which devices it avoids. The worker still
+--    counts as live, because its next start offers its other devices again.
+-- 2. Write the trip down. The event names the devices that the job holds until step 3. Poison and
+--    the quarantine count this event, and a job that is poison counts against no device.
+-- 3. Quarantine the devices to blame. Step 4 withholds all others, and only for a while.
+-- 4. End the worker, which sets exits_at; then withhold the devices of the job until then. Step 5
+--    would give them back, and complete_drain reads exits_at: no member is placed again while the
+--    old process may run.
+-- 5. Free the job. Its gang gets the new shape before, because a gang that ends here takes its
+--    shape into history, where retry finds it.
+-- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
+--    them, uncharged.
 create function gangq.carry_out_trip(
   j gangq.live_jobs, why text, error jsonb, evidence jsonb, data jsonb, blamed bigint[],
   t timestamptz
@@ -677,14 +690,15 @@ create function gangq.carry_out_trip(
 declare
   code integer := data ->> 'code';
   faulty boolean := code = 85 and not (data ->> 'application')::boolean;
-  me gangq.incarnations;
+  me gangq.incarnations;  -- null: the worker lives on
   gone_at timestamptz;
-  culprit bigint := j.id;
+  culprit bigint := j.id;  -- null: not known
   sentence text;
   charge text := 'nothing';
   outcome text;
   new_shape integer := j.shape_id;
 begin
+  -- 1.
   if data ->> 'exit_in_s' is not null then
     select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
     -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
@@ -700,7 +714,7 @@ begin
     data := data || jsonb_build_object('gang', sentence);
   end if;
   if j.state = 'running' and culprit is not distinct from j.id then
-    charge := (gangq.charges_for('trip')).culprit;
+    charge := (gangq.cause_named('trip')).member;
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'
@@ -708,20 +722,22 @@ begin
     when gangq.spends_job(j, charge) then 'failed'
     when gone_at is not null then 'scheduled'
     else 'pending' end;
+  if code in (78, 85) and blamed <> '{}' then
+    new_shape := gangq.shape_after_trip(j, blamed, faulty);
+  end if;
+  -- 2.
   perform gangq.log_with_evidence(t, 'trip', j, why, data || jsonb_build_object('outcome', outcome,
     'charged', culprit is not distinct from j.id, 'trips', j.trips + (charge = 'trip')::integer),
     evidence);
   perform gangq.note_poison(j, t);
-  if code in (78, 85) and blamed <> '{}' then
-    new_shape := gangq.shape_after_trip(j, blamed, faulty);
-  end if;
+  -- 3.
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
-  -- Before the job moves: complete_drain reads exits_at, so that no member is placed again while
-  -- the old process may run.
+  -- 4.
   if me.id is not null then
     perform gangq.end_tripped(me, j, code, gone_at, t);
     perform gangq.withhold_doubtful(j, t);
   end if;
+  -- 5.
   error := error || jsonb_build_object('code', code);
   if j.gang_id is not null and new_shape <> j.shape_id then
     perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
@@ -737,8 +753,11 @@ begin
       gangq.front_pos((select b.base from gangq.id_base() b)));
     outcome := gangq.end_attempt(j, 'trip', error, why, t, gone_at);
   end if;
-  perform gangq.free_orphans(array[me.id]);
-  -- Always: the next tick has to know when the job becomes due.
+  -- 6.
+  if me.id is not null then
+    perform gangq.free_orphans(array[me.id]);
+  end if;
+  -- The next tick has to know when the job becomes due.
   perform gangq.wake_tick(true);
   return outcome;
 end $$;

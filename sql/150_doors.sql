@@ -36,7 +36,8 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
   gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events,
-  gangq.settings, gangq.transitions, gangq.migrations, gangq.tick_state, gangq.lock_rows
+  gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
+  gangq.lock_rows
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what

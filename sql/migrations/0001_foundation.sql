@@ -448,7 +448,6 @@ create table gangq.transitions (
   new_state text not null, -- To
   verb text not null, -- The function that makes it
   role text not null, -- The role that may call it
-  charges text not null, -- What it costs: attempt, crash, trip, stop, refund or nothing
   primary key (old_state, new_state, verb)
 );
 

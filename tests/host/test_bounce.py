@@ -886,7 +886,7 @@ def test_nothing_of_another_user_than_the_one_who_wrote_the_record_is_killed(tmp
         victim.kill()
 
 
-def test_a_worker_that_left_word_of_an_innocent_end_is_retired_and_nobody_is_charged(
+def test_a_worker_that_left_word_of_an_innocent_end_is_retired_and_a_crashed_one_dead(
     db: psycopg.Connection[dict[str, Any]], client: Client, tmp_path: Path
 ) -> None:
     left = tmp_path / f"{DIRECTORY_PREFIX}x"

@@ -70,7 +70,7 @@ def test_a_trip_in_the_main_thread_ends_the_worker_and_what_ran_in_a_child_goes_
         ended = floor.client.gang(id=members.gang_id)
         assert (ended.state, ended.epoch, ended.attempts) == ("done", 2, 0)
         (drain,) = floor.client.drains(gang_id=members.gang_id)
-        assert drain.cause == "worker_lost", "it is blamed for what another job did"
+        assert drain.cause == "other_job", "it is blamed for what another job did"
 
 
 def test_the_work_of_a_child_does_not_make_a_hung_handler_in_the_main_thread_look_alive(

@@ -67,7 +67,7 @@ def test_a_result_that_came_while_postgresql_was_down_is_kept(mortal_floor: Floo
     assert len(floor.journal.attempts(job)) == 1
 
 
-def test_work_that_cannot_renew_for_too_long_stops_itself_and_runs_again_uncharged(
+def test_work_that_cannot_renew_for_too_long_stops_itself_and_counts_a_stop_only(
     mortal_floor: Floor, mortal: Server
 ) -> None:
     floor = mortal_floor

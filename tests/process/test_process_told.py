@@ -128,7 +128,7 @@ def test_a_preempted_gang_of_commands_resumes_from_its_checkpoint_at_epoch_two(f
     assert starts[0] == starts[1] >= 3
 
 
-def test_sigterm_hands_everything_back_uncharged_and_it_runs_elsewhere(floor: Floor) -> None:
+def test_sigterm_hands_everything_back_with_its_attempt_and_it_runs_elsewhere(floor: Floor) -> None:
     first = floor.start("first", slots=2, light=2)
     solo = floor.command("--below")
     gang = floor.client.submit_gang(task="command", size=2, payload=floor.work("--deaf"))

@@ -110,7 +110,9 @@ def test_a_worker_that_ends_without_retiring_is_reported(start: Start, client: C
     assert (client.job(id=job).state, client.job(id=job).crashes) == ("pending", 1)
 
 
-def test_one_that_left_word_that_it_lapsed_charges_nobody(start: Start, client: Client, dsn: str) -> None:
+def test_one_that_left_word_that_it_lapsed_is_charged_no_crash(
+    start: Start, client: Client, dsn: str
+) -> None:
     job = client.submit(task="any")[0]
     run = start("lapses", TEST_DSN=dsn, TEST_WORKER="w1")
     assert run.exit_code() == 77

@@ -301,7 +301,7 @@ def test_uncordon_ends_a_drain(q: Q) -> None:
 # A solo job is told to stop ---------------------------------------------------------------------------------
 
 
-def test_a_displaced_job_is_uncharged_keeps_its_checkpoint_and_comes_back_in_its_old_place(q: Q) -> None:
+def test_a_displaced_job_keeps_attempt_and_checkpoint_and_comes_back_in_its_old_place(q: Q) -> None:
     w1 = q.worker("w1", devices=gpus(1000))
     first = q.submit(gpus=1)
     claim = w1.take()
@@ -373,7 +373,7 @@ def test_proof_of_death_frees_a_displaced_job_before_that(q: Q) -> None:
     assert w2.take().job_id == job
 
 
-def test_a_displaced_job_whose_worker_is_lost_is_pending_again_and_not_charged(q: Q) -> None:
+def test_a_displaced_job_whose_worker_is_lost_is_pending_again_and_charged_no_crash(q: Q) -> None:
     w1 = q.worker("w1")
     job = q.submit()
     w1.take()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from drive import INVALID, MISSING, STALE, WRONG_STATE, Claim, Gang, Q, Worker, ack_all, gpus, refused
 
@@ -215,7 +216,7 @@ def test_a_rendezvous_port_that_was_taken_re_opens_the_barrier_uncharged(q: Q) -
     gang.restart(*workers)
 
 
-def test_a_members_release_charges_nobody_and_counts_a_stop(q: Q) -> None:
+def test_a_members_release_gives_its_attempt_back_and_counts_a_stop(q: Q) -> None:
     gang, _, claims = running(q, 2)
     assert claims[0].release() == "released"
     claims[1].ack()
@@ -288,7 +289,7 @@ def test_the_events_of_a_drain_name_gang_and_epoch_and_make_one_row_in_drains(q:
 # preempt_gang and complete_drain ----------------------------------------------------------------------------
 
 
-def test_a_preempted_gang_is_not_charged_and_runs_again_at_once(q: Q) -> None:
+def test_a_preempted_gang_keeps_its_attempts_and_runs_again_at_once(q: Q) -> None:
     gang, workers, claims = running(q, 2)
     assert q.one("preempt_gang", gang_id=gang.id, reason="maintenance") is True
     assert q.one("preempt_gang", gang_id=gang.id) is False, "it drains already"
@@ -358,6 +359,15 @@ def test_cancelling_a_running_solo_job_goes_through_told_and_ack(q: Q) -> None:
     assert [row["state"] for row in q.call("cancel", job_ids=[job])] == ["cancelled"], (
         "a third time is harmless"
     )
+
+
+def test_a_cancel_wakes_the_worker_of_a_running_solo_job(q: Q, dsn: str) -> None:
+    job = q.submit()
+    claim = q.worker().take()
+    with psycopg.connect(dsn, autocommit=True) as listening:
+        listening.execute(f"listen gangq_{claim.incarnation}")
+        q.call("cancel", job_ids=[job])
+        assert [n.payload for n in listening.notifies(timeout=2, stop_after=1)] == ["stop"]
 
 
 def test_a_solo_job_that_finishes_while_being_cancelled_is_done(q: Q) -> None:

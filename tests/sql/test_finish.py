@@ -334,7 +334,7 @@ def test_requeue_not_to_the_front_keeps_the_old_place(q: Q) -> None:
 # release ----------------------------------------------------------------------------------------------------
 
 
-def test_release_charges_nobody_and_frees_everything(q: Q) -> None:
+def test_release_gives_the_attempt_back_and_frees_everything(q: Q) -> None:
     claim = running(q, gpus=1)
     assert claim.release() == "released"
     job = q.job(claim.job_id)

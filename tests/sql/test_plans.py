@@ -292,6 +292,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq doctor: trips", queries.trips(within_s=86400), 300),
     ("gangq doctor: the tick", queries.last_tick(), 10),
     ("gangq doctor: stray rows", queries.stray_rows(), 100),
+    ("who is charged", Query("gangq.causes", "select * from gangq.causes", {}, list), 0),
     ("who was displaced", Query("gangq.preemptions", "select * from gangq.preemptions", {}, list), 100),
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
     # These two say what each worker has free, so they read what runs: every job of it, in every place it is told of.

@@ -113,7 +113,7 @@ def test_the_cheapest_goes_lowest_priority_then_least_lost_then_youngest(q: Q) -
         assert [gang.state for gang in order] == ["draining"] * (n + 1) + ["running"] * (4 - n)
 
 
-def test_solo_jobs_are_displaced_too_and_come_back_uncharged(q: Q) -> None:
+def test_solo_jobs_are_displaced_too_and_come_back_with_their_attempts(q: Q) -> None:
     workers = fleet(q, 2, slots=2, devices=2)
     jobs = q.submit(count=4, gpus=1)
     claims = [c for worker in workers for c in worker.claim()]

@@ -143,9 +143,13 @@ def test_every_listed_verb_exists_and_its_role_may_call_it(q: Q) -> None:
         ), row
 
 
-def test_charges_are_words_of_the_design(q: Q) -> None:
-    charges = {row["charges"] for row in q.sql("select charges from gangq.transitions")}
-    assert charges <= {"nothing", "attempt", "crash", "trip", "stop", "refund"}
+def test_a_cause_charges_only_what_is_counted(q: Q) -> None:
+    """Any other word would charge nothing."""
+    causes = q.sql("select * from gangq.causes")
+    assert {c["member"] for c in causes} == {"attempt", "crash", "trip", "stop", "nothing"}
+    own = {"never_started", "placement_miss", "preemption"}
+    assert {c["gang"] for c in causes} == {"attempt", "crash", "trip", "nothing"} | own
+    assert {c["ending"] for c in causes} == {"fault", "loss", "asked"}
 
 
 @pytest.mark.parametrize("state", STATES)

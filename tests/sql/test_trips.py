@@ -524,7 +524,7 @@ def test_members_of_another_gang_on_that_worker_are_handed_back_uncharged(q: Q) 
     q.later(5)
     q.tick()
     assert gang.state == "draining"
-    assert gang.live["drain_cause"] == "worker_lost"
+    assert gang.live["drain_cause"] == "other_job"
     next(m for m in members if m.incarnation == second.incarnation).ack()
     assert (gang.state, gang.live["crashes"], gang.live["attempts"]) == ("blocked", 0, 0)
 
@@ -672,6 +672,13 @@ def test_the_job_never_comes_back_to_the_device_it_tripped_on(q: Q, code: int) -
     assert [d["uuid"] for d in claim["devices"]] == ["G2"]
     q.submit(gpus=1)
     assert [d["uuid"] for d in worker.take()["devices"]] == ["G0"], "others may use it"
+
+
+def test_another_device_of_the_worker_that_exits_is_one_that_could_take_the_job(q: Q) -> None:
+    """Its next start offers it again."""
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    claim.trip(78, exit_in_s=5)
+    assert avoided(q) == ["G0"]
 
 
 @pytest.mark.parametrize("code", [75, 76, 80, 86])
@@ -872,6 +879,14 @@ def test_a_gang_keeps_away_from_its_culprits_device_as_a_whole(q: Q, code: int) 
     ]
 
 
+def test_a_gang_that_ends_by_its_trip_keeps_away_from_that_device_when_it_is_retried(q: Q) -> None:
+    gang, worker = q.submit_gang(1, gpus=1, failure_policy="fail"), q.worker(devices=gpus(1))
+    gang.start(worker)[0].trip(85)
+    assert gang.state == "failed"
+    q.call("retry", gang_ids=[gang.id])
+    assert avoided(q) == ["G0"]
+
+
 def test_a_submission_never_gets_a_shape_that_avoids(q: Q) -> None:
     q.submit(gpus=1)
     assert q.value("select gangq.shape_avoiding(id, array[1]) <> id from gangq.shapes")
@@ -957,6 +972,18 @@ def test_a_job_that_trips_on_two_hosts_is_called_poison_once_and_counts_against_
     assert {r["poison"] for r in q.sql("select poison from gangq.trips")} == {True}
     assert {r["trips_day"] for r in q.sql("select trips_day from gangq.devices")} == {0}
     assert q.state(job) == "pending", "only called so: the cap decides"
+
+
+def test_the_trip_that_shows_that_a_job_is_poison_counts_against_no_device(q: Q) -> None:
+    setting(q, device_trips=2)
+    trips_on(q, 1)
+    q.submit(gpus=1)
+    elsewhere = q.worker("w2", devices=gpus(1, prefix="D"))
+    elsewhere.take().trip()
+    elsewhere.retire()
+    q.worker(devices=gpus(1)).take().trip()
+    assert len(q.events("poison")) == 1
+    assert health(q)["G0"] == "ok"
 
 
 # Notify, suspicion, brake -----------------------------------------------------------------------------------

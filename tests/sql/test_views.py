@@ -337,5 +337,5 @@ def test_every_rule_of_violations_is_tried(q: Q) -> None:
     import re
 
     # The only texts of several words that stand alone.
-    rules = set(re.findall(r"'([a-z]+(?: [a-z]+)+)'::text(?:,| AS rule)", definition))
+    rules = set(re.findall(r"'([a-z]+(?: [a-z]+)+)'::text(?:,| AS rule|\s+ELSE)", definition))
     assert rules == set(CORRUPTIONS)

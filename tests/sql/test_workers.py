@@ -377,7 +377,7 @@ def test_a_draining_worker_takes_nothing_new_and_finishes_what_it_has(q: Q) -> N
     assert q.sql("select state from gangq.workers")[0]["state"] == "retired"
 
 
-def test_retiring_frees_what_the_worker_held_and_charges_nobody(q: Q) -> None:
+def test_retiring_frees_what_the_worker_held_and_gives_attempts_back(q: Q) -> None:
     q.submit()
     worker = q.worker()
     claim = worker.take()

@@ -161,7 +161,7 @@ def both_at_work(
     return worker, own, other, at_work(directory, other)
 
 
-def test_sigterm_hands_the_jobs_of_both_lanes_back_uncharged(
+def test_sigterm_hands_the_jobs_of_both_lanes_back_with_their_attempts(
     client: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
     client.configure(grace_s=20, lease_s=60)
@@ -177,7 +177,7 @@ def test_sigterm_hands_the_jobs_of_both_lanes_back_uncharged(
 
 
 @pytest.mark.parametrize("order", ["sigterm", "cancel"])
-def test_where_the_main_thread_does_not_stop_the_childs_job_goes_back_uncharged_with_it(
+def test_where_the_main_thread_does_not_stop_the_childs_job_goes_back_with_its_attempt(
     client: Client, fleet: Fleet, tmp_path: Path, order: str
 ) -> None:
     worker, own, other, pid = both_at_work(client, fleet, tmp_path, "deaf")

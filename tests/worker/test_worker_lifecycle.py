@@ -36,7 +36,9 @@ def worker_state(client: Client, name: str) -> str | None:
     return next((w.state for w in client.workers() if w.name == name), None)
 
 
-def test_sigterm_hands_running_and_waiting_jobs_back_uncharged(client: Client, fleet: Fleet) -> None:
+def test_sigterm_hands_running_and_waiting_jobs_back_with_their_attempts(
+    client: Client, fleet: Fleet
+) -> None:
     fleet.define(WAITS)
     worker = fleet.start(prefetch=2)
     first, second = client.submit(task="waits", payloads=[{}, {}])

@@ -107,7 +107,7 @@ def bury(
 ) -> int:
     """Tell the database that an incarnation is proven dead; return how many jobs that freed.
 
-    One that had ended its own work, for a reason that is no fault of the jobs', is retired: nobody is charged.
+    One that had ended its own work, for a reason that is no fault of the jobs', is retired: a release, not a crash.
     """
     registered = Registered.of(identity)
     clean_stop = None if registered is None else registered.clean_stop(incarnation)

@@ -180,7 +180,7 @@ def worker(
     commands only. Placed jobs and light jobs have slots of their own. With GPUs the main thread runs the placed job,
     without them the light one, as long as that lane has one slot; all other jobs run in child processes.
 
-    SIGTERM or Ctrl-C: running jobs finish or are handed back without a charge; a second one
+    SIGTERM or Ctrl-C: running jobs finish or are handed back, which counts a stop and no attempt; a second one
     skips the grace. It logs to standard error; with --json to standard output, one object per record:
     {"at", "level", "logger", "message", ...}.
     """

@@ -150,14 +150,15 @@ class WorkerVerbs:
         cause: str = "error",
         connection: object | None = None,
     ) -> str:
-        """Report a failed attempt; return the new state. `cause` is "error" or "port_taken" (uncharged).
+        """Report a failed attempt; return the new state.
 
+        `cause` is "error", or "port_taken" when a member's rendezvous port was: then its attempt is given back.
         `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
         """
 
     @verb
     def release(self, *, job_ids: BigInts, tokens: BigInts, reason: str | None = None) -> list[rows.Outcome]:
-        """Hand jobs back uncharged; outcomes are released, repeated or stale."""
+        """Hand jobs back; outcomes are released, repeated or stale. Each counts a stop, and no attempt."""
 
     @verb
     def ack_preempted(self, *, job_id: BigInt, token: BigInt) -> str:
@@ -184,7 +185,7 @@ class WorkerVerbs:
 
     @verb
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
-        """Stop as asked: `final` False takes nothing new, True is gone and what it held is free, uncharged."""
+        """Stop as asked: `final` False takes nothing new, True is gone and what it held is released."""
 
     @verb_with(before=always(device_class=""))
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
