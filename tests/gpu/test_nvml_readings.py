@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gpu_fakes import ERRORS, gpu, line, read
 
-from gangq.gpu import DeviceReading
+from gangq.gpu import DeviceReading, nvml_readings
 from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reading import VALUES
 
@@ -110,14 +110,17 @@ def test_an_own_process_that_the_driver_lists_is_read_by_itself_and_its_silence_
     assert all(reading.shared and reading.own_mb == 100 for reading in readings)
 
 
-def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one() -> None:
+def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     listed: list[SimpleNamespace] = []
     reader = bound(
         nvmlDeviceGetProcessUtilization=lambda handle, since: listed,
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=88, memory=1),
     )
 
-    def look(at: int, pct: int | None, own: tuple[int, ...]) -> tuple[float | None, str | None]:
+    def look(at: float, pct: int | None, own: tuple[int, ...]) -> tuple[float | None, str | None]:
+        monkeypatch.setattr(nvml_readings, "boottime", lambda: 2.0 * at)
         listed[:] = [] if pct is None else [SimpleNamespace(pid=71, timeStamp=at * 1_000_000, smUtil=pct)]
         reading = reader.read(A, own)[0]
         return reading.gpu_pct, reading.gpu_scope
@@ -125,6 +128,8 @@ def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one() 
     # Listed at zero is what a driver says of a process that it does not see at work, too.
     assert look(1, 0, (71,)) == (88, "device")
     assert look(2, 40, (71, 72)) == (40, "process")
+    # The driver adds a sample once a second at the least: until then the last one holds.
+    assert look(2.4, None, (71, 72)) == (40, "process")
     assert look(3, None, (71, 72)) == (0, "process")
     assert look(4, 0, (71,)) == (0, "process")
     assert look(5, None, (72,)) == (88, "device")

@@ -53,7 +53,7 @@ def test_up_to_five_percent_is_quiet(pct: float) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"gpu_pct": 5.1}, {"memory_pct": 5.1}, {"pcie_kb_s": 10_001}, {"gpu_pct": 30.0, "shared": True}],
+    [{"gpu_pct": 5.1}, {"memory_pct": 5.1}, {"pcie_kb_s": 40_001}, {"gpu_pct": 30.0, "shared": True}],
 )
 def test_a_busy_device_is_not_idle_whosever_it_is(values: dict[str, Any]) -> None:
     assert judge(window(**values)).idle is False

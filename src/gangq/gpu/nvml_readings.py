@@ -35,6 +35,7 @@ _UNCORRECTED, _VOLATILE, _SRAM = 1, 0, 7
 
 _UTILISATION, _MEMORY_UTILISATION = 1, 2
 _MAX_WAIT_S = 3600.0
+_SAMPLE_S = 1.0
 
 
 @dataclass
@@ -47,8 +48,9 @@ class _Handle:
     gpu_instance: int | None = None
     seen: dict[int, int] = field(default_factory=dict)
     processes_seen: int = 0
-    # Own processes of now that the driver has once seen at work: only for them is silence a zero.
-    visible: set[int] = field(default_factory=set)
+    # Own processes of now that the driver has once seen at work: how busy (percent), and when that was read
+    # (boottime). Only for them is silence a zero.
+    visible: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
 class NvmlReader:
@@ -347,7 +349,7 @@ class NvmlReader:
             return rate(name) if sampled is None else sampled
 
         # A number that is given to another process must be seen at work again.
-        handle.visible.intersection_update(pids)
+        handle.visible = {pid: seen for pid, seen in handle.visible.items() if pid in pids}
         own_pct = self._own_utilisation(uuid, handle, pids) if pids else None
         gpu_pct, scope = scoped(values, processes, own_pct, lambda: busiest(_UTILISATION, "gpu"))
         return gpu_pct, scope, values.get("memory_pct", lambda: busiest(_MEMORY_UTILISATION, "memory"))
@@ -366,11 +368,12 @@ class NvmlReader:
         return max((float(s.sampleValue.uiVal) for s in samples if int(s.timeStamp) > since), default=None)
 
     def _own_utilisation(self, uuid: str, handle: _Handle, pids: Collection[int]) -> float | None:
-        """Return the own processes' busiest moment; None where the driver has seen none of them at work.
+        """Return the own processes' busiest moment of late; None where the driver has seen none of them at work.
 
         The driver lists only those who worked since it was last asked, and inside a container often under the
         host's numbers: silence about a process that it never listed says nothing at all, and neither does a zero
-        for one that was never above it. That it saw an earlier job's processes proves nothing for these.
+        for one that was never above it. That it saw an earlier job's processes proves nothing for these. It adds a
+        sample every sixth of a second to every second, so what it said holds until the next is due.
         """
         try:
             samples = self._call(
@@ -385,14 +388,15 @@ class NvmlReader:
         newest = max((int(sample.timeStamp) for sample in samples), default=0)
         since = handle.processes_seen or newest - self._poll_us
         handle.processes_seen = max(newest, handle.processes_seen)
+        now = boottime()
         busiest: dict[int, float] = {}
         for sample in samples:
             if sample.timeStamp > since and sample.pid in pids and sample.smUtil > 0:
-                handle.visible.add(int(sample.pid))
                 busiest[sample.pid] = max(busiest.get(sample.pid, 0.0), float(sample.smUtil))
-        if busiest:
-            return min(sum(busiest.values()), 100.0)
-        return 0.0 if handle.visible else None
+        handle.visible.update({int(pid): (percent, now) for pid, percent in busiest.items()})
+        if not handle.visible:
+            return None
+        return min(sum(percent for percent, at in handle.visible.values() if now - at <= _SAMPLE_S), 100.0)
 
     def _throttle(self, uuid: str, handle: _Handle) -> tuple[str, ...]:
         try:

@@ -25,7 +25,8 @@ ENERGY_S = 2.0
 
 _LEAST_W = 1.0
 """A card always draws more: less is a counter or a sensor that does not count."""
-_PCIE_KB_S = 10_000
+_PCIE_KB_S = 40_000
+"""An H100 with nothing to do shows up to 15,300 in single readings; a model that loads shows millions."""
 _DEVICE_MB = 16
 _POWER_FACTOR = 2.0
 _STALE_S = 10.0
