@@ -103,6 +103,11 @@ def deadlocks_beside_a_ticking_thread() -> None:
     deadlocks()
 
 
+def deadlocks_beside_a_drivers_thread() -> None:
+    threading.Thread(target=ctypes.CDLL(sys.argv[3]).drive, daemon=True).start()
+    deadlocks()
+
+
 def receives_nothing() -> None:
     near, _far = socket.socketpair()
     near.recv(1)

@@ -43,6 +43,7 @@ HANDLERS = {
     "waits_for_a_file_lock and says so": "lives",
     "deadlocks": "idle",
     "deadlocks_beside_a_ticking_thread": "idle",
+    "deadlocks_beside_a_drivers_thread": "idle",
     "receives_nothing": "idle",
     "spins_in_one_call": "idle",
     "polls_in_one_call": "idle",
@@ -57,6 +58,10 @@ WITHOUT_DEVICES = {
 }
 SPINS = f"{sys.executable} -S -c 'while True: pass'"
 LOCKS = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"
+DRIVER = """
+import ctypes, os, threading
+threading.Thread(target=ctypes.CDLL(os.environ["TEST_LIBRARY"]).drive, daemon=True).start()
+"""
 COMMANDS = {
     "children compute": (["sh", "-c", f"{SPINS} & {SPINS} & wait"], "lives"),
     "sleeps once": (["sleep", "600"], "waits"),
@@ -64,12 +69,24 @@ COMMANDS = {
     "spins": (["sh", "-c", "while :; do :; done"], "idle"),
     "spins below a shell": (["sh", "-c", f"{SPINS}; true"], "idle"),
     "deadlocks": ([sys.executable, "-S", "-c", LOCKS], "idle"),
+    "deadlocks beside a driver's thread": ([sys.executable, "-S", "-c", f"{DRIVER}\n{LOCKS}"], "idle"),
     "reads from nobody": (["cat"], "idle"),
 }
+NEED_LIBRARY = (
+    "polls_in_one_call",
+    "deadlocks_beside_a_drivers_thread",
+    "deadlocks beside a driver's thread",
+)
 EXPECTED = {"idle": (1.0, 2.9), "waits": (3.0, 4.4)}
 """After how many timeouts."""
 
-_LIBRARY = "#include <unistd.h>\nvoid poll_for_ever(void) { for (;;) usleep(1000); }\n"
+_LIBRARY = """
+#include <poll.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+void poll_for_ever(void) { for (;;) usleep(1000); }
+void drive(void) { prctl(PR_SET_NAME, "cuda-EvtHandlr"); for (;;) poll(0, 0, 25); }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +142,7 @@ def as_expected(row: str, expected: str, found: str) -> None:
 def test_a_handler_is_taken_for_what_it_is(device: str, nth: int, library: str, tmp_path: Path) -> None:
     rows = {"device": HANDLERS, "none": WITHOUT_DEVICES}[device]
     if not library:
-        rows = {row: expected for row, expected in rows.items() if row != "polls_in_one_call"}
+        rows = {row: expected for row, expected in rows.items() if row not in NEED_LIBRARY}
     script = str(Path(__file__).with_name("judged.py"))
     commands = {row: [sys.executable, script, row, device, library] for row in rows}
     with (tmp_path / "lock").open("w") as lock:
@@ -143,8 +160,9 @@ def test_a_handler_is_taken_for_what_it_is(device: str, nth: int, library: str, 
 
 
 @pytest.mark.parametrize("nth", range(ROUNDS))
-def test_a_command_is_taken_for_what_it_is(nth: int) -> None:
-    with processes({row: command for row, (command, _) in COMMANDS.items()}) as started:
+def test_a_command_is_taken_for_what_it_is(nth: int, library: str) -> None:
+    commands = {row: command for row, (command, _) in COMMANDS.items() if library or row not in NEED_LIBRARY}
+    with processes(commands, TEST_LIBRARY=library) as started:
         time.sleep(0.5)
         dogs: dict[str, tuple[StallWatchdog, Record]] = {}
         for row, process in started.items():

@@ -60,6 +60,8 @@ _read_bytes = 0
 """What this module has read of ``/proc``."""
 _RESCAN_S = 30.0
 _SETTLED_S = 2.0
+_DRIVER_THREADS = (b"cuda-EvtHandlr",)
+"""Threads that a driver starts in a program: CUDA's polls ten times a second, whatever the program does."""
 OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
 """Modules that the library runs in processes of their own, below the one that does the work."""
 
@@ -87,7 +89,7 @@ class Counters:
 class HostSample:
     """The counters of a job's processes at one instant (boottime seconds), by pid and start time.
 
-    ``library`` are the library's own threads inside the first of them, to be taken off. ``own`` is this process
+    ``library`` are the library's own threads inside the first of them, and a driver's, to be taken off. ``own`` is this process
     among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that wait for the
     lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can convict:
     None where everything could be read.
@@ -300,7 +302,7 @@ class HostActivity:
             processes[me, 0] = _with_main_thread(own_counters())
             library = {
                 tid: counters
-                for tid in library_threads()
+                for tid in [*library_threads(), *driver_threads(me)]
                 if (counters := thread_counters(me, tid)) is not None
             }
             tid = threading.get_native_id()
@@ -428,6 +430,15 @@ def library_threads() -> list[int]:
     return sorted(own)
 
 
+def driver_threads(pid: int) -> list[int]:
+    """Thread ids of a driver's own threads in a process."""
+    return [
+        tid
+        for tid in procfs.tids(pid)
+        if (_read(f"/proc/{pid}/task/{tid}/comm") or b"").strip() in _DRIVER_THREADS
+    ]
+
+
 def own_counters(thread: bool = False) -> Counters:
     """What this process has done, all its threads, those that ended included; or the calling ``thread``."""
     usage = resource.getrusage(resource.RUSAGE_THREAD if thread else resource.RUSAGE_SELF)
@@ -486,7 +497,7 @@ def process_counters(pid: int) -> tuple[int, Counters] | None:
     if fields is None or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1):
         return None
     switches: dict[int, int] = {}
-    for tid in procfs.tids(pid):
+    for tid in sorted(set(procfs.tids(pid)) - set(driver_threads(pid))):
         if (count := _switches(f"/proc/{pid}/task/{tid}/status")) is not None:
             switches[tid] = count
     return int(fields[19]), Counters(
