@@ -89,10 +89,10 @@ class Counters:
 class HostSample:
     """The counters of a job's processes at one instant (boottime seconds), by pid and start time.
 
-    ``library`` are the library's own threads inside the first of them, and a driver's, to be taken off. ``own`` is this process
-    among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that wait for the
-    lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can convict:
-    None where everything could be read.
+    ``library`` are the library's own threads inside the first of them, and a driver's, to be taken off. ``own`` is
+    this process among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that
+    wait for the lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can
+    convict: None where everything could be read.
     """
 
     at: float
